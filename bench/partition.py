@@ -40,8 +40,8 @@ from torch._functorch.partitioners import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
-from foretrace.partition.split import partition
-from foretrace.program import Cut, Program
+from foretrace.frontends.program import Cut, Program
+from foretrace.lowering.partition.partition import partition
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 OURS = ("min_cut", "save_all", "recompute_all")

@@ -7,8 +7,8 @@ each from the same parameters, data and random numbers. Told are the median of e
 processor's seconds, the median of the ratios of each pair, and the share of the program's operators
 that is captured. The programs are tiny, about a millisecond; with `--large` they are wider (256
 features, 64 rows). With `--overhead`: a hole around one piece of more and more ops, which says how
-many a piece has to have (`LEAST` in foretrace/pieces/partial.py). Exit code 1: a program is slower
-than eager by more than 5 %.
+many a piece has to have (`LEAST` in foretrace/runtime/graph_breaks/partial_capture.py). Exit code
+1: a program is slower than eager by more than 5 %.
 """
 
 import argparse
@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.pieces import partial
-from foretrace.pieces.share import share
+from foretrace.runtime.graph_breaks import partial_capture as partial
+from foretrace.runtime.graph_breaks.coverage import share
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.pieces import more_programs, programs as written

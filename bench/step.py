@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
-from foretrace.compat.dynamo import dynamo_backend
+from foretrace.frontends.torch_compat.dynamo import dynamo_backend
 
 Loss = Callable[[Tensor], Tensor]
 LINE = "{:<10} {:<28} {:>10} {:>10} {:>8}"

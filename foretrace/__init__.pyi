@@ -1,20 +1,20 @@
-from foretrace.alignment.diff import Diff, diff
-from foretrace.compat.aot import aot_export_module
-from foretrace.compat.aot_autograd import aot_autograd
-from foretrace.compat.compile import compile
-from foretrace.compat.export import export
-from foretrace.dispatcher.resolve import dispatch
-from foretrace.dispatcher.trace import dispatch_trace
 from foretrace.errors import Refusal
-from foretrace.explain.explanation import Explanation
-from foretrace.ir.program import Target
-from foretrace.loaded import Loaded, load
-from foretrace.pieces.breaks import Break
-from foretrace.pieces.region import region
-from foretrace.program.cut import Cut
-from foretrace.program.entry import capture, rule
-from foretrace.program.program import Program
-from foretrace.runtime.compiled import Recapture
+from foretrace.frontends.program.capture import capture, rule
+from foretrace.frontends.program.cut import Cut
+from foretrace.frontends.program.load import Loaded, load
+from foretrace.frontends.program.program import Program
+from foretrace.frontends.torch_compat.aot_autograd import aot_autograd
+from foretrace.frontends.torch_compat.aot_export import aot_export_module
+from foretrace.frontends.torch_compat.compile import compile
+from foretrace.frontends.torch_compat.export import export
+from foretrace.inspect.diff.diff import Diff, diff
+from foretrace.inspect.dispatcher.dispatch import dispatch
+from foretrace.inspect.dispatcher.dispatch_trace import dispatch_trace
+from foretrace.inspect.explain.explanation import Explanation
+from foretrace.ir.program.recording import Target
+from foretrace.runtime.calls.compiled import Recapture
+from foretrace.runtime.graph_breaks.break_report import Break
+from foretrace.runtime.graph_breaks.region import region
 
 __version__: str
 

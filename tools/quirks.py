@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Iterator
 
-from foretrace.ops.quirks import QUIRKS, Quirk
+from foretrace.operators.schemas.quirks import QUIRKS, Quirk
 
 HEAD = """# What torch's operators do otherwise
 
 What an operator does otherwise than its schema, its meta kernel or its name says, as far as
-foretrace has to know it. `python -m tools.quirks` prints this page from `foretrace/ops/quirks.py`;
-a test sees that it is up to date. How far a cut is exact is on [limits.md](limits.md)."""
+foretrace has to know it. `python -m tools.quirks` prints this page from
+`foretrace/operators/schemas/quirks.py`; a test sees that it is up to date. How far a cut is exact
+is on [limits.md](limits.md)."""
 
 
 def page() -> str:

@@ -1,1 +1,1 @@
-"""What a program reads and changes of Python's state: watched, put back, noted for guards."""
+"""Python's heap around a run."""

@@ -1,1 +1,1 @@
-"""Call a cut or a compiled callable, and write back what the program wrote."""
+"""Calls: guards, compiled callables, backends, graph breaks."""

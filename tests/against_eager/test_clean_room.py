@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import foretrace
 from foretrace import torch_api
-from foretrace.ops.cache import Lasting
-from foretrace.recording.setup import RULES
+from foretrace.operators.schemas.cache import Lasting
+from foretrace.session.run.setup import RULES
 
 X = torch.linspace(-1, 2, 64).view(16, 4).sin() + 0.1
 KERNEL = torch.linspace(-1, 1, 54).view(3, 2, 3, 3)

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.ir.structure import take_apart
+from foretrace.ir.pydata.containers import take_apart
 from tests.programs import CASES, Case
 from tests.support.bits import same_bits
 

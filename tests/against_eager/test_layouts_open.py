@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.ops.kernel import CpuKernels
+from foretrace.operators.inference.cpu_kernels import CpuKernels
 from tests.support.pairs import PairCut
 from tests.support.turns import crossed
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.ir.types import TensorType
-from foretrace.ops.cache import Cache, Lasting, Learned, lasts
-from foretrace.ops.infer import Inference
-from foretrace.ops.meta import MetaKernels
-from foretrace.recording.setup import RULES
-from foretrace.rules.table import BackwardCall
-from foretrace.symbols.sizes import Symbols
+from foretrace.autograd.derivatives.registry import BackwardCall
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.operators.inference.infer import Inference
+from foretrace.operators.inference.meta_kernels import MetaKernels
+from foretrace.operators.schemas.cache import Cache, Lasting, Learned, lasts
+from foretrace.session.run.setup import RULES
 from tests.programs import Case
 from tests.support.turns import ZOO, one_in
 

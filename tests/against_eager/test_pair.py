@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
-from foretrace.ir.op import Op
-from foretrace.program import Cut
+from foretrace.frontends.program import Cut
+from foretrace.ir.program.op import Op
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
 from tests.support.turns import at_other_sizes, crossed, one_in

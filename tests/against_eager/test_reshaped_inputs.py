@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import differences
 from tests.support.turns import crossed
 

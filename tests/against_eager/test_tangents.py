@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import same_bits
 from tests.support.turns import crossed
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.wrapped import (
     ByFunction,
     Int8,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.wrapped import aten, differences, made_alike, two
 
 Program = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 
 MODULES = ("transformers", "tests", "model_of_the_test")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.loaded import Loaded
+from foretrace.frontends.program.load import Loaded
 from tests.support.steps import Loop, built
 
 SIZES = 8, 6, 3

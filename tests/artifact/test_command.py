@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import foretrace
-from foretrace.cli import main
+from foretrace.frontends.cli import main
 
 
 @pytest.fixture(scope="module")

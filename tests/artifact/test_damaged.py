@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 import foretrace
-from foretrace.artifact import archive
-from foretrace.artifact.archive import SUFFIX
-from foretrace.artifact.schema import MANIFEST, TENSORS
-from foretrace.records.malformed import PROGRAM
+from foretrace.serialization.archive import zip_file as archive
+from foretrace.serialization.archive.manifest import MANIFEST, TENSORS
+from foretrace.serialization.archive.zip_file import SUFFIX
+from foretrace.serialization.schema.errors import PROGRAM
 
 Members = dict[str, bytes]
 Change = Callable[[Members], None]

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from foretrace.artifact.stored import KINDS, Stored
-from foretrace.ir.op import Op
-from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import Answered, ModuleState, Requirements
-from foretrace.ir.structure import Handed
-from foretrace.ir.types import TensorType
-from foretrace.ops.outcome import Outcome
-from foretrace.records.forms import FORMS, RECORDED, REQUIRED
+from foretrace.ir.program.call_requirements import Answered, ModuleState, Requirements
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.containers import Handed
+from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.serialization.archive.stored_cut import KINDS, Stored
+from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
 
 LEFT_OUT: dict[type, set[str]] = {
     Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records

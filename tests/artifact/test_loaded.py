@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.loaded import Loaded
+from foretrace.frontends.program.load import Loaded
 from tests.support.bits import aliasing, differences, same_bits, tensors
 from tests.support.saved import same_explanations
 

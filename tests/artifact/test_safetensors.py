@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import foretrace
-from foretrace.artifact.tensors import NAMED
+from foretrace.serialization.archive.tensors import NAMED
 
 safetensors = pytest.importorskip("safetensors.torch")
 

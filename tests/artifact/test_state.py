@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.loaded import Loaded
+from foretrace.frontends.program.load import Loaded
 from tests.artifact.alone import said
 
 

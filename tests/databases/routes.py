@@ -13,7 +13,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.compat.settled import UNHOOKED
+from foretrace.frontends.torch_compat.stateless_check import UNHOOKED
 from tests.databases.sample import Sample
 from tests.support.exporting import as_module
 from tests.support.pairs import PairCut

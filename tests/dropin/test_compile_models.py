@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.cli.load import loaded
+from foretrace.frontends.cli.load import loaded
 from tests.support import exporting
 from tests.support.bits import same_bits
 from tests.support.models import MODELS, make

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import foretrace
-from foretrace.compat.front_end import capture_graph
-from foretrace.program import Program
+from foretrace.frontends.program import Program
+from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
 
 
 @pytest.fixture(autouse=True)

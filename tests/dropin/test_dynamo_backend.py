@@ -13,8 +13,8 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from foretrace.cli.load import loaded
-from foretrace.compat.dynamo import dynamo_backend
+from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.torch_compat.dynamo import dynamo_backend
 from tests.support.models import MODELS, make
 from tests.support.turns import one_way_each
 

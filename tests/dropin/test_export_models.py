@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.cli.load import loaded
+from foretrace.frontends.cli.load import loaded
 from tests.support import exporting, plain_torch
 from tests.support.models import MODELS, make
 

@@ -20,7 +20,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.cli.load import loaded
+from foretrace.frontends.cli.load import loaded
 from tests.dropin.test_compile_models import EXAMPLES, step
 from tests.support import exporting
 from tests.support.models import MODELS, make

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.compat.joint_module import joint_module
+from foretrace.frontends.torch_compat.joint_module import joint_module
 from tests.support.bits import same_bits
 
 PARTITIONS = {"default": default_partition, "min_cut": min_cut_rematerialization_partition}

@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.cli.load import loaded
-from foretrace.compare.check import loss_of
+from foretrace.frontends.cli.load import loaded
+from foretrace.inspect.check.check import loss_of
 from tests.explained.test_explain import ROOT, example
 from tests.programs import CASES
 from tests.programs.registry import Case
@@ -278,7 +278,7 @@ def test_another_target(lines: list[str]) -> None:
     one_reason(found, "choice")
     text = "_fused_rms_norm has a kernel of its own on cuda:sm90, none on cpu"
     assert found.reasons[0].text == text
-    assert found.reasons[0].place.startswith("foretrace/targets/semantics.py:")
+    assert found.reasons[0].place.startswith("foretrace/autograd/derivatives/target_semantics.py:")
     assert [(d.kind, d.part) for d in found.differences] == [
         ("kept", "forward"), ("replaced", "backward"),
     ]  # fmt: skip

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.cli.load import loaded
-from foretrace.explain.explanation import Explanation, Link
+from foretrace.frontends.cli.load import loaded
+from foretrace.inspect.explain.explanation import Explanation, Link
 from tests.programs import CASES
 from tests.programs.registry import Case
 from tests.support.turns import ZOO, one_in

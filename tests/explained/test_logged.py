@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SHOW = """
 import sys
-from foretrace.cli import main
+from foretrace.frontends.cli import main
 for cut in sys.argv[1:]:
     main(["show", "examples/rms_norm.py:total", "--cut", cut])
 """

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import foretrace
-from foretrace.cli import main
-from foretrace.cli.debugging import Rehearsal
-from foretrace.cli.load import loaded
-from foretrace.compare.check import loss_of
-from foretrace.explain.explanation import Explanation, Link, Place
-from foretrace.explain.rehearsal import Own, own_stop
+from foretrace.frontends.cli import main
+from foretrace.frontends.cli.debugging import Rehearsal
+from foretrace.frontends.cli.load import loaded
+from foretrace.inspect.check.check import loss_of
+from foretrace.inspect.explain.explanation import Explanation, Link, Place
+from foretrace.inspect.explain.stop_condition import Own, own_stop
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]
@@ -74,7 +74,7 @@ def test_the_places_of_a_choice_and_a_rule() -> None:
         backward = next(n for n in cut.nodes if cut.explain(n).side == "backward" and "mm" in n)
         places = {place.what: place for place in cut.explain(backward).places}
     assert places["line"].file == "examples/attention.py"
-    assert places["choice"].file == "foretrace/targets/attention.py"
+    assert places["choice"].file == "foretrace/operators/targets/sdpa.py"
     assert places["rule"].file.startswith("foretrace/")
     assert places["body"].file.startswith("build/aten/src/ATen/RegisterComposite")
 
@@ -122,7 +122,7 @@ def test_break_stops_at_the_users_line() -> None:
 def test_break_stops_at_a_step_of_ours() -> None:
     code, said = in_terminal([*NODE, "--break", "opened", "--cut", "aten"], ["p func", "q"])
     assert code == 0, said
-    assert "targets/semantics.py" in said
+    assert "autograd/derivatives/target_semantics.py" in said
     assert "rms_norm" in said
 
 
@@ -131,7 +131,7 @@ def test_break_stops_at_a_rule() -> None:
     words = ["explain", "examples/rms_norm.py:total", "mul_3", "--break", "rule"]
     code, said = in_terminal(words, ["p func", "q"])
     assert code == 0, said
-    assert "rules/derive.py" in said
+    assert "autograd/derivatives/derive.py" in said
     assert "aten.mul.Tensor" in said
 
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.runtime.calls import run_pair
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.fuzz.values import HISTORY, LAYOUT, look
 from tests.fuzz.world import (
     FIRST,

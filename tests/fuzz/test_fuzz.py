@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from foretrace.program import Cut
+from foretrace.frontends.program import Cut
 from tests.fuzz import campaign, server
 from tests.fuzz.verdict import judged
 from tests.support.turns import one_in, some

@@ -17,10 +17,13 @@ from torch.nn import functional as F
 from tests.support.kernels import events
 
 Row = dict[str, Any]
-"""A call, as tests/unit/targets/attention_calls.py reads it."""
+"""A call, as tests/unit/operators/targets/attention_calls.py reads it."""
 
-DRAWN: Final = Path(__file__).parents[1] / "unit/targets/attention_on_cuda.jsonl"
-"""Calls near the borders of what each kernel takes: tests/unit/targets/attention_calls.py."""
+DRAWN: Final = Path(__file__).parents[1] / "unit/operators/targets/attention_on_cuda.jsonl"
+"""Calls near the borders of what each kernel takes.
+
+See tests/unit/operators/targets/attention_calls.py.
+"""
 ON: Final = (True, True, True, True, False)
 """flash, efficient, math, cuDNN; results need not be deterministic."""
 DTYPES: Final = ("float16", "bfloat16", "float32", "float64")

@@ -6,12 +6,12 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program import Target
-from foretrace.targets.attention import choose_attention
-from foretrace.targets.profile import target_of
+from foretrace.ir.program.recording import Target
+from foretrace.operators.targets.profile import target_of
+from foretrace.operators.targets.sdpa import choose_attention
 from tests.gpu.attention import Row, grid, seen
 from tests.gpu.child import Circumstances, Finding
-from tests.unit.targets.attention_calls import Call
+from tests.unit.operators.targets.attention_calls import Call
 
 RAISES: Final = ("wrong call", "no attention kernel")
 """Refusals that say that eager raises, too."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import foretrace
-from foretrace.passes.cut import Level, flatten
-from foretrace.program import Cut
+from foretrace.frontends.program import Cut
+from foretrace.lowering.cuts.cut import Level, flatten
 from tests.gpu.child import Circumstances, Finding
 from tests.gpu.leaves import eagers_leaves
 from tests.gpu.listing import leaves_of

@@ -13,7 +13,7 @@ class Leaves(TorchDispatchMode):
     """One line for each operator below autograd: its name, what it gets, what it gives.
 
     C++ that asks whether it is traced may take another way under a mode than without one:
-    foretrace/targets/untraced.py has the operators that do.
+    foretrace/operators/targets/mode_sensitive_bodies.py has the operators that do.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 import foretrace
-from foretrace.ir.program import Target
-from foretrace.targets.profile import target_of
+from foretrace.ir.program.recording import Target
+from foretrace.operators.targets.profile import target_of
 from tests.gpu.child import Circumstances, Finding, failure
 
 

@@ -10,7 +10,7 @@ import torch._dynamo  # before the first capture: profile.py has a capture in a 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from foretrace.cli.load import loaded
+from foretrace.frontends.cli.load import loaded
 from tests.gpu.children import ROOT
 from tests.support.subject import Subject, modules_of
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import foretrace
-from foretrace.cli import main
+from foretrace.frontends.cli import main
 
 PROGRAM = """
 import torch

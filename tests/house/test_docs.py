@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretrace.cli import main
+from foretrace.frontends.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -162,7 +162,7 @@ PLACES = [
 
 
 def gone(path: str, names: list[str]) -> Iterator[str]:
-    """`passes/cut.py` `flatten`: the file, and in it the function or class, or its method."""
+    """`lowering/cuts/cut.py` `flatten`: the file, in it the function or class, or its method."""
     text = (ROOT / "foretrace" / path).read_text()
     for name in (part for each in names for part in each.strip("`,").split(".")):
         if not re.search(rf"\b(?:def|class) {name}\b|^{name}\b", text, re.MULTILINE):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import foretrace
 from foretrace import torch_api
-from foretrace.guards.entry import MISS
-from foretrace.pieces.again import LONGER, RESTS, UNUSED
-from foretrace.pieces.share import share
+from foretrace.runtime.graph_breaks.coverage import share
+from foretrace.runtime.graph_breaks.recapture_policy import LONGER, RESTS, UNUSED
+from foretrace.runtime.guards.guarded_entry import MISS
 from tests.pieces.programs import Body
 from tests.support.bits import differences
 
@@ -32,7 +32,7 @@ def rows(count: int = 6) -> Tensor:
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that a capture was tried of."""
-    from foretrace.recording import setup  # noqa: PLC0415
+    from foretrace.session.run import setup  # noqa: PLC0415
 
     seen, record = list[Any](), setup.record
     monkeypatch.setattr(setup, "record", lambda fn, *rest: (seen.append(fn), record(fn, *rest))[1])

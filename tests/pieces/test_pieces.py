@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.pieces.partial import LEAST, TRIES
+from foretrace.runtime.graph_breaks.partial_capture import LEAST, TRIES
 from tests.pieces.programs import Body
 from tests.support.bits import differences
 
@@ -56,7 +56,7 @@ class Holed(nn.Module):
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that a capture was tried of."""
-    from foretrace.recording import setup as module  # noqa: PLC0415
+    from foretrace.session.run import setup as module  # noqa: PLC0415
 
     seen: list[Any] = []
     original = module.record

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.pieces.share import share
+from foretrace.runtime.graph_breaks.coverage import share
 from tests.pieces import more_programs, programs
 from tests.pieces.programs import HOLES, Hole, batch
 from tests.support.bits import differences
@@ -127,7 +127,7 @@ def test_whole_steps(
     hole: Hole, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forward, backward and optimizer in one callable; it is tried so often, and no more."""
-    from foretrace.recording import setup  # noqa: PLC0415
+    from foretrace.session.run import setup  # noqa: PLC0415
 
     eager, ours = both(hole, request)
     optimizers = optimizer_of(eager), optimizer_of(ours)

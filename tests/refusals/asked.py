@@ -46,7 +46,7 @@ def make_contiguous() -> None:
     same(foretrace.capture(doubles, (X,)).cut("export")(laid), doubles(laid))
 
 
-BROKEN = "guards/calls.py:refusal_of"
+BROKEN = "runtime/guards/cut_guards.py:refusal_of"
 refuses("guard broken", BROKEN, call_other_rows, doubles, open_rows)
 refuses("guard broken", BROKEN, call_another_dtype, doubles, capture_double)
 refuses("guard broken", BROKEN, call_turned, doubles, make_contiguous)
@@ -69,7 +69,7 @@ def without_the_question() -> None:
     same(cut(Y), does_not_ask(Y))
 
 
-refuses("guard broken", "guards/calls.py:refusal_of", call_few_rows, asks_rows,
+refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of", call_few_rows, asks_rows,
         captured(asks_rows, Y), without_the_question)  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def call_one_row() -> object:
     return foretrace.capture(asks_for_one, (X,), dynamic_shapes=True).cut("export")(ONE)
 
 
-refuses("guard broken", "guards/small.py:there", call_one_row, asks_for_one,
+refuses("guard broken", "runtime/guards/sizes_0_1.py:there", call_one_row, asks_for_one,
         captured(asks_for_one, ONE))  # fmt: skip
 
 
@@ -100,5 +100,5 @@ def capture_under_autocast() -> None:
         same(foretrace.compile(doubles, fullgraph=True)(X), doubles(X))
 
 
-refuses("guard broken", "guards/calls.py:broken", call_under_autocast, doubles,
+refuses("guard broken", "runtime/guards/cut_guards.py:broken", call_under_autocast, doubles,
         capture_under_autocast)  # fmt: skip

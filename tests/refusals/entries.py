@@ -63,9 +63,13 @@ class OfABatch(nn.Module):
 
 
 refuses(
-    "unknown container", "compat/export_containers.py:check_plain", exports(OfABatch(), Batch(X)),
-    OfABatch.forward, exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X}),
-)  # fmt: skip
+    "unknown container",
+    "frontends/torch_compat/export_containers.py:check_plain",
+    exports(OfABatch(), Batch(X)),
+    OfABatch.forward,
+    exported(OfABatch(), Known(X)),
+    exported(of_a_dict, {"x": X}),
+)
 
 
 class Keyless(list[Tensor]):
@@ -95,7 +99,7 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "compat/export_containers.py:check_keys",
+refuses("unknown container", "frontends/torch_compat/export_containers.py:check_keys",
         exports(OfAKeyless(), Keyless((X, X))),
         OfAKeyless.forward, exported(OfAKeyless(), Keyed((X, X))))  # fmt: skip
 
@@ -105,7 +109,7 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "compat/export_containers.py:check_leaf",
+refuses("unknown value", "frontends/torch_compat/export_containers.py:check_leaf",
         exports(OfAType(), X, frozenset({1})),
         OfAType.forward, exported(OfAType(), X, 1))  # fmt: skip
 
@@ -115,8 +119,13 @@ class Grown(nn.Module):
         return x * GROWN
 
 
-refuses("captured history", "emit/export_inputs.py:_reached", exports(Grown(), X), Grown.forward,
-        exported(lambda x, y: x * y, X, GROWN.detach()))  # fmt: skip
+refuses(
+    "captured history",
+    "lowering/emit/export_inputs.py:_reached",
+    exports(Grown(), X),
+    Grown.forward,
+    exported(lambda x, y: x * y, X, GROWN.detach()),
+)
 
 
 def asks_where_it_begins(x: Tensor) -> Tensor:
@@ -124,7 +133,7 @@ def asks_where_it_begins(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported", "passes/writeback.py:check_begins", exports(asks_where_it_begins, X[1:]),
+    "unsupported", "lowering/cuts/writeback.py:check_begins", exports(asks_where_it_begins, X[1:]),
     asks_where_it_begins, captured(asks_where_it_begins, X[1:]),
     exported(lambda x, begin: x * begin, X[1:], 8),
 )  # fmt: skip
@@ -140,7 +149,7 @@ def aot(module: nn.Module, *args: Any, joint: bool = True, index: Any = 0) -> An
     )
 
 
-refuses("unknown container", "compat/aot.py:_check_containers",
+refuses("unknown container", "frontends/torch_compat/aot_export.py:_check_containers",
         aot(OfABatch(), Batch(X), joint=False), OfABatch.forward,
         aot(OfABatch(), Known(X), joint=False))  # fmt: skip
 
@@ -167,9 +176,14 @@ def joint_of_other() -> None:
     assert foretrace.capture(Other(), (X,)).cut("joint", loss=0).nodes
 
 
-refuses("wrong loss", "compat/aot.py:_loss", aot(Losses(), X, index=5), Losses.forward,
-        aot(Losses(detached=True), X))  # fmt: skip
-refuses("wrong loss", "compat/aot.py:_loss", aot(Other(), X), Other.forward,
+refuses(
+    "wrong loss",
+    "frontends/torch_compat/aot_export.py:_loss",
+    aot(Losses(), X, index=5),
+    Losses.forward,
+    aot(Losses(detached=True), X),
+)
+refuses("wrong loss", "frontends/torch_compat/aot_export.py:_loss", aot(Other(), X), Other.forward,
         aot(Losses(detached=True), X))  # fmt: skip
 
 
@@ -184,8 +198,14 @@ def reached_jointly() -> None:
     assert foretrace.capture(Reaches(), (X,)).cut("joint", loss=0).nodes
 
 
-refuses("captured gradient", "compat/aot.py:_gradient_outside", aot(Reaches(), X),
-        Reaches.forward, aot(Calls(lambda x, y: (x * y).sum()), X, W), reached_jointly)  # fmt: skip
+refuses(
+    "captured gradient",
+    "frontends/torch_compat/aot_export.py:_gradient_outside",
+    aot(Reaches(), X),
+    Reaches.forward,
+    aot(Calls(lambda x, y: (x * y).sum()), X, W),
+    reached_jointly,
+)
 
 COUNTER = torch.zeros(())
 
@@ -212,8 +232,13 @@ class CountsInABuffer(nn.Module):
         return x * 2
 
 
-refuses("side effect", "compat/aot.py:_written", aot(Counts(), X, joint=False), Counts.forward,
-        aot(CountsInABuffer(), X, joint=False))  # fmt: skip
+refuses(
+    "side effect",
+    "frontends/torch_compat/aot_export.py:_written",
+    aot(Counts(), X, joint=False),
+    Counts.forward,
+    aot(CountsInABuffer(), X, joint=False),
+)
 
 
 class Clamps(nn.Module):
@@ -234,8 +259,13 @@ class ClampsAClone(Clamps):
         return (x * self.w.clone().clamp_(-1, 1)).sum()
 
 
-refuses("mutated input", "compat/aot.py:_written", aot(Clamps(), X), Clamps.forward,
-        aot(ClampsAClone(), X))  # fmt: skip
+refuses(
+    "mutated input",
+    "frontends/torch_compat/aot_export.py:_written",
+    aot(Clamps(), X),
+    Clamps.forward,
+    aot(ClampsAClone(), X),
+)
 
 
 # ---- decompositions and rules --------------------------------------------------------------------
@@ -276,17 +306,26 @@ def makes_inside(x: Tensor, *, approximate: str = "none") -> Tensor:
 without = opened({})
 refuses(
     "wrong decompositions",
-    "passes/table_recorder.py:_checked",
+    "lowering/cuts/decomposition_tracer.py:_checked",
     cuts(activates, X, cut="aten", decompositions=[1]),
     activates,
     cuts(activates, X, cut="aten", decompositions=torch.export.default_decompositions()),
 )
-refuses("decomposition raised", "passes/table_recorder.py:_refusal", opened(raises), activates_here,
-        without)  # fmt: skip
 refuses(
-    "data-dependent", "passes/table_recorder.py:_no_answer", opened(asks), activates_here, without
+    "decomposition raised",
+    "lowering/cuts/decomposition_tracer.py:_refusal",
+    opened(raises),
+    activates_here,
+    without,
 )
-refuses("wrong decompositions", "passes/table_recorder.py:constant",
+refuses(
+    "data-dependent",
+    "lowering/cuts/decomposition_tracer.py:_no_answer",
+    opened(asks),
+    activates_here,
+    without,
+)
+refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:constant",
         opened(reaches), activates_here, opened(makes_inside))  # fmt: skip
 
 LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
@@ -372,18 +411,39 @@ def one_gradient() -> None:
     same(found["w"], torch.full_like(W, 2.0))
 
 
-refuses("wrong rule", "rules/table.py:fit", cuts(has_many, W, loss=0), has_many,
+refuses("wrong rule", "autograd/derivatives/registry.py:fit", cuts(has_many, W, loss=0), has_many,
         one_gradient)  # fmt: skip
-refuses("wrong rule", "rules/table.py:_summed", cuts(misfitting, W, loss=0), misfitting,
-        wider_gradient)  # fmt: skip
+refuses(
+    "wrong rule",
+    "autograd/derivatives/registry.py:_summed",
+    cuts(misfitting, W, loss=0),
+    misfitting,
+    wider_gradient,
+)
 
 
-refuses("no derivative", "rules/tape.py:_no_lift", cuts(has_a_reaching_rule, W, loss=0),
-        has_a_reaching_rule, one_gradient)  # fmt: skip
-refuses("no derivative", "rules/tape.py:_no_answer", cuts(has_an_asking_rule, W, loss=0),
-        asks_for_data, one_gradient, trained(detaches_before, W))  # fmt: skip
-refuses("wrong rule", "rules/table.py:gradient", cuts(takes_second, W, loss=0), takes_second,
-        by_grads)  # fmt: skip
+refuses(
+    "no derivative",
+    "autograd/derivatives/formula_tracer.py:_no_lift",
+    cuts(has_a_reaching_rule, W, loss=0),
+    has_a_reaching_rule,
+    one_gradient,
+)
+refuses(
+    "no derivative",
+    "autograd/derivatives/formula_tracer.py:_no_answer",
+    cuts(has_an_asking_rule, W, loss=0),
+    asks_for_data,
+    one_gradient,
+    trained(detaches_before, W),
+)
+refuses(
+    "wrong rule",
+    "autograd/derivatives/registry.py:gradient",
+    cuts(takes_second, W, loss=0),
+    takes_second,
+    by_grads,
+)
 
 WRITTEN = torch.zeros(6, 8)
 
@@ -419,7 +479,7 @@ def writes_outside(w: Tensor) -> Any:
     return out
 
 
-refuses("autograd.Function", "history/applied.py:called",
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:called",
         cuts(writes_inside, W, cut="export"), writes_inside, trained(writes_inside, W),
         captured(writes_outside, W))  # fmt: skip
 
@@ -445,7 +505,7 @@ def gives_the_tensor(w: Tensor) -> Any:
     return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
 
 
-refuses("autograd.Function", "history/applied.py:called",
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:called",
         cuts(holds_a_tensor, W, cut="export"), holds_a_tensor, trained(holds_a_tensor, W),
         captured(gives_the_tensor, W))  # fmt: skip
 
@@ -471,7 +531,7 @@ def fills_outside(w: Tensor) -> Any:
     return Plain.apply(w).sum()
 
 
-refuses("autograd.Function", "history/applied.py:_refuse",
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:_refuse",
         cuts(fills_inside, W, cut="export"), fills_inside, trained(fills_inside, W),
         captured(fills_outside, W))  # fmt: skip
 
@@ -486,7 +546,7 @@ def multiplies_dense(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "ops/sparse.py:no_derivative",
+    "operators/inference/sparse_ops.py:no_derivative",
     cuts(multiplies_sparse, W, loss=0),
     multiplies_sparse,
     trained(multiplies_dense, W),
@@ -510,7 +570,7 @@ class CastsInside(nn.Module):
         return self.inner(x, torch.float64)
 
 
-refuses("wrong call", "compat/export_calls.py:_argument",
+refuses("wrong call", "frontends/torch_compat/export_calls.py:_argument",
         exports(CastsInside(), X, preserve_module_call_signature=("inner",)), CastsInside.forward,
         exported(CastsInside(), X))  # fmt: skip
 
@@ -521,7 +581,7 @@ def doubles(x: Tensor) -> Tensor:  # here
     return x * 2
 
 
-refuses("wrong backend", "backends/graphs.py:_compiled",
+refuses("wrong backend", "runtime/backends/graph_backend.py:_compiled",
         compiles(doubles, X, backend=lambda graph, inputs: 3), doubles,
         compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
 
@@ -540,9 +600,14 @@ def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
     return out.sum()
 
 
-refuses("no derivative", "rules/derive.py:forward", captures(is_taken_apart_by_autograd, W),
-        is_taken_apart_by_autograd, trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
-        trained(lambda w: (w * 2).sum(), W))  # fmt: skip
+refuses(
+    "no derivative",
+    "autograd/derivatives/derive.py:forward",
+    captures(is_taken_apart_by_autograd, W),
+    is_taken_apart_by_autograd,
+    trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
+    trained(lambda w: (w * 2).sum(), W),
+)
 
 
 def doubles(x: Tensor) -> Tensor:  # here
@@ -555,7 +620,7 @@ def captures_under_a_fake_mode() -> None:
 
 
 refuses(
-    "unsupported", "recording/record.py:record", captures_under_a_fake_mode,
+    "unsupported", "session/run/run.py:record", captures_under_a_fake_mode,
     doubles, captured(doubles, X),
 )  # fmt: skip
 
@@ -575,7 +640,7 @@ def aligns_outside(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "backends/compilers.py:_check_sizes",
+    "data-dependent", "runtime/backends/compilers.py:_check_sizes",
     compiles(aligns, *SPOKEN, backend="inductor"), aligns,
     compiled(aligns, *SPOKEN), compiled(aligns_outside, SPOKEN[0], backend="inductor"),
 )  # fmt: skip

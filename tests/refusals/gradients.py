@@ -34,9 +34,13 @@ def divides_down_detached(w: Tensor) -> Tensor:
 
 
 refuses(
-    "no derivative", "rules/derive.py:_underivable", cuts(divides_down, W, loss=0), divides_down,
-    trained(divides_down_detached, W), "tests/programs/own_backward.py registers rules",
-)  # fmt: skip
+    "no derivative",
+    "autograd/derivatives/derive.py:_underivable",
+    cuts(divides_down, W, loss=0),
+    divides_down,
+    trained(divides_down_detached, W),
+    "tests/programs/own_backward.py registers rules",
+)
 
 
 def writes_out(w: Tensor) -> Tensor:
@@ -47,8 +51,13 @@ def writes_none(w: Tensor) -> Tensor:
     return torch.mul(w, 2).sum()
 
 
-refuses("no derivative", "mutation/in_place.py:check_leaves", captures(writes_out, W), writes_out,
-        trained(writes_none, W))  # fmt: skip
+refuses(
+    "no derivative",
+    "tracer/functionalization/in_place_checks.py:check_leaves",
+    captures(writes_out, W),
+    writes_out,
+    trained(writes_none, W),
+)
 
 
 def copies_a_list(w: Tensor) -> Tensor:
@@ -69,8 +78,14 @@ def copies_each(w: Tensor) -> Tensor:
     return row.copy_(w[2]).sum()
 
 
-refuses("no derivative", "mutation/lists.py:write_one_by_one", captures(copies_a_list, W),
-        copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
+refuses(
+    "no derivative",
+    "tracer/functionalization/list_writes.py:write_one_by_one",
+    captures(copies_a_list, W),
+    copies_a_list,
+    trained(copies_a_list_unseen, W),
+    trained(copies_each, W),
+)
 
 
 def writes_a_leaf(w: Tensor) -> Tensor:
@@ -81,8 +96,13 @@ def writes_a_clone(w: Tensor) -> Tensor:
     return w.clone().add_(1).sum()
 
 
-refuses("in-place on leaf", "mutation/in_place.py:check_leaves", captures(writes_a_leaf, W),
-        writes_a_leaf, trained(writes_a_clone, W))  # fmt: skip
+refuses(
+    "in-place on leaf",
+    "tracer/functionalization/in_place_checks.py:check_leaves",
+    captures(writes_a_leaf, W),
+    writes_a_leaf,
+    trained(writes_a_clone, W),
+)
 
 
 def writes_an_unbound(w: Tensor) -> Tensor:
@@ -97,8 +117,13 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses("in-place on view", "mutation/current.py:not_tracked", captures(writes_an_unbound, W),
-        writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
+refuses(
+    "in-place on view",
+    "tracer/functionalization/current_value.py:not_tracked",
+    captures(writes_an_unbound, W),
+    writes_an_unbound,
+    trained(writes_a_selected, W),
+)
 
 
 def multiplies_by_inferred(w: Tensor) -> Tensor:
@@ -119,9 +144,14 @@ def multiplies_by_unfollowed(w: Tensor) -> Tensor:
     return (scale * w).sum()
 
 
-refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_inferred, W),
-        multiplies_by_inferred, trained(multiplies_by_a_clone, W),
-        trained(multiplies_by_unfollowed, W))  # fmt: skip
+refuses(
+    "inference tensor",
+    "tracer/recorder/inference_mode.py:check",
+    captures(multiplies_by_inferred, W),
+    multiplies_by_inferred,
+    trained(multiplies_by_a_clone, W),
+    trained(multiplies_by_unfollowed, W),
+)
 
 
 def splits_in_inference(w: Tensor) -> Tensor:
@@ -171,13 +201,28 @@ def checkpoints_outside(x: Tensor) -> Tensor:
     return checkpoint(torch.sin, x, use_reentrant=False)
 
 
-refuses("inference tensor", "trace/inference.py:check_mode", captures(doubles_in_inference, W),
-        doubles_in_inference, captured(doubles_outside, W))  # fmt: skip
-refuses("inference tensor", "trace/inference.py:check_mode", captures(checkpoints_in_inference, W),
-        checkpoints_in_inference, captured(checkpoints_outside, W))  # fmt: skip
-refuses("inference tensor", "trace/inference.py:check", captures(splits_in_inference, W),
-        splits_in_inference, captured(chunks_in_inference, W),
-        captured(splits_unfollowed, W))  # fmt: skip
+refuses(
+    "inference tensor",
+    "tracer/recorder/inference_mode.py:check_mode",
+    captures(doubles_in_inference, W),
+    doubles_in_inference,
+    captured(doubles_outside, W),
+)
+refuses(
+    "inference tensor",
+    "tracer/recorder/inference_mode.py:check_mode",
+    captures(checkpoints_in_inference, W),
+    checkpoints_in_inference,
+    captured(checkpoints_outside, W),
+)
+refuses(
+    "inference tensor",
+    "tracer/recorder/inference_mode.py:check",
+    captures(splits_in_inference, W),
+    splits_in_inference,
+    captured(chunks_in_inference, W),
+    captured(splits_unfollowed, W),
+)
 
 
 def writes_what_kron_reads(w: Tensor) -> Tensor:
@@ -193,7 +238,7 @@ def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
     return z.sum() + y.clone().mul_(2).sum()
 
 
-refuses("modified in place", "history/stale.py:written_since",
+refuses("modified in place", "autograd/eager_history/version_counters.py:written_since",
         cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
         trained(writes_a_clone_beside_kron, W))  # fmt: skip
 
@@ -213,8 +258,13 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses("unsupported", "mutation/made_leaves.py:check_parted", captures(writes_a_used_leaf, W),
-        writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
+refuses(
+    "unsupported",
+    "tracer/functionalization/autograd_leaves.py:check_parted",
+    captures(writes_a_used_leaf, W),
+    writes_a_used_leaf,
+    trained(writes_a_leaf_first, W),
+)
 
 
 def gives_a_leaf_with_its_gradient(w: Tensor) -> Tensor:
@@ -230,7 +280,7 @@ def gives_both(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 refuses(
-    "side effect", "recording/outputs.py:_of_gradient",
+    "side effect", "session/run/outputs.py:_of_gradient",
     captures(gives_a_leaf_with_its_gradient, W),
     gives_a_leaf_with_its_gradient, captured(gives_both, W),
 )  # fmt: skip
@@ -250,8 +300,13 @@ def turns_what_is_new(w: Tensor) -> Tensor:
     return (w * 2).t()
 
 
-refuses("unsupported", "mutation/in_place.py:reshape", captures(turns_without_a_history, W),
-        turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
+refuses(
+    "unsupported",
+    "tracer/functionalization/in_place_checks.py:reshape",
+    captures(turns_without_a_history, W),
+    turns_without_a_history,
+    captured(turns_what_is_new, W),
+)
 
 
 def uses_a_view_of_a_view(w: Tensor) -> Tensor:
@@ -271,7 +326,7 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "mutation/current.py:of_another",
+refuses("in-place on view", "tracer/functionalization/current_value.py:of_another",
         captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
@@ -282,7 +337,7 @@ def of_columns(w: Tensor, x: Tensor, *, cloned: bool) -> None:
     cut(x.t().clone() if cloned else x.t())  # here
 
 
-refuses("in-place on view", "runtime/calls.py:write_back",
+refuses("in-place on view", "runtime/calls/run_cut.py:write_back",
         lambda: of_columns(W, INNER, cloned=False), of_columns,
         lambda: of_columns(W.detach().clone().requires_grad_(), INNER, cloned=True))  # fmt: skip
 
@@ -301,7 +356,7 @@ def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
     return z.sum()
 
 
-refuses("modified in place", "history/stale.py:written_since",
+refuses("modified in place", "autograd/eager_history/version_counters.py:written_since",
         cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
         trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
 
@@ -332,11 +387,11 @@ def adds_beside_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
     return checkpoint(lambda q: q.exp() * 2, w, use_reentrant=False).sum()
 
 
-refuses("written twice", "history/stale.py:_written_twice",
+refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice",
         cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0), adds_in_a_checkpoint,
         trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
         trained(Normed(apart=True), W))  # fmt: skip
-refuses("written twice", "history/stale.py:_written_twice",
+refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice",
         cuts(Normed(apart=False), W, loss=0), Normed.forward,
         trained(Normed(apart=True), W), trained(Normed(apart=False).eval(), W))  # fmt: skip
 
@@ -366,7 +421,7 @@ def binds_another_name(w: Tensor) -> Tensor:
     return (y * whole).sum()
 
 
-refuses("modified in place", "recording/torch_state.py:check",
+refuses("modified in place", "session/run/torch_patches.py:check",
         captures(binds_what_a_checkpoint_reads, W), binds_what_a_checkpoint_reads,
         trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
 
@@ -394,7 +449,7 @@ def draws_before(w: Tensor) -> Tensor:
     return checkpoint(half, w, use_reentrant=False, preserve_rng_state=False).sum()
 
 
-refuses("unsupported", "recording/torch_state.py:_check_drawn_again",
+refuses("unsupported", "session/run/torch_patches.py:_check_drawn_again",
         captures(draws_others_in_its_backward, W), draws_others_in_its_backward,
         trained(draws_the_same, W), trained(draws_before, W))  # fmt: skip
 
@@ -428,7 +483,7 @@ class FollowedView(LooseView):
         return turned, x @ turned
 
 
-refuses("unsupported", "passes/writeback.py:_check_loose", exports(LooseView(), X),
+refuses("unsupported", "lowering/cuts/writeback.py:_check_loose", exports(LooseView(), X),
         LooseView.forward, exported(DetachedView(), X), exported(FollowedView(), X))  # fmt: skip
 
 
@@ -445,10 +500,13 @@ def writes_anew(w: Tensor) -> Tensor:
 
 
 refuses(
-    "modified in place", "history/stale.py:written_since", cuts(writes_what_is_saved, W, loss=0),
-    writes_what_is_saved, trained(writes_anew, W),
+    "modified in place",
+    "autograd/eager_history/version_counters.py:written_since",
+    cuts(writes_what_is_saved, W, loss=0),
+    writes_what_is_saved,
+    trained(writes_anew, W),
     captured(writes_what_is_saved, X),
-)  # fmt: skip
+)
 
 
 def squares(w: Tensor) -> Tensor:
@@ -460,8 +518,13 @@ def adds_after(w: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-refuses("autograd inside", "tensors/abstract.py:method", captures(adds_after, W), adds_after,
-        trained(squares, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "operators/abstract_tensors/abstract_tensor.py:method",
+    captures(adds_after, W),
+    adds_after,
+    trained(squares, W),
+)
 
 
 def asks_for_a_gradient(w: Tensor) -> Tensor:
@@ -480,7 +543,7 @@ def grad_of_compiled() -> None:
 
 
 refuses(
-    "autograd inside", "recording/torch_state.py:_no_gradient",
+    "autograd inside", "session/run/torch_patches.py:_no_gradient",
     captures(asks_torch_func, X, target="cuda:sm90"), asks_torch_func,
     trained(squares, W), grad_of_compiled, captured(asks_for_a_gradient, W),
 )  # fmt: skip
@@ -494,8 +557,13 @@ def asks_whether_followed(w: Tensor) -> Tensor:
     return w * 2 if (w * 2).requires_grad else w
 
 
-refuses("autograd inside", "tensors/abstract.py:grad_fn", captures(asks_for_the_node, W),
-        asks_for_the_node, captured(asks_whether_followed, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "operators/abstract_tensors/abstract_tensor.py:grad_fn",
+    captures(asks_for_the_node, W),
+    asks_for_the_node,
+    captured(asks_whether_followed, W),
+)
 
 
 class Marks(torch.autograd.Function):
@@ -546,7 +614,7 @@ def makes(w: Tensor) -> Any:
 
 refuses(
     "unsupported",
-    "trace/functions.py:_refuse",
+    "tracer/recorder/autograd_function.py:_refuse",
     captures(marks, W),
     marks,
     trained(returns_marked, W),
@@ -574,7 +642,7 @@ def exported_without_gradients() -> None:
 
 
 refuses(
-    "autograd.Function", "compat/export.py:_check_op", exports(makes_for_a_file, W),
+    "autograd.Function", "frontends/torch_compat/export.py:_check_op", exports(makes_for_a_file, W),
     makes_for_a_file, exported(double, W), exported_without_gradients,
 )  # fmt: skip
 
@@ -590,7 +658,7 @@ def trained_by_the_export_cut() -> None:
 
 
 refuses(
-    "autograd.Function", "runtime/untrained.py:_opened", asked_of_the_aten_cut,
+    "autograd.Function", "runtime/calls/untrainable_results.py:_opened", asked_of_the_aten_cut,
     makes_for_a_file, trained_by_the_export_cut, trained(makes, W),
 )  # fmt: skip
 
@@ -604,10 +672,13 @@ def draws_from_zero(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported", "compat/export.py:_check_op", exports(draws_between, W), draws_between,
+    "unsupported",
+    "frontends/torch_compat/export.py:_check_op",
+    exports(draws_between, W),
+    draws_between,
     exported(draws_from_zero, W),
     exported(lambda x: x * (torch.randint_like(x.detach(), 2, 9) > 1), W),
-)  # fmt: skip
+)
 
 
 def follows_nothing(x: Tensor) -> Tensor:  # here
@@ -620,7 +691,7 @@ def in_an_aten_cut() -> None:
     trained(follows_nothing, W)()
 
 
-refuses("nothing to differentiate", "passes/cut.py:_seed", cuts(follows_nothing, X),
+refuses("nothing to differentiate", "lowering/cuts/cut.py:_seed", cuts(follows_nothing, X),
         follows_nothing, in_an_aten_cut)  # fmt: skip
 
 
@@ -637,10 +708,12 @@ def large(w: Tensor) -> Tensor:
     return w * w  # here
 
 
-refuses("wrong loss", "passes/cut.py:_loss_value", cuts(two, W, loss=7), two, trained(two, W))
-refuses("wrong loss", "passes/cut.py:_loss_value", cuts(unfollowed, W, loss=0), unfollowed,
+refuses(
+    "wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(two, W, loss=7), two, trained(two, W)
+)
+refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(unfollowed, W, loss=0), unfollowed,
         trained(unfollowed, W, loss=1))  # fmt: skip
-refuses("wrong loss", "passes/cut.py:_loss_value", cuts(large, W, loss=0), large,
+refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(large, W, loss=0), large,
         trained(large, W, loss=None))  # fmt: skip
 
 
@@ -656,9 +729,9 @@ def doubles(w: Tensor) -> Tensor:  # here
     return w * 2
 
 
-refuses("wrong tangents", "runtime/calls.py:_as_given", called_without_tangents, doubles,
+refuses("wrong tangents", "runtime/calls/run_cut.py:_as_given", called_without_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
-refuses("wrong tangents", "runtime/tangents.py:_wrong", called_with_wrong_tangents, doubles,
+refuses("wrong tangents", "runtime/calls/tangents.py:_wrong", called_with_wrong_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
 
 
@@ -676,7 +749,7 @@ def twice(ask: Any) -> Any:
 
 
 refuses(
-    "double backward", "backends/autograd_function.py:_twice",
+    "double backward", "runtime/backends/autograd_function.py:_twice",
     lambda: twice(foretrace.compile(cubes, backend=by_graphs, fullgraph=True)), twice,
     lambda: same(twice(foretrace.compile(cubes, fullgraph=True)), twice(cubes)),
 )  # fmt: skip
@@ -694,7 +767,7 @@ def asks_for_what_was_written(*, detached: bool) -> None:
 
 
 refuses(
-    "double backward", "runtime/untrained.py:_spent",
+    "double backward", "runtime/calls/untrainable_results.py:_spent",
     lambda: asks_for_what_was_written(detached=False), writes_what_is_followed,
     lambda: asks_for_what_was_written(detached=True),
 )  # fmt: skip
@@ -709,7 +782,7 @@ def by_eager() -> None:
 
 
 refuses(
-    "followed write", "runtime/results.py:core_of",
+    "followed write", "runtime/calls/epilogue.py:core_of",
     lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs, fullgraph=True)(
         torch.zeros(6, 8), W
     ),
@@ -726,8 +799,13 @@ def does_not_reenter(w: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(squares, w, use_reentrant=False)
 
 
-refuses("autograd inside", "trace/functions.py:_check_own", cuts(reenters, W, loss=0), reenters,
-        trained(does_not_reenter, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "tracer/recorder/autograd_function.py:_check_own",
+    cuts(reenters, W, loss=0),
+    reenters,
+    trained(does_not_reenter, W),
+)
 
 
 class Misfits(torch.autograd.Function):
@@ -770,16 +848,26 @@ def overwrites_a_clone(w: Tensor) -> Any:
     return w.cos() + OverwritesAClone.apply(w.sin())
 
 
-refuses("shared gradient", "rules/own_backward.py:_check_unwritten", cuts(overwrites, W),
-        overwrites, trained(overwrites_a_clone, W, loss=None))  # fmt: skip
+refuses(
+    "shared gradient",
+    "autograd/derivatives/function_backward.py:_check_unwritten",
+    cuts(overwrites, W),
+    overwrites,
+    trained(overwrites_a_clone, W, loss=None),
+)
 
 
 def misfits(w: Tensor) -> Any:
     return Misfits.apply(w).sum()  # here
 
 
-refuses("wrong rule", "rules/own_backward.py:_gradients", cuts(misfits, W, loss=0), misfits,
-        trained(makes, W))  # fmt: skip
+refuses(
+    "wrong rule",
+    "autograd/derivatives/function_backward.py:_gradients",
+    cuts(misfits, W, loss=0),
+    misfits,
+    trained(makes, W),
+)
 
 
 def asks_for_a_base(x: Tensor) -> Tensor:
@@ -796,8 +884,14 @@ def asks_nothing(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
-refuses("autograd inside", "tensors/abstract.py:of_a_call", captures(asks_for_a_base, X),
-        asks_for_a_base, captured(asks_of_its_own, X), captured(asks_nothing, X))  # fmt: skip
+refuses(
+    "autograd inside",
+    "operators/abstract_tensors/abstract_tensor.py:of_a_call",
+    captures(asks_for_a_base, X),
+    asks_for_a_base,
+    captured(asks_of_its_own, X),
+    captured(asks_nothing, X),
+)
 
 
 def makes_a_leaf_of_numbers(x: Tensor) -> Tensor:
@@ -810,7 +904,7 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "mutation/made_leaves.py:require_grad",
+refuses("autograd inside", "tracer/functionalization/autograd_leaves.py:require_grad",
         captures(makes_a_leaf_of_numbers, X), makes_a_leaf_of_numbers,
         captured(makes_a_leaf_of_floats, X))  # fmt: skip
 
@@ -827,8 +921,13 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses("unsupported", "mutation/made_leaves.py:make_leaf", captures(makes_a_leaf_of_a_viewed, X),
-        makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
+refuses(
+    "unsupported",
+    "tracer/functionalization/autograd_leaves.py:make_leaf",
+    captures(makes_a_leaf_of_a_viewed, X),
+    makes_a_leaf_of_a_viewed,
+    captured(makes_a_leaf_of_a_clone, X),
+)
 
 
 def makes_a_leaf_of_a_view_without_history(w: Tensor) -> Tensor:
@@ -843,7 +942,7 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "mutation/made_leaves.py:make_leaf",
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf",
         captures(makes_a_leaf_of_a_view_without_history, W),
         makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
 
@@ -887,8 +986,13 @@ def cubes_alone(w: Tensor) -> Tensor:
     return Cube.apply(w).sum()
 
 
-refuses("autograd inside", "trace/reported.py:_inner_gradient", cuts(integrates, W, loss=0),
-        Integral.backward, trained(cubes_alone, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "tracer/recorder/error_reports.py:_inner_gradient",
+    cuts(integrates, W, loss=0),
+    Integral.backward,
+    trained(cubes_alone, W),
+)
 
 
 class Again(torch.autograd.Function):
@@ -927,12 +1031,20 @@ def runs_again_in_a_hook(w: Tensor) -> Tensor:
     return v.sum()
 
 
-refuses("autograd inside", "trace/reported.py:unless_it_adds", cuts(runs_again, W, loss=0),
-        Again.backward, trained(cubes_alone, W))  # fmt: skip
 refuses(
-    "autograd inside", "trace/reported.py:unless_it_adds", cuts(runs_again_in_a_hook, W, loss=0),
-    runs_again_in_a_hook, trained(cubes_alone, W),
-)  # fmt: skip
+    "autograd inside",
+    "tracer/recorder/error_reports.py:unless_it_adds",
+    cuts(runs_again, W, loss=0),
+    Again.backward,
+    trained(cubes_alone, W),
+)
+refuses(
+    "autograd inside",
+    "tracer/recorder/error_reports.py:unless_it_adds",
+    cuts(runs_again_in_a_hook, W, loss=0),
+    runs_again_in_a_hook,
+    trained(cubes_alone, W),
+)
 
 
 def detaches_a_view(w: Tensor) -> Tensor:
@@ -945,8 +1057,13 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses("in-place on view", "mutation/in_place.py:detach", captures(detaches_a_view, W),
-        detaches_a_view, trained(detaches, W))  # fmt: skip
+refuses(
+    "in-place on view",
+    "tracer/functionalization/in_place_checks.py:detach",
+    captures(detaches_a_view, W),
+    detaches_a_view,
+    trained(detaches, W),
+)
 
 
 def uses_a_view_of_a_detached(w: Tensor) -> Tensor:
@@ -964,7 +1081,7 @@ def views_what_is_detached(w: Tensor) -> Tensor:
     return (w * made[0]).sum()
 
 
-refuses("in-place on view", "mutation/current.py:of_detached",
+refuses("in-place on view", "tracer/functionalization/current_value.py:of_detached",
         captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
         trained(views_what_is_detached, W))  # fmt: skip
 
@@ -1001,6 +1118,11 @@ def turns(w: Tensor) -> Tensor:
     return Turns.apply(w).sum()
 
 
-refuses("no derivative", "rules/tape.py:_constant", cuts(turns, W, loss=0), Turns.backward,
-        trained(lambda w: TurnsBack.apply(w).sum(), W),
-        trained(lambda w: KeepsTurn.apply(w).sum(), W))  # fmt: skip
+refuses(
+    "no derivative",
+    "autograd/derivatives/formula_tracer.py:_constant",
+    cuts(turns, W, loss=0),
+    Turns.backward,
+    trained(lambda w: TurnsBack.apply(w).sum(), W),
+    trained(lambda w: KeepsTurn.apply(w).sum(), W),
+)

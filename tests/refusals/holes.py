@@ -99,7 +99,7 @@ def breaks(x: Tensor) -> Tensor:
     return x * 2
 
 
-HOLE = "python_state/holes.py:_refuse"
+HOLE = "python_state/access/side_effects.py:_refuse"
 refuses("side effect", HOLE, broken(prints, X), prints, captured(doubles, X))
 refuses("side effect", HOLE, broken(takes_time, X), takes_time, captured(times, X, 2.0))
 refuses(
@@ -134,7 +134,7 @@ def starts_a_process(x: Tensor) -> Tensor:
     return x * 2
 
 
-FORKS = "recording/torch_state.py:_forks"
+FORKS = "session/run/torch_patches.py:_forks"
 refuses("side effect", FORKS, captures(forks, X), forks, captured(doubles, X))
 refuses("side effect", FORKS, captures(starts_a_process, X), starts_a_process, captured(doubles, X))
 
@@ -157,7 +157,7 @@ def is_in_pieces() -> None:
 
 
 refuses(
-    "side effect", "python_state/holes.py:check_iterators", broken(takes_the_next, X),
+    "side effect", "python_state/access/side_effects.py:check_iterators", broken(takes_the_next, X),
     takes_the_next, captured(times, X, next(SCALES)), is_in_pieces,
 )  # fmt: skip
 
@@ -193,9 +193,12 @@ class ByTensor(Counted):
 
 
 refuses(
-    "captured again", "pieces/again.py:check", asks_too_often, Counted.forward,
+    "captured again",
+    "runtime/graph_breaks/recapture_policy.py:check",
+    asks_too_often,
+    Counted.forward,
     compiled(ByTensor(), X, torch.tensor(3)),
-)  # fmt: skip
+)
 
 
 async def waits(x: Tensor) -> Tensor:  # here
@@ -231,7 +234,7 @@ def all_of_them(x: Tensor) -> list[Tensor]:
     return [*gives_one_after_another(x), *map(torch.sin, x)]
 
 
-LATER = "recording/outputs.py:_check_computed"
+LATER = "session/run/outputs.py:_check_computed"
 for program, at in {
     waits: waits, gives_one_after_another: gives_one_after_another,
     gives_when_awaited: gives_when_awaited, returns_a_coroutine: waits,

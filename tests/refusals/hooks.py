@@ -42,10 +42,10 @@ def change_the_gradient() -> None:
     same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
 
 
-refuses("hook", "backward/hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
+refuses("hook", "autograd/backward/gradient_hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
         change_the_gradient)  # fmt: skip
 refuses(
-    "hook", "backward/hooks.py:hooked",
+    "hook", "autograd/backward/gradient_hooks.py:hooked",
     lambda: foretrace.capture(hooked, (W,)).cut("joint", loss=0)(HOOKED), None,
     change_the_gradient,
 )  # fmt: skip
@@ -85,7 +85,7 @@ def hook_before(w: Tensor) -> Tensor:
     return Plain.apply(x).sum()
 
 
-refuses("autograd inside", "trace/hooks.py:_check",
+refuses("autograd inside", "tracer/recorder/autograd_hooks.py:_check",
         captures(lambda w: Inside.apply(w * 1).sum(), W), Inside.forward,
         trained(hook_before, W))  # fmt: skip
 
@@ -102,8 +102,13 @@ def of_what_requires_one(w: Tensor) -> Tensor:
     return (y * w).sum()
 
 
-refuses("program raised", "trace/hooks.py:_raised", captures(of_what_requires_none, W),
-        of_what_requires_none, trained(of_what_requires_one, W))  # fmt: skip
+refuses(
+    "program raised",
+    "tracer/recorder/autograd_hooks.py:_raised",
+    captures(of_what_requires_none, W),
+    of_what_requires_none,
+    trained(of_what_requires_one, W),
+)
 
 
 def asks_the_node(w: Tensor) -> Tensor:
@@ -111,8 +116,13 @@ def asks_the_node(w: Tensor) -> Tensor:
     return y * len(y.grad_fn.next_functions)  # here
 
 
-refuses("autograd inside", "trace/hooks.py:__getattr__", captures(asks_the_node, W),
-        asks_the_node, captured(Plain.apply, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "tracer/recorder/autograd_hooks.py:__getattr__",
+    captures(asks_the_node, W),
+    asks_the_node,
+    captured(Plain.apply, W),
+)
 
 
 class Layer(nn.Module):
@@ -145,8 +155,14 @@ class OfView(Layer):
         return (w * weight).sum()
 
 
-refuses("hook", "backward/hooks.py:_check_argument", cuts(Layer(), W, loss=0), Layer.forward,
-        trained(Removes(), W), trained(OfView(), W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/gradient_hooks.py:_check_argument",
+    cuts(Layer(), W, loss=0),
+    Layer.forward,
+    trained(Removes(), W),
+    trained(OfView(), W),
+)
 
 
 def input_and_tensor(w: Tensor) -> Tensor:
@@ -163,7 +179,7 @@ def view_and_tensor(w: Tensor) -> Tensor:
 
 
 refuses(
-    "hook", "backward/hooks.py:at_input",
+    "hook", "autograd/backward/gradient_hooks.py:at_input",
     lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
     input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
 )  # fmt: skip
@@ -176,7 +192,7 @@ def holds_a_tensor(w: Tensor) -> Tensor:
 
 
 refuses(
-    "hook", "runtime/untrained.py:_opened",
+    "hook", "runtime/calls/untrainable_results.py:_opened",
     lambda: foretrace.capture(holds_a_tensor, (W,)).cut("export")(W).backward(), holds_a_tensor,
     trained(holds_a_tensor, W), trained_compiled(holds_a_tensor, W),
 )  # fmt: skip
@@ -203,8 +219,14 @@ def removes_it(w: Tensor) -> Tensor:
     return y.sum()
 
 
-refuses("side effect", "python_state/leaks.py:_check_handles", captures(gives_the_handle, W),
-        gives_the_handle, trained(lets_it_go, W), trained(removes_it, W))  # fmt: skip
+refuses(
+    "side effect",
+    "python_state/effects/leaks.py:_check_handles",
+    captures(gives_the_handle, W),
+    gives_the_handle,
+    trained(lets_it_go, W),
+    trained(removes_it, W),
+)
 
 
 # ---- what they do ------------------------------------------------------------------------------
@@ -216,8 +238,13 @@ def gives_doubles(w: Tensor) -> Tensor:
     return y.sum()
 
 
-refuses("wrong hook", "rules/hooked.py:wrong_hook", cuts(gives_doubles, W, loss=0), gives_doubles,
-        trained(lets_it_go, W))  # fmt: skip
+refuses(
+    "wrong hook",
+    "autograd/derivatives/run_hooks.py:wrong_hook",
+    cuts(gives_doubles, W, loss=0),
+    gives_doubles,
+    trained(lets_it_go, W),
+)
 
 
 def gives_of_nothing(w: Tensor) -> Tensor:
@@ -226,8 +253,13 @@ def gives_of_nothing(w: Tensor) -> Tensor:
     return a.sum()
 
 
-refuses("wrong hook", "rules/hooked.py:wrong_hook", cuts(gives_of_nothing, W, loss=0),
-        gives_of_nothing, trained(lets_it_go, W))  # fmt: skip
+refuses(
+    "wrong hook",
+    "autograd/derivatives/run_hooks.py:wrong_hook",
+    cuts(gives_of_nothing, W, loss=0),
+    gives_of_nothing,
+    trained(lets_it_go, W),
+)
 
 
 def writes_to_another_too(w: Tensor) -> Tensor:
@@ -242,8 +274,13 @@ def writes_to_a_clone(w: Tensor) -> Tensor:
     return ((y + z) * w).sum()
 
 
-refuses("shared gradient", "backward/hooks.py:_check_alone", cuts(writes_to_another_too, W, loss=0),
-        writes_to_another_too, trained(writes_to_a_clone, W))  # fmt: skip
+refuses(
+    "shared gradient",
+    "autograd/backward/gradient_hooks.py:_check_alone",
+    cuts(writes_to_another_too, W, loss=0),
+    writes_to_another_too,
+    trained(writes_to_a_clone, W),
+)
 
 SEEN: list[Tensor] = []
 
@@ -267,8 +304,14 @@ def keeps_compiled() -> None:
     SEEN.clear()
 
 
-refuses("hook", "backward/hooks.py:state_kept", cuts(keeps_gradients, W, loss=0), keeps_gradients,
-        trained(gives_what_it_keeps, W), keeps_compiled)  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/gradient_hooks.py:state_kept",
+    cuts(keeps_gradients, W, loss=0),
+    keeps_gradients,
+    trained(gives_what_it_keeps, W),
+    keeps_compiled,
+)
 
 
 class Remembers(nn.Module):
@@ -280,5 +323,11 @@ class Remembers(nn.Module):
         return (self.last * w).sum()
 
 
-refuses("hook", "backward/hooks.py:state_kept", cuts(Remembers(), W, loss=0), Remembers.forward,
-        trained(holds_a_tensor, W), trained_compiled(Remembers(), W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/gradient_hooks.py:state_kept",
+    cuts(Remembers(), W, loss=0),
+    Remembers.forward,
+    trained(holds_a_tensor, W),
+    trained_compiled(Remembers(), W),
+)

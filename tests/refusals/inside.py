@@ -25,7 +25,7 @@ def keeps_the_graph(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w)[0]
 
 
-refuses("graph freed", "backward/formulas.py:freed", captures(goes_back_twice, W),
+refuses("graph freed", "autograd/backward/apply_rule.py:freed", captures(goes_back_twice, W),
         goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
 
 
@@ -41,8 +41,13 @@ def asks_before(w: Tensor) -> Any:
     return torch.cond(w.sum() > 0, torch.sin, torch.neg, (slope,))
 
 
-refuses("autograd inside", "backward/engine.py:_refused", captures(asks_in_a_branch, W),
-        asks_in_a_branch, captured(asks_before, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "autograd/backward/in_program_engine.py:_refused",
+    captures(asks_in_a_branch, W),
+    asks_in_a_branch,
+    captured(asks_before, W),
+)
 
 
 def hook_gives_less(w: Tensor) -> Tensor:
@@ -57,7 +62,7 @@ def hook_gives_as_much(w: Tensor) -> Tensor:
     return torch.autograd.grad(y.sum(), w)[0]
 
 
-refuses("wrong hook", "backward/hooks_inside.py:_check", captures(hook_gives_less, W),
+refuses("wrong hook", "autograd/backward/in_program_hooks.py:_check", captures(hook_gives_less, W),
         hook_gives_less, captured(hook_gives_as_much, W))  # fmt: skip
 
 
@@ -79,9 +84,13 @@ def squares(w: Tensor) -> Tensor:
 MADE = W * 2
 
 refuses(
-    "autograd inside", "recording/leaves.py:of", captures(goes_back_from_a_result, MADE),
-    goes_back_from_a_result, captured(goes_back_from_a_leaf, W), trained(squares, W),
-)  # fmt: skip
+    "autograd inside",
+    "session/run/grad_accumulators.py:of",
+    captures(goes_back_from_a_result, MADE),
+    goes_back_from_a_result,
+    captured(goes_back_from_a_leaf, W),
+    trained(squares, W),
+)
 
 
 def goes_back(w: Tensor) -> Tensor:
@@ -100,8 +109,13 @@ def again_outside() -> None:
     foretrace.capture(goes_back, (W,)).cut("export")(W).backward()  # here
 
 
-refuses("graph freed", "runtime/untrained.py:_backward_ran", again_outside, again_outside,
-        compiled(goes_back_and_keeps, W))  # fmt: skip
+refuses(
+    "graph freed",
+    "runtime/calls/untrainable_results.py:_backward_ran",
+    again_outside,
+    again_outside,
+    compiled(goes_back_and_keeps, W),
+)
 
 
 def leaves_a_graph(x: Tensor) -> Tensor:
@@ -130,7 +144,7 @@ def by_a_cut(fn: Any, cut: str) -> Any:
     return follow
 
 
-refuses("double backward", "passes/bare.py:check_gradients_bare",
+refuses("double backward", "lowering/cuts/missing_history.py:check_gradients_bare",
         cuts(leaves_a_graph, X, cut="step"), leaves_a_graph, by_a_cut(leaves_a_graph, "aten"),
         by_a_cut(leaves_none, "step"))  # fmt: skip
 
@@ -158,9 +172,13 @@ def asks_through_three(w: Tensor) -> Any:
 
 
 refuses(
-    "autograd inside", "backward/inside.py:held", captures(asks_through_a_loop, W),
-    asks_through_a_loop, trained(gives_the_loop, W), captured(asks_through_three, W),
-)  # fmt: skip
+    "autograd inside",
+    "autograd/backward/in_program_backward.py:held",
+    captures(asks_through_a_loop, W),
+    asks_through_a_loop,
+    trained(gives_the_loop, W),
+    captured(asks_through_three, W),
+)
 
 
 V = torch.randn(8, requires_grad=True)
@@ -187,7 +205,7 @@ def as_one_graph() -> None:
     assert all(map(torch.equal, ours, given))
 
 
-refuses("no such parts", "partition/parts.py:_refused", lambda: in_parts(W, V, X.T),
+refuses("no such parts", "lowering/partition/step_parts.py:_refused", lambda: in_parts(W, V, X.T),
         trains_one_after_the_other, as_one_graph)  # fmt: skip
 # ---- nodes ---------------------------------------------------------------------------------------
 
@@ -202,8 +220,13 @@ def asks_an_edge(w: Tensor) -> Any:
     return w * torch.autograd.grad(y.sum(), torch.autograd.graph.get_gradient_edge(y))[0]
 
 
-refuses("autograd inside", "backward/edges.py:__getattr__", captures(reads_a_node, W),
-        reads_a_node, captured(asks_an_edge, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "autograd/backward/autograd_nodes.py:__getattr__",
+    captures(reads_a_node, W),
+    reads_a_node,
+    captured(asks_an_edge, W),
+)
 
 OUTSIDE = torch.autograd.graph.get_gradient_edge(W * 2)
 
@@ -212,8 +235,13 @@ def asks_an_edge_from_outside(w: Tensor) -> Any:
     return torch.autograd.grad((w * 2).sum(), OUTSIDE, allow_unused=True)[0]  # here
 
 
-refuses("autograd inside", "backward/edges.py:_value", captures(asks_an_edge_from_outside, W),
-        asks_an_edge_from_outside, captured(asks_an_edge, W))  # fmt: skip
+refuses(
+    "autograd inside",
+    "autograd/backward/autograd_nodes.py:_value",
+    captures(asks_an_edge_from_outside, W),
+    asks_an_edge_from_outside,
+    captured(asks_an_edge, W),
+)
 
 
 def hooks_on_both_parts(w: Tensor) -> Any:
@@ -228,7 +256,7 @@ def hooks_on_views_of_parts(w: Tensor) -> Any:
     return torch.autograd.grad(both[0].sum(), w)[0]
 
 
-refuses("hook", "backward/edges.py:runs", captures(hooks_on_both_parts, W),
+refuses("hook", "autograd/backward/autograd_nodes.py:runs", captures(hooks_on_both_parts, W),
         hooks_on_both_parts, captured(hooks_on_views_of_parts, W))  # fmt: skip
 
 
@@ -251,8 +279,14 @@ def a_hook_on_each(w: Tensor) -> Any:
     return (a * b).sum()
 
 
-refuses("hook", "backward/hooks.py:_several", cuts(hooks_on_two, W, loss=0), hooks_on_two,
-        captured(hooks_on_two_inside, W), trained(a_hook_on_each, W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/gradient_hooks.py:_several",
+    cuts(hooks_on_two, W, loss=0),
+    hooks_on_two,
+    captured(hooks_on_two_inside, W),
+    trained(a_hook_on_each, W),
+)
 
 
 ANY = torch.randn(6, 8, requires_grad=True)
@@ -270,7 +304,7 @@ def has_one_inside(w: Tensor) -> Tensor:
     return slope
 
 
-refuses("hook", "backward/hooks_inside.py:_check_any", captures(has_a_hook_for_any),
+refuses("hook", "autograd/backward/in_program_hooks.py:_check_any", captures(has_a_hook_for_any),
         has_a_hook_for_any, captured(has_one_inside, W))  # fmt: skip
 
 
@@ -297,5 +331,10 @@ def asks_one_by_one(w: Tensor) -> Tensor:
     return torch.stack(each)
 
 
-refuses("unsupported", "backward/batched.py:_unknown", captures(asks_for_a_batch, W),
-        asks_for_a_batch, captured(asks_one_by_one, W))  # fmt: skip
+refuses(
+    "unsupported",
+    "autograd/backward/batched_gradients.py:_unknown",
+    captures(asks_for_a_batch, W),
+    asks_for_a_batch,
+    captured(asks_one_by_one, W),
+)

@@ -28,10 +28,13 @@ def linearized_in_a_level(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(linearized_in_a_level, X),
-    linearized_in_a_level, captured(lambda x: linearize(torch.sin, x)[1](x), X),
+    "unsupported",
+    "tracer/forward_ad/linearize.py:_unsupported",
+    captures(linearized_in_a_level, X),
+    linearized_in_a_level,
+    captured(lambda x: linearize(torch.sin, x)[1](x), X),
     "outside of the captured program",
-)  # fmt: skip
+)
 
 
 def first_called_in_a_level(x: Tensor) -> Any:
@@ -45,9 +48,13 @@ def called_before(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(first_called_in_a_level, X), None,
-    captured(called_before, X), "outside of the captured program",
-)  # fmt: skip
+    "unsupported",
+    "tracer/forward_ad/linearize.py:_unsupported",
+    captures(first_called_in_a_level, X),
+    None,
+    captured(called_before, X),
+    "outside of the captured program",
+)
 
 
 def called_in_a_checkpoint(x: Tensor) -> Any:
@@ -56,10 +63,13 @@ def called_in_a_checkpoint(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(called_in_a_checkpoint, W),
-    called_in_a_checkpoint, captured(lambda x: linearize(torch.sin, x)[1](x), W),
+    "unsupported",
+    "tracer/forward_ad/linearize.py:_unsupported",
+    captures(called_in_a_checkpoint, W),
+    called_in_a_checkpoint,
+    captured(lambda x: linearize(torch.sin, x)[1](x), W),
     "outside of the captured program",
-)  # fmt: skip
+)
 
 
 def written_before_its_call(x: Tensor) -> Any:
@@ -78,9 +88,13 @@ def written_after_its_call(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(written_before_its_call, X),
-    written_before_its_call, captured(written_after_its_call, X), "outside of the captured program",
-)  # fmt: skip
+    "unsupported",
+    "tracer/forward_ad/linearize.py:_unsupported",
+    captures(written_before_its_call, X),
+    written_before_its_call,
+    captured(written_after_its_call, X),
+    "outside of the captured program",
+)
 
 
 def wave_of(kind: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
@@ -119,19 +133,23 @@ def beside_a_constant(y: Tensor) -> tuple[Tensor, Tensor]:
 for kind_of in (one_of_two, by_numbers):
     traced, by_jvp = wave_of(kind_of)
     refuses(
-        "unsupported", "duals/numbers.py:of_duals", captures(traced, X), None, captured(by_jvp, X)
+        "unsupported",
+        "tracer/forward_ad/dual_tensors.py:of_duals",
+        captures(traced, X),
+        None,
+        captured(by_jvp, X),
     )
 
 for kind_of, way in ((chosen, captured), (beside_a_constant, captured), (drawn_beside, drawn)):
     traced, by_jvp = wave_of(kind_of)
     refuses(
-        "unsupported", "duals/linearized.py:_unsupported", captures(traced, X), traced,
+        "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
         way(by_jvp, X), "outside of the captured program",
     )  # fmt: skip
 
 traced, _ = wave_of(written_to_zeros)
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(traced, X), traced,
+    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
     captured(wave_of(lambda y: torch.zeros(3, 4) + y)[0], X), "outside of the captured program",
 )  # fmt: skip
 
@@ -148,7 +166,7 @@ def branched_before(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/linearized.py:_unsupported", captures(branching, X), branching,
+    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(branching, X), branching,
     captured(branched_before, X), "outside of the captured program",
 )  # fmt: skip
 
@@ -163,7 +181,7 @@ def left_by_a_capture() -> object:
     return error.args[0](X)
 
 
-refuses("escaped", "duals/linearized.py:__call__", left_by_a_capture, None,
+refuses("escaped", "tracer/forward_ad/linearize.py:__call__", left_by_a_capture, None,
         captured(lambda x: linearize(torch.sin, x)[1](x), X))  # fmt: skip
 
 
@@ -172,10 +190,13 @@ def mapped_by_the_old_vmap(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "tensors/admitted.py:check_asked_for", captures(mapped_by_the_old_vmap, X),
-    mapped_by_the_old_vmap, captured(torch.func.jacfwd(torch.sin), X),
+    "unsupported",
+    "operators/abstract_tensors/supported_inputs.py:check_asked_for",
+    captures(mapped_by_the_old_vmap, X),
+    mapped_by_the_old_vmap,
+    captured(torch.func.jacfwd(torch.sin), X),
     captured(vmap(torch.sin), X),
-)  # fmt: skip
+)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -189,9 +210,12 @@ def norm_of_a_dual(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/plain.py:check_plain", captures(norm_of_a_dual, X), norm_of_a_dual,
+    "unsupported",
+    "tracer/forward_ad/jvp_check.py:check_plain",
+    captures(norm_of_a_dual, X),
+    norm_of_a_dual,
     captured(lambda x: pushed(norm, x), X),
-)  # fmt: skip
+)
 
 
 def product(x: Tensor) -> Tensor:
@@ -215,9 +239,13 @@ def dual_beside_autocast(x: Tensor) -> Any:
 
 
 refuses(
-    "autocast", "duals/numbers.py:_check", captures(dual_under_autocast, X), dual_under_autocast,
-    captured(jvp_under_autocast, X), captured(dual_beside_autocast, X),
-)  # fmt: skip
+    "autocast",
+    "tracer/forward_ad/dual_tensors.py:_check",
+    captures(dual_under_autocast, X),
+    dual_under_autocast,
+    captured(jvp_under_autocast, X),
+    captured(dual_beside_autocast, X),
+)
 
 
 def twice_exp(x: Tensor) -> Tensor:
@@ -238,9 +266,13 @@ def dual_without_one(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/numbers.py:_check", captures(dual_in_a_checkpoint, W), None,
-    captured(dual_without_one, W), captured(lambda x: pushed(twice_exp, x), W),
-)  # fmt: skip
+    "unsupported",
+    "tracer/forward_ad/dual_tensors.py:_check",
+    captures(dual_in_a_checkpoint, W),
+    None,
+    captured(dual_without_one, W),
+    captured(lambda x: pushed(twice_exp, x), W),
+)
 
 
 def branches_on_a_dual(x: Tensor) -> Any:
@@ -250,9 +282,12 @@ def branches_on_a_dual(x: Tensor) -> Any:
 
 
 refuses(
-    "higher-order operator", "duals/numbers.py:_check", captures(branches_on_a_dual, X),
-    branches_on_a_dual, captured(lambda x: pushed(torch.sin, x), X),
-)  # fmt: skip
+    "higher-order operator",
+    "tracer/forward_ad/dual_tensors.py:_check",
+    captures(branches_on_a_dual, X),
+    branches_on_a_dual,
+    captured(lambda x: pushed(torch.sin, x), X),
+)
 
 
 def written_beside_views(x: Tensor) -> Any:
@@ -277,9 +312,13 @@ def put_together(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "duals/numbers.py:_check_alone", captures(written_beside_views, X),
-    written_beside_views, captured(written_to_a_dual, X), captured(put_together, X),
-)  # fmt: skip
+    "unsupported",
+    "tracer/forward_ad/dual_tensors.py:_check_alone",
+    captures(written_beside_views, X),
+    written_beside_views,
+    captured(written_to_a_dual, X),
+    captured(put_together, X),
+)
 
 
 class Doubled(torch.autograd.Function):
@@ -308,7 +347,7 @@ def function_of_a_dual(x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported", "trace/functions.py:_refuse", captures(function_of_a_dual, X),
+    "unsupported", "tracer/recorder/autograd_function.py:_refuse", captures(function_of_a_dual, X),
     function_of_a_dual, captured(lambda x: pushed(Doubled.apply, x), X),
 )  # fmt: skip
 
@@ -343,10 +382,14 @@ def itself(function: Any, x: Tensor) -> Any:
 
 
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_admitted", given_a_dual, None,
-    captured(dual_without_one, X), pushed_by_the_caller(twice_exp, cut_of("export"), X),
+    "unsupported tensor",
+    "operators/abstract_tensors/supported_inputs.py:check_admitted",
+    given_a_dual,
+    None,
+    captured(dual_without_one, X),
+    pushed_by_the_caller(twice_exp, cut_of("export"), X),
     pushed_by_the_caller(twice_exp, compiled_whole, X),
-)  # fmt: skip
+)
 
 
 def without_grad(x: Tensor) -> Tensor:
@@ -356,7 +399,7 @@ def without_grad(x: Tensor) -> Tensor:
 
 
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused",
+    "guard broken", "runtime/calls/dual_inputs.py:_refused",
     lambda: tangents_of(cut_of("export")(without_grad, W), W), None,
     pushed_by_the_caller(without_grad, itself, W),
     pushed_by_the_caller(without_grad, compiled_whole, W),
@@ -370,7 +413,7 @@ def written_through_detach(x: Tensor) -> Tensor:
 
 
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused",
+    "guard broken", "runtime/calls/dual_inputs.py:_refused",
     lambda: tangents_of(cut_of("export")(written_through_detach, X), X), None,
     pushed_by_the_caller(written_through_detach, itself, X),
     pushed_by_the_caller(written_through_detach, compiled_whole, X),
@@ -383,19 +426,19 @@ def written_and_returned(x: Tensor) -> Tensor:
 
 
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused",
+    "guard broken", "runtime/calls/dual_inputs.py:_refused",
     lambda: tangents_of(cut_of("export")(written_and_returned, X.clone()), X), None,
     pushed_by_the_caller(written_and_returned, itself, X),
     pushed_by_the_caller(written_and_returned, compiled_whole, X),
 )  # fmt: skip
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused",
+    "guard broken", "runtime/calls/dual_inputs.py:_refused",
     lambda: tangents_of(cut_of("aten")(Doubled.apply, X), X), None,
     pushed_by_the_caller(Doubled.apply, itself, X),
     pushed_by_the_caller(Doubled.apply, cut_of("export"), X),
 )  # fmt: skip
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused",
+    "guard broken", "runtime/calls/dual_inputs.py:_refused",
     lambda: tangents_of(cut_of("step")(twice_exp, X), X), None,
     pushed_by_the_caller(twice_exp, itself, X),
     pushed_by_the_caller(twice_exp, cut_of("export"), X),
@@ -412,9 +455,13 @@ def in_a_level_around() -> object:
 
 
 refuses(
-    "unsupported", "duals/numbers.py:of_duals", in_a_level_around, asks_for_a_tangent,
-    captured(dual_without_one, X), captured(lambda x: pushed(twice_exp, x), X),
-)  # fmt: skip
+    "unsupported",
+    "tracer/forward_ad/dual_tensors.py:of_duals",
+    in_a_level_around,
+    asks_for_a_tangent,
+    captured(dual_without_one, X),
+    captured(lambda x: pushed(twice_exp, x), X),
+)
 
 
 def captured_in_a_level() -> object:
@@ -422,9 +469,12 @@ def captured_in_a_level() -> object:
 
 
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_admitted", captured_in_a_level, None,
+    "unsupported tensor",
+    "operators/abstract_tensors/supported_inputs.py:check_admitted",
+    captured_in_a_level,
+    None,
     captured(vmap(twice_exp), X),
-)  # fmt: skip
+)
 
 
 def joint_of_a_dual() -> object:
@@ -434,7 +484,7 @@ def joint_of_a_dual() -> object:
 
 
 refuses(
-    "guard broken", "runtime/forward_mode.py:_refused", joint_of_a_dual, None,
+    "guard broken", "runtime/calls/dual_inputs.py:_refused", joint_of_a_dual, None,
     pushed_by_the_caller(twice_exp, itself, W),
     pushed_by_the_caller(twice_exp, cut_of("export"), W),
 )  # fmt: skip

@@ -39,7 +39,7 @@ def inside_a_checkpoint(w: Tensor) -> Any:
     return checkpoint(hooked, w, use_reentrant=False)
 
 
-refuses("hook", "backward/packing.py:enter", captures(inside_a_checkpoint, W),
+refuses("hook", "autograd/backward/pack_hooks.py:enter", captures(inside_a_checkpoint, W),
         inside_a_checkpoint, trained(of_a_function, W))  # fmt: skip
 
 
@@ -54,8 +54,13 @@ def beside_a_checkpoint(w: Tensor) -> Any:
     return checkpoint(product, y, use_reentrant=False)
 
 
-refuses("hook", "backward/packing.py:check_checkpoint", captures(around_a_checkpoint, W),
-        around_a_checkpoint, trained(beside_a_checkpoint, W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/pack_hooks.py:check_checkpoint",
+    captures(around_a_checkpoint, W),
+    around_a_checkpoint,
+    trained(beside_a_checkpoint, W),
+)
 
 
 def holds_programs(w: Tensor) -> Any:
@@ -70,8 +75,13 @@ def holds_none(w: Tensor) -> Any:
         return product(y)
 
 
-refuses("hook", "rules/saving.py:unknown", captures(holds_programs, W), holds_programs,
-        trained(holds_none, W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/derivatives/saved_tensors.py:unknown",
+    captures(holds_programs, W),
+    holds_programs,
+    trained(holds_none, W),
+)
 
 
 def slope_around(w: Tensor) -> Tensor:
@@ -84,7 +94,7 @@ def under_hooks() -> None:
         cut(W)
 
 
-refuses("guard broken", "guards/calls.py:broken", under_hooks, None,
+refuses("guard broken", "runtime/guards/cut_guards.py:broken", under_hooks, None,
         lambda: [captured(slope_around, W)(), compiled(slope_around, W)()])  # fmt: skip
 
 
@@ -97,8 +107,13 @@ def slope_of_a_function(w: Tensor) -> Tensor:
     return torch.autograd.grad(of_a_function(w), w)[0]
 
 
-refuses("autograd inside", "backward/engine.py:_refused", captured_under_hooks, slope_around,
-        lambda: [captured(slope_of_a_function, W)(), captured(slope_around, W)()])  # fmt: skip
+refuses(
+    "autograd inside",
+    "autograd/backward/in_program_engine.py:_refused",
+    captured_under_hooks,
+    slope_around,
+    lambda: [captured(slope_of_a_function, W)(), captured(slope_around, W)()],
+)
 
 
 def saves_half(w: Tensor) -> Tensor:
@@ -116,16 +131,20 @@ def runs_again(w: Tensor) -> Any:
 
 
 refuses(
-    "hook", "compat/settled.py:without_hooks", exports(saves_half, W), saves_half,
-    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()], trained(saves_half, W),
-)  # fmt: skip
+    "hook",
+    "frontends/torch_compat/stateless_check.py:without_hooks",
+    exports(saves_half, W),
+    saves_half,
+    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()],
+    trained(saves_half, W),
+)
 
 
 def trains_a_cut() -> None:
     foretrace.capture(saves_half, (W,)).cut("export")(W).backward()
 
 
-refuses("hook", "runtime/untrained.py:_opened", trains_a_cut, saves_half,
+refuses("hook", "runtime/calls/untrainable_results.py:_opened", trains_a_cut, saves_half,
         trained(saves_half, W), compiled(saves_half, W))  # fmt: skip
 
 
@@ -144,7 +163,7 @@ def packs_a_clone(w: Tensor) -> Tensor:
         return y.exp().sum()
 
 
-refuses("program raised", "backward/packing.py:pack", captures(packs_in_place, W),
+refuses("program raised", "autograd/backward/pack_hooks.py:pack", captures(packs_in_place, W),
         packs_in_place, trained(packs_a_clone, W))  # fmt: skip
 
 
@@ -170,7 +189,7 @@ def packs_into_a_clone(w: Tensor) -> Tensor:
         return torch.addcmul(y, w, w).sum()
 
 
-refuses("hook", "backward/packing.py:_writes", captures(packs_into_an_operand, W),
+refuses("hook", "autograd/backward/pack_hooks.py:_writes", captures(packs_into_an_operand, W),
         packs_into_an_operand, trained(packs_into_a_clone, W))  # fmt: skip
 
 
@@ -195,7 +214,7 @@ def draws_nothing(w: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, q, q).sum()
 
 
-refuses("hook", "backward/packing.py:_check_draws", captures(draws_in_between, W),
+refuses("hook", "autograd/backward/pack_hooks.py:_check_draws", captures(draws_in_between, W),
         draws_in_between, trained(draws_nothing, W), trained(draws_in_parts, W))  # fmt: skip
 
 
@@ -209,8 +228,13 @@ def unpacks_a_clone(w: Tensor) -> Tensor:
         return product(w)
 
 
-refuses("hook", "backward/unpacking.py:_check_unwritten", cuts(unpacks_in_place, W, loss=0),
-        unpacks_in_place, trained(unpacks_a_clone, W))  # fmt: skip
+refuses(
+    "hook",
+    "autograd/backward/unpack_hooks.py:_check_unwritten",
+    cuts(unpacks_in_place, W, loss=0),
+    unpacks_in_place,
+    trained(unpacks_a_clone, W),
+)
 
 
 def unpacks_nothing(w: Tensor) -> Tensor:
@@ -218,8 +242,13 @@ def unpacks_nothing(w: Tensor) -> Tensor:
         return product(w)
 
 
-refuses("wrong hook", "trace/hooks.py:taken_out", cuts(unpacks_nothing, W, loss=0),
-        unpacks_nothing, trained(of_a_function, W))  # fmt: skip
+refuses(
+    "wrong hook",
+    "tracer/recorder/autograd_hooks.py:taken_out",
+    cuts(unpacks_nothing, W, loss=0),
+    unpacks_nothing,
+    trained(of_a_function, W),
+)
 
 
 def unpacks_another_shape(w: Tensor) -> Tensor:
@@ -232,8 +261,13 @@ def unpacks_the_same_shape(w: Tensor) -> Tensor:
         return (w @ w).exp().sum()
 
 
-refuses("wrong hook", "rules/saving.py:_unfit", cuts(unpacks_another_shape, SQUARE, loss=0),
-        unpacks_another_shape, trained(unpacks_the_same_shape, SQUARE))  # fmt: skip
+refuses(
+    "wrong hook",
+    "autograd/derivatives/saved_tensors.py:_unfit",
+    cuts(unpacks_another_shape, SQUARE, loss=0),
+    unpacks_another_shape,
+    trained(unpacks_the_same_shape, SQUARE),
+)
 
 
 def another_layout_again(w: Tensor) -> Tensor:
@@ -248,5 +282,5 @@ def the_same_layout_again(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w, create_graph=True)[0].exp().sum()
 
 
-refuses("hook", "backward/unpacking.py:other_layout", captures(another_layout_again, W),
+refuses("hook", "autograd/backward/unpack_hooks.py:other_layout", captures(another_layout_again, W),
         another_layout_again, trained(the_same_layout_again, W))  # fmt: skip

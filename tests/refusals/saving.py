@@ -70,7 +70,7 @@ def applied(x: Tensor) -> Tensor:
     return y.sum()
 
 
-PYTHON = "records/told.py:python"
+PYTHON = "serialization/schema/opaque.py:python"
 refuses("not saved", PYTHON, saves(hooked, FOLLOWED), hooked, kept(hooked, FOLLOWED, cut="joint"))
 refuses(
     "not saved", PYTHON, saves(applied, FOLLOWED), applied, kept(applied, FOLLOWED, cut="joint")
@@ -121,7 +121,7 @@ def flagged_before() -> None:
     kept(program, X)()
 
 
-ONE_CALL = "resumed/unsaved.py:one_call"
+ONE_CALL = "serialization/state/savable.py:one_call"
 refuses(
     "not saved", ONE_CALL, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
     called_before,
@@ -196,9 +196,15 @@ def chosen_before() -> None:
     CHOSEN["now"] = None
 
 
-refuses("not saved", "resumed/unsaved.py:outside", saves(chooses, X), chooses, kept(Returns(), X),
-        chosen_before)  # fmt: skip
-CHECK = "resumed/unsaved.py:check_python"
+refuses(
+    "not saved",
+    "serialization/state/savable.py:outside",
+    saves(chooses, X),
+    chooses,
+    kept(Returns(), X),
+    chosen_before,
+)
+CHECK = "serialization/state/savable.py:check_python"
 NET = nn.Linear(8, 8)
 
 
@@ -217,8 +223,13 @@ def of_the_weight_it_has(x: Tensor) -> Any:
     return NET(x) + NET.weight.sum()
 
 
-refuses("not saved", "resumed/unsaved.py:_check_given", saves(of_its_weight, X, NET.weight),
-        of_its_weight, kept(of_the_weight_it_has, X))  # fmt: skip
+refuses(
+    "not saved",
+    "serialization/state/savable.py:_check_given",
+    saves(of_its_weight, X, NET.weight),
+    of_its_weight,
+    kept(of_the_weight_it_has, X),
+)
 
 
 def takes_memory(x: Tensor) -> Tensor:
@@ -253,7 +264,13 @@ def saved_when_gone() -> None:
         program.save(Path(folder) / "program.ft")
 
 
-refuses("not saved", "artifact/saving.py:_there", saved_when_gone, Gone.__call__, kept(Gone(), X))
+refuses(
+    "not saved",
+    "serialization/archive/saving.py:_there",
+    saved_when_gone,
+    Gone.__call__,
+    kept(Gone(), X),
+)
 
 
 def adds_grown(x: Tensor) -> Tensor:  # here
@@ -264,7 +281,7 @@ def adds_own(x: Tensor) -> Tensor:
     return x + OWN
 
 
-refuses("not saved", "artifact/tensors.py:_check", saves(adds_grown, X), adds_grown,
+refuses("not saved", "serialization/archive/tensors.py:_check", saves(adds_grown, X), adds_grown,
         kept(adds_own, X))  # fmt: skip
 
 
@@ -278,8 +295,13 @@ def in_a_dict(x: Tensor) -> dict[str, Tensor]:
     return {"x": x * 2}
 
 
-refuses("not saved", "records/structures.py:_no_form", saves(in_a_factory, X), in_a_factory,
-        kept(in_a_dict, X))  # fmt: skip
+refuses(
+    "not saved",
+    "serialization/schema/container_json.py:_no_form",
+    saves(in_a_factory, X),
+    in_a_factory,
+    kept(in_a_dict, X),
+)
 
 
 def in_two(x: Tensor) -> Any:
@@ -291,7 +313,9 @@ def in_one(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("not saved", "records/encode.py:no_form", saves(in_two, X), in_two, kept(in_one, X))
+refuses(
+    "not saved", "serialization/schema/encode.py:no_form", saves(in_two, X), in_two, kept(in_one, X)
+)
 
 
 class Mode(enum.Enum):
@@ -302,8 +326,13 @@ def in_mode(x: Tensor, mode: Any) -> Tensor:  # here
     return x * 2 if mode in {Mode.FAST, "fast"} else x
 
 
-refuses("not saved", "records/encode.py:no_form", saves(in_mode, X, Mode.FAST), in_mode,
-        kept(in_mode, X, "fast"))  # fmt: skip
+refuses(
+    "not saved",
+    "serialization/schema/encode.py:no_form",
+    saves(in_mode, X, Mode.FAST),
+    in_mode,
+    kept(in_mode, X, "fast"),
+)
 
 
 class Extra(nn.Module):
@@ -341,6 +370,6 @@ class Renames(nn.Module):
         return x * weight
 
 
-STATE = "artifact/parts.py:check_state"
+STATE = "serialization/archive/modules.py:check_state"
 refuses("not saved", STATE, saves(Extra(), X), Extra.forward, kept(Buffered(), X))
 refuses("not saved", STATE, saves(Renames("cut"), X), Renames.forward, kept(Renames("mask"), X))

@@ -53,7 +53,7 @@ class Caches(nn.Module):
         return x + self.tables[0]
 
 
-ATTRIBUTES = "python_state/module_state.py:check_attributes"
+ATTRIBUTES = "python_state/effects/module_state.py:check_attributes"
 refuses(
     "side effect", ATTRIBUTES, captures(Remembers(), X), Remembers.forward,
     captured(Returns(), X), once_before(Caches(), X),
@@ -85,7 +85,7 @@ def hooked_before() -> nn.Module:
 
 
 refuses(
-    "side effect", "python_state/module_state.py:check_registered",
+    "side effect", "python_state/effects/module_state.py:check_registered",
     captures(Hooks(), X), Hooks.forward,
     captured(hooked_before(), X), once_before(Hooks(), X),
 )  # fmt: skip
@@ -100,7 +100,7 @@ class Names(nn.Module):
 
 
 refuses(
-    "side effect", "python_state/module_state.py:check_registered",
+    "side effect", "python_state/effects/module_state.py:check_registered",
     captures(Names(), X), Names.forward,
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
@@ -129,7 +129,7 @@ class CopiesInto(Swaps):
 
 
 refuses(
-    "side effect", "python_state/module_state.py:check_parameters",
+    "side effect", "python_state/effects/module_state.py:check_parameters",
     captures(Swaps(), X), Swaps.forward,
     captured(CopiesInto(), X), once_before(Swaps(), X),
 )  # fmt: skip
@@ -147,7 +147,7 @@ def returns(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x * 2
 
 
-ESCAPED = "python_state/leaks.py:_refusal"
+ESCAPED = "python_state/effects/leaks.py:_refusal"
 TABLES: list[Tensor] = []
 
 
@@ -225,7 +225,7 @@ def asks_with_no_memo() -> None:
     captures(memoizes, X)()
 
 
-MEMO = "python_state/leaks.py:_memoized"
+MEMO = "python_state/effects/leaks.py:_memoized"
 refuses("side effect", MEMO, asks_with_no_memo, memoizes, captured(does_not_memoize, X),
         once_before(memoizes, X))  # fmt: skip
 refuses(
@@ -269,10 +269,22 @@ def follow_first_call() -> None:
     compiled(looks_up, X)()
 
 
-refuses("side effect", "ir/requirements.py:check_repeatable", calls_what_counts, counts,
-        compiled(returns, X), follow_first_call)  # fmt: skip
-refuses("side effect", "python_state/reads.py:check_found", captures(fills_what_is_hidden, X),
-        fills_what_is_hidden, compiled(returns, X), follow_first_call)  # fmt: skip
+refuses(
+    "side effect",
+    "ir/program/call_requirements.py:check_repeatable",
+    calls_what_counts,
+    counts,
+    compiled(returns, X),
+    follow_first_call,
+)
+refuses(
+    "side effect",
+    "python_state/effects/state_inputs.py:check_found",
+    captures(fills_what_is_hidden, X),
+    fills_what_is_hidden,
+    compiled(returns, X),
+    follow_first_call,
+)
 
 
 class Latest:
@@ -303,8 +315,13 @@ def capture_with_the_first() -> None:
     foretrace.capture(adds_a_set, (X,))
 
 
-refuses("side effect", "python_state/reads.py:_elsewhere", capture_with_the_first, adds_a_set,
-        captured(adds_a_list, X))  # fmt: skip
+refuses(
+    "side effect",
+    "python_state/effects/state_inputs.py:_elsewhere",
+    capture_with_the_first,
+    adds_a_set,
+    captured(adds_a_list, X),
+)
 
 
 def leaves_grad_mode(x: Tensor) -> Tensor:
@@ -318,7 +335,7 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "python_state/switches.py:unswitched",
+    "side effect", "python_state/access/global_switches.py:unswitched",
     captures(leaves_grad_mode, X), leaves_grad_mode,
     captured(puts_grad_mode_back, X),
 )  # fmt: skip
@@ -347,9 +364,12 @@ class RebindsAlike(Rebinds):
 
 
 refuses(
-    "side effect", "passes/writeback.py:_check_bound", exports(Rebinds(), X), Rebinds.forward,
+    "side effect",
+    "lowering/cuts/writeback.py:_check_bound",
+    exports(Rebinds(), X),
+    Rebinds.forward,
     exported(RebindsAlike(), X),
-)  # fmt: skip
+)
 
 
 class BindsALeaf(nn.Module):
@@ -375,7 +395,7 @@ class BindsNone(BindsALeaf):
 
 
 refuses(
-    "followed write", "passes/writeback.py:_check_bound", exports(BindsALeaf(), X),
+    "followed write", "lowering/cuts/writeback.py:_check_bound", exports(BindsALeaf(), X),
     BindsALeaf.forward, exported(BindsNone(), X),
     lambda: same(foretrace.capture(BindsALeaf(), (X,)).cut("export")(X), BindsALeaf()(X)),
 )  # fmt: skip
@@ -407,10 +427,13 @@ class ReadsWhatHasNone(ReadsWhatHasAHistory):
 
 
 refuses(
-    "followed write", "passes/writeback.py:_check_history", exports(ReadsWhatHasAHistory(), X),
-    ReadsWhatHasAHistory.forward, exported(ReadsWhatHasNone(), X),
+    "followed write",
+    "lowering/cuts/writeback.py:_check_history",
+    exports(ReadsWhatHasAHistory(), X),
+    ReadsWhatHasAHistory.forward,
+    exported(ReadsWhatHasNone(), X),
     captured(ReadsWhatHasAHistory(), X),
-)  # fmt: skip
+)
 
 
 def reshapes(x: Tensor) -> Tensor:
@@ -428,9 +451,13 @@ def reshaped_by_the_cut() -> None:
 
 
 refuses(
-    "side effect", "compat/settled.py:check_shapes_stay", exports(reshapes, X), reshapes,
-    exported(returns_reshaped, X), reshaped_by_the_cut,
-)  # fmt: skip
+    "side effect",
+    "frontends/torch_compat/stateless_check.py:check_shapes_stay",
+    exports(reshapes, X),
+    reshapes,
+    exported(returns_reshaped, X),
+    reshaped_by_the_cut,
+)
 
 
 def reshapes_a_leaf(w: Tensor) -> Tensor:
@@ -445,9 +472,12 @@ def a_view_of_a_leaf(w: Tensor) -> Tensor:
 
 LEAF = X.clone().requires_grad_()
 refuses(
-    "side effect", "mutation/in_place.py:reshape", captures(reshapes_a_leaf, LEAF),
-    reshapes_a_leaf, captured(a_view_of_a_leaf, LEAF),
-)  # fmt: skip
+    "side effect",
+    "tracer/functionalization/in_place_checks.py:reshape",
+    captures(reshapes_a_leaf, LEAF),
+    reshapes_a_leaf,
+    captured(a_view_of_a_leaf, LEAF),
+)
 
 
 def moves(x: Tensor) -> Tensor:
@@ -459,7 +489,7 @@ def moved(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "recording/new_contents.py:_not_written_back", captures(moves, X.clone()),
+    "side effect", "session/run/mutations.py:_not_written_back", captures(moves, X.clone()),
     moves, captured(moved, X),
 )  # fmt: skip
 
@@ -474,7 +504,7 @@ def not_a_leaf() -> Tensor:
 
 
 refuses(
-    "side effect", "recording/new_contents.py:_not_written_back", captures(detaches, not_a_leaf()),
+    "side effect", "session/run/mutations.py:_not_written_back", captures(detaches, not_a_leaf()),
     detaches, captured(lambda x: x.detach() * 2, X),
 )  # fmt: skip
 
@@ -496,7 +526,7 @@ def tags_once(x: Tensor) -> Tensor:
     return x * x.tag.factor  # type: ignore[attr-defined,no-any-return]
 
 
-refuses("side effect", "recording/new_contents.py:check_attributes_kept", captures(tags, X), tags,
+refuses("side effect", "session/run/mutations.py:check_attributes_kept", captures(tags, X), tags,
         captured(lambda x: x * 2, X), once_before(tags_once, X.clone()))  # fmt: skip
 
 
@@ -509,8 +539,13 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses("side effect", "tensors/abstract.py:_set_data", exports(sets_data, X), sets_data,
-        captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
+refuses(
+    "side effect",
+    "operators/abstract_tensors/abstract_tensor.py:_set_data",
+    exports(sets_data, X),
+    sets_data,
+    captured(lambda x: x.clone().copy_(x * 2), X),
+)
 
 
 def sets_wider(x: Tensor) -> Tensor:
@@ -518,8 +553,13 @@ def sets_wider(x: Tensor) -> Tensor:
     return x
 
 
-refuses("side effect", "mutation/in_place.py:_check_takes", captures(sets_wider, X), sets_wider,
-        captured(lambda x: x.clone().copy_(x.double()), X))  # fmt: skip
+refuses(
+    "side effect",
+    "tracer/functionalization/in_place_checks.py:_check_takes",
+    captures(sets_wider, X),
+    sets_wider,
+    captured(lambda x: x.clone().copy_(x.double()), X),
+)
 
 
 def starts_to_follow(x: Tensor) -> Tensor:
@@ -527,9 +567,12 @@ def starts_to_follow(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "tensors/abstract.py:requires_grad_", exports(starts_to_follow, X),
-    starts_to_follow, captured(lambda x: x * 2, X.clone().requires_grad_()),
-)  # fmt: skip
+    "side effect",
+    "operators/abstract_tensors/abstract_tensor.py:requires_grad_",
+    exports(starts_to_follow, X),
+    starts_to_follow,
+    captured(lambda x: x * 2, X.clone().requires_grad_()),
+)
 
 
 def writes_one(a: Tensor, b: Tensor) -> Tensor:
@@ -548,7 +591,7 @@ def follow_clone() -> None:
 
 
 refuses(
-    "aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+    "aliased inputs", "session/run/aliased_inputs.py:check_shared_memory",
     captures(writes_one, X, X[0].view(torch.int32)),
     writes_one, follow_clone,
 )  # fmt: skip
@@ -569,7 +612,7 @@ def follow_copy() -> None:
 
 
 refuses(
-    "aliased inputs", "python_state/states.py:arguments_changed",
+    "aliased inputs", "python_state/effects/state_outputs.py:arguments_changed",
     captures(fills, X, BOTH, BOTH), fills, follow_copy,
 )  # fmt: skip
 
@@ -581,7 +624,7 @@ def holds(loop: list[Any]) -> Tensor:
 LOOP: list[Any] = [X]
 LOOP.append(LOOP)
 refuses(
-    "nested in itself", "ir/structure.py:take_apart", captures(holds, LOOP), None,
+    "nested in itself", "ir/pydata/containers.py:take_apart", captures(holds, LOOP), None,
     captured(holds, [X]),
 )  # fmt: skip
 
@@ -609,11 +652,11 @@ def returns_copied_bits(x: Tensor) -> Tensor:
 
 
 refuses(
-    "aliased outputs", "recording/outputs.py:_tensor", captures(returns_bits, X), returns_bits,
+    "aliased outputs", "session/run/outputs.py:_tensor", captures(returns_bits, X), returns_bits,
     captured(returns_copied_bits, X),
 )  # fmt: skip
 refuses(
-    "aliased outputs", "recording/outputs.py:_tensor",
+    "aliased outputs", "session/run/outputs.py:_tensor",
     captures(returns_a_part_with_a_history, X, HALF), returns_a_part_with_a_history,
     captured(returns_part_of_a_copy, X, HALF),
 )  # fmt: skip
@@ -634,7 +677,7 @@ def returns_another_memory(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 refuses(
-    "aliased outputs", "recording/new_contents.py:check_together",
+    "aliased outputs", "session/run/mutations.py:check_together",
     captures(returns_two_histories, X, HALF), returns_two_histories,
     captured(returns_another_memory, X, HALF),
 )  # fmt: skip
@@ -647,10 +690,12 @@ def writes_where_rows_meet(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "mutation/overlap.py:overlapping", captures(writes_where_rows_meet, X),
+    "overlapping memory",
+    "tracer/functionalization/self_overlap.py:overlapping",
+    captures(writes_where_rows_meet, X),
     writes_where_rows_meet,
     captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
-)  # fmt: skip
+)
 
 
 def reads_rows_that_are_one(x: Tensor) -> Tensor:
@@ -660,7 +705,7 @@ def reads_rows_that_are_one(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "history/history_ops.py:make_copy",
+    "overlapping memory", "autograd/eager_history/history_ops.py:make_copy",
     cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
     captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
 )  # fmt: skip
@@ -706,6 +751,10 @@ def exported_after_its_first_call() -> None:
 
 
 refuses(
-    "side effect", "compat/settled.py:check_settled", exports(Steps(most=9), X), Steps.forward,
-    exported_twice, exported_after_its_first_call,
-)  # fmt: skip
+    "side effect",
+    "frontends/torch_compat/stateless_check.py:check_settled",
+    exports(Steps(most=9), X),
+    Steps.forward,
+    exported_twice,
+    exported_after_its_first_call,
+)

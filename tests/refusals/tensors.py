@@ -41,7 +41,7 @@ def makes_none(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("unsupported tensor", "tensors/admitted.py:makes_subclass",
+refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:makes_subclass",
         captures(makes_a_class_of_its_own, X), makes_a_class_of_its_own,
         captured(makes_none, X))  # fmt: skip
 
@@ -68,7 +68,7 @@ SPARSE = X.relu().to_sparse()
 with warnings.catch_warnings(action="ignore"):  # that it is in beta state
     ROWS = SPARSE.to_sparse_csr()
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_sparse_here",
+    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_sparse_here",
     captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
     captured(sums_dense, SPARSE.to_dense()), captured(sums_sparse, SPARSE),
 )  # fmt: skip
@@ -80,12 +80,12 @@ def multiplies(a: Tensor, x: Tensor) -> Tensor:
 
 TALL = X.T.clone()
 refuses(
-    "unsupported tensor", "backends/compilers.py:_check_dense",
+    "unsupported tensor", "runtime/backends/compilers.py:_check_dense",
     compiles(multiplies, SPARSE, TALL, backend="inductor"), multiplies,
     compiled(multiplies, SPARSE, TALL), compiled(multiplies, SPARSE.to_dense(), TALL),
 )  # fmt: skip
 refuses(
-    "unsupported tensor", "backends/compilers.py:_check_dense",
+    "unsupported tensor", "runtime/backends/compilers.py:_check_dense",
     compiles(multiplies, ROWS, TALL, backend="inductor"), multiplies,
     compiled(multiplies, ROWS, TALL),
     compiled(multiplies, SPARSE.to_dense(), TALL),
@@ -97,9 +97,12 @@ def among(x: Tensor, kept: Any) -> Tensor:  # here
 
 
 refuses(
-    "aliased inputs", "recording/shared_inputs.py:check_held_once", captures(among, X, {X}), among,
+    "aliased inputs",
+    "session/run/aliased_inputs.py:check_held_once",
+    captures(among, X, {X}),
+    among,
     captured(among, X, [X]),
-)  # fmt: skip
+)
 
 
 def writes_sparse(a: Tensor, x: Tensor) -> Tensor:
@@ -112,19 +115,24 @@ def makes_sparse(a: Tensor, x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "recording/new_contents.py:_not_written_back",
+    "side effect", "session/run/mutations.py:_not_written_back",
     captures(writes_sparse, SPARSE.clone(), X.T.clone()), writes_sparse,
     captured(makes_sparse, SPARSE, X.T.clone()),
 )  # fmt: skip
 refuses(
-    "side effect", "recording/new_contents.py:_not_written_back",
+    "side effect", "session/run/mutations.py:_not_written_back",
     captures(writes_sparse, ROWS.clone(), X.T.clone()), writes_sparse,
     captured(makes_sparse, ROWS, X.T.clone()),
 )  # fmt: skip
 
 
-refuses("unsupported tensor", "tensors/layouts.py:of_layout", captures(makes_rows, X),
-        makes_rows, captured(makes_entries, X))  # fmt: skip
+refuses(
+    "unsupported tensor",
+    "operators/abstract_tensors/sparse_layouts.py:of_layout",
+    captures(makes_rows, X),
+    makes_rows,
+    captured(makes_entries, X),
+)
 
 
 def resizes_an_out(x: Tensor) -> Tensor:
@@ -138,8 +146,13 @@ def leaves_out_away(x: Tensor) -> Tensor:
     return torch.mul(x, 2)
 
 
-refuses("side effect", "mutation/outs.py:_renew", captures(resizes_an_out, X), resizes_an_out,
-        captured(leaves_out_away, X))  # fmt: skip
+refuses(
+    "side effect",
+    "tracer/functionalization/out_variants.py:_renew",
+    captures(resizes_an_out, X),
+    resizes_an_out,
+    captured(leaves_out_away, X),
+)
 
 
 def resizes_a_history(x: Tensor) -> Tensor:
@@ -153,8 +166,13 @@ def leaves_the_history_away(x: Tensor) -> Tensor:
     return torch.exp(x)
 
 
-refuses("unsupported", "mutation/outs.py:_renew", captures(resizes_a_history, X), resizes_a_history,
-        captured(leaves_the_history_away, X))  # fmt: skip
+refuses(
+    "unsupported",
+    "tracer/functionalization/out_variants.py:_renew",
+    captures(resizes_a_history, X),
+    resizes_a_history,
+    captured(leaves_the_history_away, X),
+)
 
 
 def resizes(x: Tensor) -> Tensor:
@@ -165,8 +183,13 @@ def slices(x: Tensor) -> Tensor:
     return (x * 2).reshape(-1)[:12].reshape(3, 4)
 
 
-refuses("no functional form", "mutation/outs.py:resize", captures(resizes, X), resizes,
-        captured(slices, X))  # fmt: skip
+refuses(
+    "no functional form",
+    "tracer/functionalization/out_variants.py:resize",
+    captures(resizes, X),
+    resizes,
+    captured(slices, X),
+)
 
 
 def writes_bits(x: Tensor) -> Tensor:
@@ -181,8 +204,13 @@ def writes_numbers(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "ops/views.py:_put_by_place", captures(writes_bits, X),
-        writes_bits, captured(writes_numbers, X))  # fmt: skip
+refuses(
+    "no functional form",
+    "operators/schemas/view_inverse.py:_put_by_place",
+    captures(writes_bits, X),
+    writes_bits,
+    captured(writes_numbers, X),
+)
 
 
 def writes_through_strides(x: Tensor) -> Tensor:
@@ -198,7 +226,7 @@ def writes_through_strides_of_rows(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "ops/views.py:_check_contiguous",
+refuses("no functional form", "operators/schemas/view_inverse.py:_check_contiguous",
         captures(writes_through_strides, X),
         writes_through_strides, captured(writes_through_strides_of_rows, X))  # fmt: skip
 
@@ -245,7 +273,7 @@ def in_another_thread(x: Tensor) -> Tensor:
     raise errors[0]
 
 
-OUTSIDE = "tensors/abstract.py:__torch_dispatch__"
+OUTSIDE = "operators/abstract_tensors/abstract_tensor.py:__torch_dispatch__"
 refuses("escaped", OUTSIDE, uses_in_eager, uses_in_eager, from_a_cut, captured(makes_none, X))
 refuses("escaped", OUTSIDE, captures(in_another_thread, X), in_another_thread, from_a_cut,
         captured(makes_none, X))  # fmt: skip
@@ -262,7 +290,7 @@ class Uses(torch.nn.Module):
         return x * self.left  # here
 
 
-refuses("escaped", "mutation/alias.py:value", captures(Uses(left_behind()), X),
+refuses("escaped", "tracer/functionalization/alias.py:value", captures(Uses(left_behind()), X),
         Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
 
 
@@ -274,7 +302,7 @@ def is_of_one_dtype(q: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q)
 
 
-refuses("wrong call", "targets/attention.py:_wrong",
+refuses("wrong call", "operators/targets/sdpa.py:_wrong",
         captures(differs_in_dtype, Q, target="cuda:sm80"), differs_in_dtype,
         captured(is_of_one_dtype, Q))  # fmt: skip
 
@@ -299,9 +327,9 @@ def for_cuda() -> None:
     assert foretrace.capture(with_math, (Q,), target="cuda:sm80").cut("export").nodes
 
 
-refuses("no attention kernel", "targets/attention.py:_none_left",
+refuses("no attention kernel", "operators/targets/sdpa.py:_none_left",
         captures(without_math, Q, target="cuda:sm80"), without_math, for_cuda)  # fmt: skip
-refuses("wrong call", "targets/attention_conditions.py:mask_broadcasts",
+refuses("wrong call", "operators/targets/sdpa_conditions.py:mask_broadcasts",
         captures(attends, Q, torch.zeros(16)), attends,
         captured(attends, Q, MASK))  # fmt: skip
 
@@ -370,15 +398,30 @@ def cut_of(module: torch.nn.Module) -> Callable[[], None]:
     return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
 
 
-refuses("autograd inside", "tensors/abstract.py:_gradient", exports(ReadsItsGradient(), X),
-        ReadsItsGradient.forward, exported(GivenItsGradient(), X, None))  # fmt: skip
-refuses("side effect", "tensors/abstract.py:_set_gradient", exports(ClearsItsGradient(), X),
-        ClearsItsGradient.forward, exported(Multiplies(), X))  # fmt: skip
-refuses("side effect", "passes/writeback.py:_check_data", exports(WritesData(), X),
+refuses(
+    "autograd inside",
+    "operators/abstract_tensors/abstract_tensor.py:_gradient",
+    exports(ReadsItsGradient(), X),
+    ReadsItsGradient.forward,
+    exported(GivenItsGradient(), X, None),
+)
+refuses(
+    "side effect",
+    "operators/abstract_tensors/abstract_tensor.py:_set_gradient",
+    exports(ClearsItsGradient(), X),
+    ClearsItsGradient.forward,
+    exported(Multiplies(), X),
+)
+refuses("side effect", "lowering/cuts/writeback.py:_check_data", exports(WritesData(), X),
         WritesData.forward, cut_of(WritesUnderNoGrad()), cut_of(WritesData()))  # fmt: skip
-refuses("side effect", "passes/writeback.py:_check_data", exports(WritesDataOfAnArgument(), X),
-        WritesDataOfAnArgument.forward, cut_of(WritesAnArgument()),
-        cut_of(WritesDataOfAnArgument()))  # fmt: skip
+refuses(
+    "side effect",
+    "lowering/cuts/writeback.py:_check_data",
+    exports(WritesDataOfAnArgument(), X),
+    WritesDataOfAnArgument.forward,
+    cut_of(WritesAnArgument()),
+    cut_of(WritesDataOfAnArgument()),
+)
 
 
 def bilinear_under_autocast(x: Tensor) -> Tensor:
@@ -392,8 +435,13 @@ def bilinear_without(x: Tensor) -> Tensor:
 
 
 FILTER = torch.randn(3, 8, 8)
-refuses("autocast", "trace/dispatch.py:_check_autocast", captures(bilinear_under_autocast, X),
-        bilinear_under_autocast, captured(bilinear_without, X))  # fmt: skip
+refuses(
+    "autocast",
+    "tracer/recorder/dispatch.py:_check_autocast",
+    captures(bilinear_under_autocast, X),
+    bilinear_under_autocast,
+    captured(bilinear_without, X),
+)
 
 
 def factors(x: Tensor) -> Any:
@@ -404,8 +452,13 @@ def factors_alone(x: Tensor) -> Any:
     return tuple(torch.linalg.qr(x))
 
 
-refuses("no functional form", "mutation/outs.py:_check_known", captures(factors, X), factors,
-        captured(factors_alone, X))  # fmt: skip
+refuses(
+    "no functional form",
+    "tracer/functionalization/out_variants.py:_check_known",
+    captures(factors, X),
+    factors,
+    captured(factors_alone, X),
+)
 
 
 def normalizes(x: Tensor, mean: Tensor, var: Tensor) -> Any:
@@ -418,7 +471,7 @@ def normalizes_and_copies(x: Tensor, mean: Tensor, var: Tensor) -> Any:
     return out.copy_(torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0])
 
 
-refuses("no functional form", "mutation/outs.py:_is_functional_form",
+refuses("no functional form", "tracer/functionalization/out_variants.py:_is_functional_form",
         captures(normalizes, X, torch.zeros(8), torch.ones(8)), normalizes,
         captured(normalizes_and_copies, X, torch.zeros(8), torch.ones(8)))  # fmt: skip
 
@@ -451,8 +504,13 @@ def with_sizes() -> None:
     captured(net, X)()
 
 
-refuses("side effect", "mutation/functionalize.py:_check_not_resized", captures(Observes(), X),
-        Observes.forward, with_sizes)  # fmt: skip
+refuses(
+    "side effect",
+    "tracer/functionalization/functionalize.py:_check_not_resized",
+    captures(Observes(), X),
+    Observes.forward,
+    with_sizes,
+)
 
 
 def sees_the_memory_of_another(x: Tensor) -> Tensor:
@@ -467,7 +525,7 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "mutation/in_place.py:reshape",
+refuses("no functional form", "tracer/functionalization/in_place_checks.py:reshape",
         captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
         captured(copies_another, X))  # fmt: skip
 
@@ -480,7 +538,7 @@ def squeezes_what_is_new(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().imag[:1].squeeze(0)
 
 
-refuses("unsupported", "mutation/in_place.py:_check_not_put_off",
+refuses("unsupported", "tracer/functionalization/in_place_checks.py:_check_not_put_off",
         captures(squeezes_what_is_put_off, X), squeezes_what_is_put_off,
         captured(squeezes_what_is_new, X))  # fmt: skip
 
@@ -502,7 +560,7 @@ def sees_a_clone(x: Tensor) -> Tensor:
 
 
 GAPS = torch.randn(6, 8)[:, ::2]
-refuses("overlapping memory", "mutation/offsets.py:_count_in_graph",
+refuses("overlapping memory", "tracer/functionalization/storage_offsets.py:_count_in_graph",
         captures(sees_what_lies_between, GAPS),
         sees_what_lies_between,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
@@ -515,7 +573,7 @@ def is_written_beside_a_view(x: Tensor) -> Tensor:
     return between
 
 
-refuses("overlapping memory", "mutation/functionalize.py:_check_seen",
+refuses("overlapping memory", "tracer/functionalization/functionalize.py:_check_seen",
         captures(is_written_beside_a_view, GAPS),
         is_written_beside_a_view,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
@@ -530,5 +588,10 @@ def copies_a_part(x: Tensor) -> Tensor:
     return x[:, :4] * copy.deepcopy(PART)  # here
 
 
-refuses("unsupported", "tensors/parameters.py:_check_whole", captures(copies_a_part, WIDE.clone()),
-        copies_a_part, captured(lambda x: x[:, :4] * PART.clone(), WIDE.clone()))  # fmt: skip
+refuses(
+    "unsupported",
+    "operators/abstract_tensors/abstract_parameter.py:_check_whole",
+    captures(copies_a_part, WIDE.clone()),
+    copies_a_part,
+    captured(lambda x: x[:, :4] * PART.clone(), WIDE.clone()),
+)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.asking.path import QUESTIONS
 from foretrace.errors import Refusal
+from foretrace.tracer.data_dependence.answer_path import QUESTIONS
 
 X = torch.rand(3, 3)
 

@@ -71,7 +71,7 @@ def test_an_operator_that_eager_takes_is_not_blamed_on_the_program(
     words = "its data is not allocated yet"
     text = f"lambda *_: (_ for _ in ()).throw(RuntimeError({words!r}))"
     fails = eval(compile(text, torch.__file__, "eval"))  # noqa: S307 - a line of torch's
-    monkeypatch.setattr("foretrace.ops.infer.Inference.infer", fails)
+    monkeypatch.setattr("foretrace.operators.inference.infer.Inference.infer", fails)
     refusal = refused(takes_a_median, (X,))
     check(refusal, at=takes_a_median)
     assert refusal.kind == "unsupported"

@@ -70,13 +70,13 @@ def given_the_answer(x: Tensor, positive: bool) -> Tensor:
 
 POSITIVE = bool(X.sum() > 0)
 refuses(
-    "data-dependent", "values/constants.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
     captures(branches, X, values="refuse"), branches,
     captured(chooses, X), captured(given_the_answer, X, POSITIVE),
     captured(branches, X),
 )  # fmt: skip
 refuses(
-    "data-dependent", "values/constants.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
     exports(branches, X, values="refuse"), branches,
     exported(chooses, X), exported(given_the_answer, X, POSITIVE), guarded(branches, X),
 )  # fmt: skip
@@ -91,9 +91,12 @@ def asks_its_tensor(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "compat/settled.py:tell_answers", exports(asks_an_operator, X),
-    asks_an_operator, guarded(asks_its_tensor, X),
-)  # fmt: skip
+    "data-dependent",
+    "frontends/torch_compat/stateless_check.py:tell_answers",
+    exports(asks_an_operator, X),
+    asks_an_operator,
+    guarded(asks_its_tensor, X),
+)
 
 
 def halves(x: Tensor) -> Tensor:
@@ -123,7 +126,7 @@ def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
 
 
 refuses(
-    "changing answers", "runtime/compiled.py:_check_answers", of_many_lengths(halves), halves,
+    "changing answers", "runtime/calls/compiled.py:_check_answers", of_many_lengths(halves), halves,
     of_many_lengths(halves_at_once), compiled(halves_so_often, X, 3),
 )  # fmt: skip
 
@@ -146,14 +149,17 @@ for ask, follow in (
     (compiles(scales, X), compiled),
 ):  # fmt: skip
     refuses(
-        "data-dependent", "values/constants.py:depends_on_inputs", ask, scales,
+        "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
 refuses(
-    "data-dependent", "values/constants.py:depends_on_inputs", exports(scales, X), scales,
+    "data-dependent",
+    "tracer/concrete/concrete_values.py:depends_on_inputs",
+    exports(scales, X),
+    scales,
     exported(scales_by_a_tensor, X),
     exported(lambda x, factor: x * factor, X, torch.tensor(FACTOR)),
-)  # fmt: skip
+)
 
 
 def takes_its_exponential(x: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ def takes_the_tensors_exponential(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported", "passes/steps.py:_as_operators", exports(takes_its_exponential, X),
+    "unsupported", "lowering/cuts/scalar_ops.py:_as_operators", exports(takes_its_exponential, X),
     takes_its_exponential, exported(takes_the_tensors_exponential, X),
 )  # fmt: skip
 
@@ -180,7 +186,7 @@ def adds_by_a_tensor(x: Tensor) -> Tensor:
 
 SQUARE = torch.randn(4, 4)
 refuses(
-    "data-dependent", "backends/steps.py:numbers_refused",
+    "data-dependent", "runtime/backends/scalar_custom_op.py:numbers_refused",
     compiles(adds_by_a_number, SQUARE, backend="inductor"), None,
     compiled(adds_by_a_number, SQUARE), captured(adds_by_a_tensor, SQUARE),
 )  # fmt: skip
@@ -204,7 +210,7 @@ def calls_of_eager_alone(x: Tensor) -> Tensor:
 
 
 refuses(
-    "compiler", "backends/inductor.py:_error",
+    "compiler", "runtime/backends/inductor.py:_error",
     compiles(calls_of_eager_alone, X, backend="inductor"), None,
     compiled(calls_of_eager_alone, X),
 )  # fmt: skip
@@ -220,7 +226,7 @@ def raises_to_a_tensor(x: Tensor) -> Tensor:
 
 FOLLOWED = torch.ones(3, requires_grad=True)
 refuses(
-    "data-dependent", "symbols/floats.py:asked_number",
+    "data-dependent", "ir/symbols/sym_float.py:asked_number",
     cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
 )  # fmt: skip
 
@@ -236,9 +242,13 @@ def reads_it_on_each_side(x: Tensor) -> Tensor:
 
 
 refuses(
-    "both sides", "branches/sides.py:refused", captures(scales_one_side, X, branches="both"),
-    scales_one_side, captured(reads_it_on_each_side, X), captured(scales_one_side, X),
-)  # fmt: skip
+    "both sides",
+    "session/both_branches/cond.py:refused",
+    captures(scales_one_side, X, branches="both"),
+    scales_one_side,
+    captured(reads_it_on_each_side, X),
+    captured(scales_one_side, X),
+)
 
 
 def gathers_numbers(x: Tensor) -> Tensor:
@@ -258,7 +268,7 @@ for ask, follow in (
     (exports(gathers_numbers, X), exported),
 ):  # fmt: skip
     refuses(
-        "data-dependent", "trace/reported.py:_reads_memory", ask, gathers_numbers,
+        "data-dependent", "tracer/recorder/error_reports.py:_reads_memory", ask, gathers_numbers,
         follow(gathers_tensors, X), follow(is_given_them, X, torch.stack([X.sum(), X.max()])),
         "a program that raises in eager",
     )  # fmt: skip
@@ -273,7 +283,7 @@ def chooses_by_chance(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "values/constants.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
     captures(branches_on_chance, X, values="refuse"), branches_on_chance,
     captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
     drawn(branches_on_chance, X),
@@ -289,7 +299,7 @@ def asks_a_small_constant(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "values/constants.py:_check_size",
+    "data-dependent", "tracer/concrete/concrete_values.py:_check_size",
     captures(asks_a_large_constant, X), asks_a_large_constant,
     captured(asks_a_small_constant, X),
 )  # fmt: skip
@@ -304,9 +314,13 @@ def masks(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X, values="refuse"),
-    selects, captured(masks, X), captured(selects, X),
-)  # fmt: skip
+    "data-dependent",
+    "operators/inference/cpu_kernels.py:depends_on_data",
+    captures(selects, X, values="refuse"),
+    selects,
+    captured(masks, X),
+    captured(selects, X),
+)
 
 
 def divides_by_a_tensor_of_numbers(x: Tensor) -> list[Tensor]:
@@ -322,12 +336,14 @@ def divides_by_numbers(x: Tensor) -> list[Tensor]:
 
 if torch.__version__ < "2.15":  # whose kernel reads them as it runs
     refuses(
-        "data-dependent", "ops/infer.py:_reads_numbers",
+        "data-dependent", "operators/inference/infer.py:_reads_numbers",
         captures(divides_by_a_tensor_of_numbers, X),
         divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
     )  # fmt: skip
 else:
-    EXCUSED["ops/infer.py:_reads_numbers"] = "no operator of torch 2.15 is known to come there"
+    EXCUSED["operators/inference/infer.py:_reads_numbers"] = (
+        "no operator of torch 2.15 is known to come there"
+    )
 
 
 def leaves_for_numpy(x: Tensor) -> Tensor:
@@ -339,9 +355,12 @@ def stays(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "tensors/abstract.py:method", captures(leaves_for_numpy, X), leaves_for_numpy,
+    "data-dependent",
+    "operators/abstract_tensors/abstract_tensor.py:method",
+    captures(leaves_for_numpy, X),
+    leaves_for_numpy,
     captured(stays, X),
-)  # fmt: skip
+)
 
 
 def calls_an_opaque_op(x: Tensor) -> Tensor:
@@ -353,7 +372,7 @@ def calls_a_known_op(x: Tensor) -> Tensor:
 
 
 refuses(
-    "no meta kernel", "ops/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
+    "no meta kernel", "operators/inference/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
     calls_an_opaque_op, captured(calls_a_known_op, X),
 )  # fmt: skip
 
@@ -371,7 +390,7 @@ def does_not_seed(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/generators.py:_no_seed", captures(seeds, X), seeds,
+    "side effect", "tracer/recorder/rng.py:_no_seed", captures(seeds, X), seeds,
     captured(does_not_seed, X),
 )  # fmt: skip
 
@@ -385,7 +404,7 @@ def takes_numbers(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/generators.py:__call__", captures(makes_a_generator, X),
+    "side effect", "tracer/recorder/rng.py:__call__", captures(makes_a_generator, X),
     makes_a_generator, captured(takes_numbers, X, torch.rand(8)),
 )  # fmt: skip
 
@@ -395,11 +414,11 @@ def draws_in_python(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/generators.py:_drawn", captures(draws_in_python, X), draws_in_python,
+    "side effect", "tracer/recorder/rng.py:_drawn", captures(draws_in_python, X), draws_in_python,
     captured(scales_by_a_number, X, 0.25),
 )  # fmt: skip
 refuses(
-    "side effect", "trace/generators.py:_drawn", compiles(draws_in_python, X), draws_in_python,
+    "side effect", "tracer/recorder/rng.py:_drawn", compiles(draws_in_python, X), draws_in_python,
     compiled(scales_by_a_number, X, 0.25),
 )  # fmt: skip
 
@@ -415,7 +434,7 @@ def gives_clone(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, torch.sin, torch.clone, (x,))
 
 
-HOLDS = "holding/programs.py:refuse"
+HOLDS = "tracer/higher_order/trace_subgraph.py:refuse"
 refuses("higher-order operator", HOLDS, captures(gives_back, X), gives_back,
         captured(gives_clone, X))  # fmt: skip
 refuses("higher-order operator", HOLDS, compiles(gives_back, X), gives_back,
@@ -500,7 +519,7 @@ refuses("higher-order operator", HOLDS, captures(casts_inside, X, LEAF), casts_i
         captured(casts_in_the_program, X, LEAF))  # fmt: skip
 
 
-ROUNDS = "through/scanned.py:_no_derivative"
+ROUNDS = "autograd/higher_order/scan_backward.py:_no_derivative"
 WANTED = torch.ones(3, requires_grad=True)
 
 
@@ -542,7 +561,7 @@ def scans_straight(x: Tensor) -> Tensor:
     return last.sum()  # type: ignore[no-any-return]
 
 
-HELD = "holding/hold.py:hold"
+HELD = "tracer/higher_order/trace_hop.py:hold"
 
 
 def attends(q: Tensor, table: Tensor) -> Tensor:
@@ -617,8 +636,13 @@ def quietly(ask: Callable[[], object]) -> Callable[[], object]:
 
 
 EIGHT = torch.randn(8, requires_grad=True)
-refuses("no derivative", "through/scanned.py:_begun", cuts(scans_turned, EIGHT), scans_turned,
-        quietly(trained(scans_straight, EIGHT)))  # fmt: skip
+refuses(
+    "no derivative",
+    "autograd/higher_order/scan_backward.py:_begun",
+    cuts(scans_turned, EIGHT),
+    scans_turned,
+    quietly(trained(scans_straight, EIGHT)),
+)
 Q = torch.randn(1, 2, 16, 16)
 HALF = torch.randn(1, 2, 16, 16, dtype=torch.float16)
 
@@ -646,18 +670,30 @@ refuses(
 refuses("higher-order operator", HELD, captures(wraps_a_trace, X), wraps_a_trace,
         captured(torch.sin, X))  # fmt: skip
 refuses(
-    "higher-order operator", "holding/hold.py:_inline", captures(casts_what_it_gives, WANTED),
-    casts_what_it_gives, trained(cast_unfollowed, WANTED), trained(cast_by_a_method, WANTED),
-)  # fmt: skip
+    "higher-order operator",
+    "tracer/higher_order/trace_hop.py:_inline",
+    captures(casts_what_it_gives, WANTED),
+    casts_what_it_gives,
+    trained(cast_unfollowed, WANTED),
+    trained(cast_by_a_method, WANTED),
+)
 if hasattr(torch.ops.higher_order, "flex_gemm"):
     refuses(
-        "higher-order operator", "holding/hold.py:_inline", captures(fuses_what_follows, WANTED),
-        fuses_what_follows, trained(fused_unfollowed, WANTED), trained(followed_apart, WANTED),
-    )  # fmt: skip
+        "higher-order operator",
+        "tracer/higher_order/trace_hop.py:_inline",
+        captures(fuses_what_follows, WANTED),
+        fuses_what_follows,
+        trained(fused_unfollowed, WANTED),
+        trained(followed_apart, WANTED),
+    )
 refuses(
-    "no derivative", "through/scanned.py:differentiate", cuts(calls_strictly, WANTED),
-    calls_strictly, trained(calls, WANTED), trained(calls_strictly_unfollowed, WANTED),
-)  # fmt: skip
+    "no derivative",
+    "autograd/higher_order/scan_backward.py:differentiate",
+    cuts(calls_strictly, WANTED),
+    calls_strictly,
+    trained(calls, WANTED),
+    trained(calls_strictly_unfollowed, WANTED),
+)
 
 
 def traces(x: Tensor) -> Tensor:
@@ -665,7 +701,7 @@ def traces(x: Tensor) -> Tensor:
     return made
 
 
-refuses("unsupported", "trace/reported.py:_traces", captures(traces, X),
+refuses("unsupported", "tracer/recorder/error_reports.py:_traces", captures(traces, X),
         traces, captured(does_not_seed, X))  # fmt: skip
 
 
@@ -674,10 +710,13 @@ def multiplies_wrong_shapes(x: Tensor) -> Tensor:
 
 
 refuses(
-    "program raised", "trace/reported.py:_refusal", captures(multiplies_wrong_shapes, X),
-    multiplies_wrong_shapes, captured(lambda x: x @ x.T, X),
+    "program raised",
+    "tracer/recorder/error_reports.py:_refusal",
+    captures(multiplies_wrong_shapes, X),
+    multiplies_wrong_shapes,
+    captured(lambda x: x @ x.T, X),
     "tests/refusals/state.py follows it for what a first call stores",
-)  # fmt: skip
+)
 
 
 def quantizes(x: Tensor) -> Tensor:
@@ -689,9 +728,12 @@ def quantizes_in_floats(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_asked_for", captures(quantizes, X), quantizes,
+    "unsupported tensor",
+    "operators/abstract_tensors/supported_inputs.py:check_asked_for",
+    captures(quantizes, X),
+    quantizes,
     captured(quantizes_in_floats, X),
-)  # fmt: skip
+)
 
 ROWS = torch.export.Dim("rows")
 
@@ -701,7 +743,7 @@ def fixes_a_size(x: Tensor) -> Tensor:
 
 
 refuses(
-    "dynamic size fixed", "symbols/dynamic.py:check",
+    "dynamic size fixed", "ir/symbols/input_symbols.py:check",
     captures(fixes_a_size, X, dynamic_shapes={"x": {0: ROWS}}), fixes_a_size,
     captured(fixes_a_size, X),
 )  # fmt: skip
@@ -712,12 +754,12 @@ def sums(x: Tensor) -> Tensor:  # here
 
 
 refuses(
-    "dynamic size fixed", "symbols/dynamic.py:_constant_size",
+    "dynamic size fixed", "ir/symbols/input_symbols.py:_constant_size",
     captures(sums, X[:1], dynamic_shapes={"x": {0: ROWS}}), sums,
     captured(sums, X, dynamic_shapes={"x": {0: ROWS}}),
 )  # fmt: skip
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_admitted",
+    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_admitted",
     captures(sums, X.to_sparse().requires_grad_()), sums, captured(sums, X.to_sparse().to_dense()),
 )  # fmt: skip
 
@@ -730,6 +772,9 @@ def takes_scripted(x: Tensor) -> Tensor:  # here
 SCRIPTED = torch.jit.trace(torch.nn.Linear(8, 8), (X,))
 PLAIN = torch.nn.Linear(8, 8)
 refuses(
-    "unsupported module", "python_state/module_state.py:scripted", captures(takes_scripted, X),
-    takes_scripted, captured(PLAIN, X),
-)  # fmt: skip
+    "unsupported module",
+    "python_state/effects/module_state.py:scripted",
+    captures(takes_scripted, X),
+    takes_scripted,
+    captured(PLAIN, X),
+)

@@ -62,8 +62,14 @@ def makes_anew(w: Any) -> Any:
     return TwoTensor(w.b + 1, w.a) * 2
 
 
-refuses("unsupported tensor", "holding/wrapped.py:changed", captures(tags, two(3, 4)), tags,
-        taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
+refuses(
+    "unsupported tensor",
+    "tracer/subclasses/dispatch.py:changed",
+    captures(tags, two(3, 4)),
+    tags,
+    taken(makes_anew, TWO),
+    OUTSIDE,
+)
 
 
 def writes_inside(w: Any) -> Any:
@@ -71,7 +77,7 @@ def writes_inside(w: Any) -> Any:
     return w * 2  # here
 
 
-refuses("unsupported tensor", "holding/wrapped.py:changed", captures(writes_inside, TWO),
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed", captures(writes_inside, TWO),
         writes_inside, taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
 
 
@@ -86,7 +92,7 @@ def makes_of_detached(x: Tensor, y: Tensor) -> Any:
 LEAVES = X.clone().requires_grad_(), Y.clone().requires_grad_()
 refuses(
     "unsupported tensor",
-    "holding/wrapped.py:_made_by_program",
+    "tracer/subclasses/dispatch.py:_made_by_program",
     captures(makes_a_leaf, *LEAVES),
     makes_a_leaf,
     taken(makes_of_detached, *LEAVES),
@@ -97,7 +103,7 @@ def makes_of_open_sizes(x: Tensor, y: Tensor) -> Any:
     return TwoTensor(x, y) * 2  # here
 
 
-refuses("unsupported tensor", "holding/wrapped.py:check_sizes",
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_sizes",
         captures(makes_of_open_sizes, X, Y, dynamic_shapes=True), makes_of_open_sizes,
         taken(makes_of_open_sizes, X, Y))  # fmt: skip
 
@@ -110,7 +116,7 @@ def adds(w: Any, x: Any) -> Any:
     return w.exp().add(x)
 
 
-WRITTEN = "holding/written.py:refused"
+WRITTEN = "tracer/subclasses/writes.py:refused"
 refuses("unsupported tensor", WRITTEN, captures(adds_in_place, FOLLOWED, OTHER),
         adds_in_place, trains(adds, FOLLOWED, OTHER, by=by_compile), OUTSIDE)  # fmt: skip
 
@@ -179,7 +185,7 @@ def doubles_in_place(w: Any) -> Any:
     return w + 1
 
 
-refuses("unsupported tensor", "holding/wrapped.py:changed",
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed",
         captures(doubles_in_place, Other(X, Y)), doubles_in_place, taken(makes_anew, TWO),
         OUTSIDE)  # fmt: skip
 
@@ -191,8 +197,13 @@ def hooks_one(x: Tensor, w: Any) -> Any:
 
 
 for asks in (hooks_one,):
-    refuses("unsupported tensor", "recording/gradients.py:_of_a_class", captures(asks, X, FOLLOWED),
-            asks, OUTSIDE)  # fmt: skip
+    refuses(
+        "unsupported tensor",
+        "session/run/grad_attributes.py:_of_a_class",
+        captures(asks, X, FOLLOWED),
+        asks,
+        OUTSIDE,
+    )
 
 
 class Shown(Masked):
@@ -218,7 +229,7 @@ def writes_a_clone_of_it(w: Any) -> Any:
 
 
 SHOWN = Shown(X, Y > 0)
-refuses("unsupported tensor", "mutation/in_place.py:check_not_held",
+refuses("unsupported tensor", "tracer/functionalization/in_place_checks.py:check_not_held",
         captures(writes_what_is_shown, SHOWN), writes_what_is_shown,
         taken(writes_a_clone_of_it, SHOWN), OUTSIDE)  # fmt: skip
 
@@ -241,7 +252,7 @@ def by_weight(x: Tensor, w: Any) -> Any:
 COUNTING = Counting.of(torch.randn(5, 4))
 refuses(
     "unsupported tensor",
-    "holding/wrapped.py:_no_place",
+    "tracer/subclasses/dispatch.py:_no_place",
     captures(by_weight, X, COUNTING),
     by_weight,
     taken(by_weight, X, WEIGHT),
@@ -261,8 +272,14 @@ def writes_a_clone(w: Any) -> Any:
     return made
 
 
-refuses("unsupported tensor", "holding/wrapped.py:check_unwritten", captures(writes_held, TWO),
-        writes_held, taken(writes_a_clone, TWO), OUTSIDE)  # fmt: skip
+refuses(
+    "unsupported tensor",
+    "tracer/subclasses/dispatch.py:check_unwritten",
+    captures(writes_held, TWO),
+    writes_held,
+    taken(writes_a_clone, TWO),
+    OUTSIDE,
+)
 
 
 def writes_what_is_held(x: Tensor, w: Any) -> Any:
@@ -278,7 +295,7 @@ def on_a_clone() -> None:
 
 
 HOLDING = TwoTensor(X, Y)
-refuses("aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+refuses("aliased inputs", "session/run/aliased_inputs.py:check_shared_memory",
         captures(writes_what_is_held, X, HOLDING), writes_what_is_held, on_a_clone)  # fmt: skip
 
 
@@ -303,15 +320,20 @@ def doubled_of_any(w: Any) -> Any:  # here
 
 refuses(
     "unsupported tensor",
-    "tensors/wrapped.py:flattened",
+    "operators/abstract_tensors/subclass_types.py:flattened",
     captures(doubled_of_any, Flatless(X, Y)),
     doubled_of_any,
     taken(doubled_of_any, TWO),
 )
 
 
-refuses("unsupported tensor", "tensors/wrapped.py:make", captures(doubled_of_any, Foreign(X, Y)),
-        doubled_of_any, taken(doubled_of_any, Other(X, Y)))  # fmt: skip
+refuses(
+    "unsupported tensor",
+    "operators/abstract_tensors/subclass_types.py:make",
+    captures(doubled_of_any, Foreign(X, Y)),
+    doubled_of_any,
+    taken(doubled_of_any, Other(X, Y)),
+)
 
 
 class Turning(Int8):
@@ -336,14 +358,21 @@ class Onward(Int8):
 TRAINED = X.clone().requires_grad_()
 TURNING, ONWARD = Turning.of(torch.randn(5, 4)), Onward.of(torch.randn(5, 4))
 refuses(
-    "unsupported tensor", "wrappers/opened.py:_otherwise", cuts(by_weight, TRAINED, TURNING),
-    by_weight, trains(by_weight, TRAINED, TURNING, by=by_compile),
+    "unsupported tensor",
+    "lowering/subclasses/desugar.py:_otherwise",
+    cuts(by_weight, TRAINED, TURNING),
+    by_weight,
+    trains(by_weight, TRAINED, TURNING, by=by_compile),
     trains(by_weight, TRAINED, TURNING, by=export_cut),
-)  # fmt: skip
+)
 refuses(
-    "unsupported tensor", "wrappers/opened.py:_raises", cuts(by_weight, TRAINED, ONWARD),
-    by_weight, trains(by_weight, TRAINED, WEIGHT, by=by_compile), taken(by_weight, X, ONWARD),
-)  # fmt: skip
+    "unsupported tensor",
+    "lowering/subclasses/desugar.py:_raises",
+    cuts(by_weight, TRAINED, ONWARD),
+    by_weight,
+    trains(by_weight, TRAINED, WEIGHT, by=by_compile),
+    taken(by_weight, X, ONWARD),
+)
 
 
 def called_with_a_plain_tangent() -> object:
@@ -356,7 +385,7 @@ def with_one_of_the_class() -> None:
     assert differences(OTHER * 2, gradients["w"]) == []
 
 
-refuses("wrong tangents", "runtime/tangents.py:_as_it_holds", called_with_a_plain_tangent,
+refuses("wrong tangents", "runtime/calls/tangents.py:_as_it_holds", called_with_a_plain_tangent,
         doubled_of_any, with_one_of_the_class)  # fmt: skip
 
 
@@ -369,9 +398,13 @@ def doubled_here(w: Any) -> Any:
 
 
 refuses(
-    "unsupported tensor", "runtime/untrained.py:_opened", wrapping_asked_of_the_aten_cut,
-    doubled_here, trains(doubled_here, FOLLOWED, by=export_cut), with_one_of_the_class,
-)  # fmt: skip
+    "unsupported tensor",
+    "runtime/calls/untrainable_results.py:_opened",
+    wrapping_asked_of_the_aten_cut,
+    doubled_here,
+    trains(doubled_here, FOLLOWED, by=export_cut),
+    with_one_of_the_class,
+)
 
 
 class TakesApart(nn.Module):
@@ -386,7 +419,7 @@ def of_what_is_held(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "compat/export.py:_check_op", exports(TakesApart(), X, Y),
+    "unsupported tensor", "frontends/torch_compat/export.py:_check_op", exports(TakesApart(), X, Y),
     TakesApart.forward, exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a),
 )  # fmt: skip
 
@@ -411,8 +444,13 @@ def scaled(x: Tensor, w: Any) -> Any:
     return Scaled.apply(x, w, x.new_ones(5))
 
 
-refuses("unsupported", "trace/functions.py:_refuse", captures(given_on, X, WEIGHT), given_on,
-        taken(scaled, X, WEIGHT))  # fmt: skip
+refuses(
+    "unsupported",
+    "tracer/recorder/autograd_function.py:_refuse",
+    captures(given_on, X, WEIGHT),
+    given_on,
+    taken(scaled, X, WEIGHT),
+)
 
 
 class Side(enum.Enum):
@@ -427,7 +465,7 @@ class OfASide(nn.Module):
 
 refuses(
     "unknown container",
-    "compat/export_containers.py:check_keys",
+    "frontends/torch_compat/export_containers.py:check_keys",
     exports(OfASide(), {Side.LEFT: X}),
     OfASide.forward,
     exported(OfASide(), {"left": X}),
@@ -464,6 +502,10 @@ class OfADict(nn.Module):
 
 
 refuses(
-    "unknown container", "compat/export_containers.py:check_plain", exports(OfAHeld(), Held(X)),
-    OfAHeld.forward, exported(OfAHeld(), Registered(X)), exported(OfADict(), {"x": X}),
-)  # fmt: skip
+    "unknown container",
+    "frontends/torch_compat/export_containers.py:check_plain",
+    exports(OfAHeld(), Held(X)),
+    OfAHeld.forward,
+    exported(OfAHeld(), Registered(X)),
+    exported(OfADict(), {"x": X}),
+)

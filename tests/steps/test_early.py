@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import foretrace
-from foretrace.backends import by_name
-from foretrace.backends.compilers import TorchCompilers
+from foretrace.runtime.backends import by_name
+from foretrace.runtime.backends.compilers import TorchCompilers
 from tests.steps import STEPS, Step
 from tests.steps.failing import FAILS
 from tests.steps.test_optim_db import cases

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foretrace
-from foretrace.program import Cut
+from foretrace.frontends.program import Cut
 from tests.steps import STEPS
 from tests.steps.test_policies import deep, in_a_checkpoint
 from tests.support.bits import differences

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import foretrace
-from foretrace.ir.op import Op
-from foretrace.partition.again import made_twice
+from foretrace.ir.program.op import Op
+from foretrace.lowering.partition.recompute import made_twice
 from tests.steps import STEPS
 from tests.steps.registry import Loop, features
 from tests.support.memory import of_a_step

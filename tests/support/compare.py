@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.program import Cut
+from foretrace.frontends.program import Cut
 from tests.support.bits import (
     Fact,
     aliasing,

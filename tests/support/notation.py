@@ -32,9 +32,9 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Op, Origin, Subgraph, Tree, Value, target_name, values_in
-from foretrace.ir.types import DTYPE_NAMES, TensorType
-from foretrace.ir.walk import subgraphs_of, with_subgraphs
+from foretrace.ir.program.op import Op, Origin, Subgraph, Tree, Value, target_name, values_in
+from foretrace.ir.program.tensor_type import DTYPE_NAMES, TensorType
+from foretrace.ir.program.walk import subgraphs_of, with_subgraphs
 
 INDENT: Final = "    "
 DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from foretrace.program import Cut
-from foretrace.runtime.calls import run_pair
+from foretrace.frontends.program import Cut
+from foretrace.runtime.calls.run_cut import run_pair
 
 
 @dataclass(frozen=True)

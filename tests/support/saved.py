@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.ir.structure import Structure
-from foretrace.loaded import Loaded
-from foretrace.program import Cut, Program
-from foretrace.runtime.calls import run_pair
+from foretrace.frontends.program import Cut, Program
+from foretrace.frontends.program.load import Loaded
+from foretrace.ir.pydata.containers import Structure
+from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import aliasing, differences, tensors
 from tests.support.subject import Snapshot, Subject
 

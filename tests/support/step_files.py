@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.ir.places import OnGradient, State
-from foretrace.loaded import Loaded
-from foretrace.program import Program
+from foretrace.frontends.program import Program
+from foretrace.frontends.program.load import Loaded
+from foretrace.ir.pydata.places import OnGradient, State
 from tests.support.bits import differences
 from tests.support.steps import Build, Loop, built
 

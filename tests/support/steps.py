@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import foretrace
-from foretrace.pieces.partial import Partial
-from foretrace.runtime.module import CompiledModule
+from foretrace.runtime.calls.compiled_module import CompiledModule
+from foretrace.runtime.graph_breaks.partial_capture import Partial
 from tests.support.bits import differences, tensors
 
 BATCHES, SHOWN, DEPTH = 10, 12, 6

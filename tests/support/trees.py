@@ -7,18 +7,18 @@ from typing import Any, NoReturn
 import torch
 from expecttest import assert_expected_inline
 
-from foretrace.ir.op import Op, Value
-from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Role
-from foretrace.ir.requirements import Requirements
-from foretrace.ir.structure import take_apart
-from foretrace.passes.cut import Level, joint_graph
-from foretrace.recording.record import record
-from foretrace.recording.setup import RULES, prepare
-from foretrace.symbols.sizes import Symbols
-from foretrace.targets.profile import target_of
-from foretrace.targets.semantics import TargetSemantics
-from foretrace.tensors.abstract import Types
-from foretrace.trace.recorder import Recorder
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recorded, Role
+from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.lowering.cuts.cut import Level, joint_graph
+from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.targets.profile import target_of
+from foretrace.session.run.run import record
+from foretrace.session.run.setup import RULES, prepare
+from foretrace.tracer.recorder.recorder import Recorder
 from tests.support.notation import read, write
 
 CPU = target_of("cpu", torch.device("cpu"))

@@ -8,12 +8,12 @@ from importlib import import_module
 from typing import Any
 
 import foretrace
-from foretrace.emit import fx
 from foretrace.errors import Refusal
-from foretrace.ir import verify
-from foretrace.partition import split as partition
-from foretrace.passes import cut
-from foretrace.recording import record
+from foretrace.ir.program import verify
+from foretrace.lowering.cuts import cut
+from foretrace.lowering.emit import fx
+from foretrace.lowering.partition import partition
+from foretrace.session.run import run as record
 
 
 def everywhere() -> None:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 import foretrace
-from foretrace.tensors.abstract import Abstract
-from foretrace.trace.recorder import Recorder
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.tracer.recorder.recorder import Recorder
 from tests.support.bits import differences, tensors
 from tests.support.unchanged import state_unchanged_if_it_fails
 

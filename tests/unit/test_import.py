@@ -33,7 +33,7 @@ def test_the_import_waits_for_a_name():
     "words", [["--help"], ["--version"], ["check", "--help"], ["show", "a.py", "--wrong"]]
 )
 def test_help_and_complaints_need_no_torch(words):
-    assert not brought(f"from foretrace.cli import main; main({words})") & HEAVY
+    assert not brought(f"from foretrace.frontends.cli import main; main({words})") & HEAVY
 
 
 def test_a_name_brings_its_module():

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import foretrace
 from foretrace import forks
-from foretrace.ops.cache import ONE_AT_A_TIME
+from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 
 LIMIT = 60
 """Seconds that a child may take"""

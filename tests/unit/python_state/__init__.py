@@ -1,1 +1,0 @@
-"""Small programs and what becomes of the Python state around a run."""

@@ -1,0 +1,49 @@
+"""A gradient is added to the `.grad` of a leaf, as torch's AccumulateGrad node does it.
+
+Source: AccumulateGrad::accumulateGrad in torch/csrc/autograd/functions/accumulate_grad.h, and
+torch/csrc/autograd/utils/grad_layout_contract.h.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace.ir.program.tensor_type import TensorType
+
+
+def accumulate(
+    leaf: Any, gradient: Any, types: tuple[TensorType, TensorType], *, again: bool, alone: bool
+) -> None:
+    """One gradient more of a leaf.
+
+    Args:
+        leaf: the tensor.
+        gradient: what arrived in all.
+        types: of the one and of the other.
+        again: whether it may be differentiated once more.
+        alone: whether nobody else has the gradient.
+    """
+    before = leaf.grad
+    if before is None:
+        leaf.grad = (
+            gradient if alone and obeys_contract(*types) else _laid_out(gradient, leaf, types[0])
+        )
+    elif again:
+        leaf.grad = before + gradient
+    else:
+        before += gradient
+
+
+def obeys_contract(leaf: TensorType, gradient: TensorType) -> bool:
+    """Whether a gradient lies as one should: as its leaf, or in order if that has gaps."""
+    if not leaf.dense:
+        return gradient.contiguous().stride == gradient.stride
+    sizes = zip(gradient.shape, gradient.stride, leaf.stride, strict=True)
+    return all(own != 0 if size == 1 else own == wanted for size, own, wanted in sizes)
+
+
+def _laid_out(gradient: Any, like: Any, leaf: TensorType) -> Any:
+    """A copy that lies so; `like`: the leaf itself."""
+    if not leaf.dense:
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return gradient.new_empty_strided(like.size(), like.stride()).copy_(gradient)

@@ -1,0 +1,223 @@
+"""The derivative of one call in a walk: its rule, and the rule's ops over what the call has."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from foretrace.autograd.backward.gradient_hooks import Hooks
+from foretrace.autograd.backward.gradient_map import Gradients, backward_op
+from foretrace.autograd.backward.unpack_hooks import unpacked
+from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.rule import Rule
+from foretrace.autograd.derivatives.saved_tensors import Saving
+from foretrace.autograd.eager_history.op_facts import locate, written_positions
+from foretrace.autograd.eager_history.version_counters import Stale
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Tree, Value, map_values, substitute, target_name, values_in
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import binds
+from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.operators.inference.infer import Inference
+from foretrace.tracer.recorder.autograd_hooks import Packed
+
+
+class Formulas(Gradients):
+    """Derivatives of calls, over what each call's memory holds when the backward runs."""
+
+    def __init__(
+        self, derivatives: Derivatives, inference: Inference, outside: dict[int, Value],
+        stale: Stale, hooks: Hooks | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(inference)
+        self.derivatives = derivatives
+        self.outside = outside
+        """by id, the real tensors behind inputs, and what they hold when the backward runs"""
+        self.stale, self.hooks = stale, hooks or Hooks(())
+        self.again = self.narrow = False
+        """whether what the walk gives is differentiated once more; whether not all is wanted"""
+        self.rows: int | None = None
+        """how many gradients there are at once, as the rows of each"""
+        self.freed = set[Op]()
+        """what a backward of the program's own has gone through, and let go of what was saved"""
+        self.spent = list[Op]()
+        """what the walk has gone through that had saved something"""
+        self.packs: dict[Value, Packed] = {}
+        """by the first result of a call, what hooks made of what autograd saves for it"""
+        self.reached: set[Value] = set()
+        """values at which torch's engine arrives without a gradient"""
+        self._known: dict[tuple[Any, ...], tuple[Rule | None, tuple[int, ...]]] = {}
+        """by calls that are alike: the rule, and which operand each occurrence is"""
+
+    # ---- which rule ---------------------------------------------------------------------------
+
+    def _rule_of(
+        self, op: Op, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, Sequence[Value]]:
+        """The same for the call that an op is; it is looked up once for all that are alike."""
+        if op.alike is None:
+            return self._rule(op.target, op, op.args, op.kwargs, tangents)
+        operands = op.operands
+        key = (
+            op.alike, *[v.type for v in operands], *[t and t.type for t in tangents],
+            *(map(self.wants, operands) if self.narrow else ()),
+        )  # fmt: skip
+        known = self._known.get(key)
+        if known is None:
+            rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
+            known = self._known[key] = rule, tuple(map(operands.index, occurrences))
+        rule, places = known
+        return rule, [operands[place] for place in places]
+
+    def _rule(
+        self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, list[Value]]:
+        """The derivative of a call, and the values among its arguments, each occurrence."""
+        both = (args, kwargs)
+        occurrences = values_in(both)
+        followed = any(map(self.wants, occurrences))
+        if not followed or all(t is None for t in tangents):
+            return None, occurrences  # what is not followed is a leaf that the program makes
+        types = {v: v.type.plain.with_grad(self.wants(v)) for v in occurrences}
+        typed_args, typed_kwargs = substitute(both, types)
+        given = tuple([None if t is None else self._tangent(t) for t in tangents])
+        positions = frozenset(written_positions(op, occurrences))
+        told = binds(op) or dispatched(op)
+        known = map_values(op.result, lambda v: v.type.plain) if told else None
+        try:
+            rule = self.derivatives.rule(
+                func,
+                typed_args,
+                typed_kwargs,
+                given,
+                positions,
+                known,
+                again=self.again,
+                rows=self.rows,
+            )
+        except Refusal as refusal:
+            raise locate(refusal, op) from None
+        return rule, occurrences
+
+    def _tangent(self, value: Value) -> TensorType:
+        """The type of a gradient, as a formula gets it."""
+        return value.type.plain if self.again else value.type.plain.with_grad(False)
+
+    def packed(self, op: Op) -> Packed | None:
+        """What hooks made of the tensors that autograd saved for an op."""
+        return self.packs.get(op.outs[0]) if self.packs and op.outs else None
+
+    def unpack(self, packed: Packed) -> list[Value]:
+        """What its hook gives back."""
+        return unpacked(packed, self)
+
+    def _rule_over(
+        self, op: Op, packed: Packed, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, list[Value], dict[Value, Any]]:
+        """The derivative of a call over what hooks give back, and what that is in this call."""
+        _, args = op.called
+        occurrences = values_in((args, op.kwargs))
+        wanted = tuple(map(self.wants, occurrences))
+        if not any(wanted) or all(t is None for t in tangents):
+            return None, occurrences, {}
+        self._passes(op)
+        given = self.unpack(packed)
+        types = tuple([value.type.plain.with_grad(False) for value in given])
+        arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
+        saving = Saving(self.derivatives)
+        try:
+            rule = saving.rule(packed.call, arrived, types, wanted, again=self.again)
+        except Refusal as refusal:
+            raise locate(refusal, op) from None
+        return rule, occurrences, dict(zip(rule.unpacked, given, strict=True))
+
+    # ---- what was let go of -------------------------------------------------------------------
+
+    def _spends(self, op: Op, rule: Rule) -> None:
+        """Note that autograd's node of an op runs, if it has saved what its formula reads."""
+        of_tangents = sum(tangent in rule.used for tangent in rule.tangents)
+        if rule.saves or len(rule.used) > of_tangents:
+            self._passes(op)
+
+    def _passes(self, op: Op) -> None:
+        """Note that autograd's node of an op runs, which has saved something.
+
+        Raises:
+            Refusal: it was let go of by a backward before.
+        """
+        self.spent.append(op)
+        if op in self.freed:
+            raise freed(op)
+
+    def released(self, op: Op) -> Callable[[], Refusal] | None:
+        """Of a Function: how a backward is refused that asks for what was let go of; it runs."""
+        self.spent.append(op)
+        return partial(freed, op) if op in self.freed else None
+
+    # ---- its ops ------------------------------------------------------------------------------
+
+    def _apply(
+        self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
+        tangents: Sequence[Value | None], unpacked: dict[Value, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Put the rule's ops in the words of this call, and give its gradients on.
+
+        `unpacked`: what hooks gave back of what autograd had saved, which nobody checks.
+        """
+        if unpacked is None:
+            self._spends(op, rule)
+        env = rule.env()
+        env.update(zip(rule.operands, occurrences, strict=True))
+        env.update(zip(rule.results, results, strict=True))
+        env.update(zip(rule.written, op.outs[len(results) :], strict=False))
+        env.update(
+            (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
+            if formal is not None
+        )  # fmt: skip
+        env |= unpacked or {}
+        if unpacked is None:
+            self.reread(op, rule, env, written_positions(op, list(occurrences)))
+        self._put(op, rule, env)
+        found = [g and env.get(g, g) for g in rule.gradients]
+        self._give_on(op, occurrences, found)
+
+    def _give_on(
+        self, op: Op, operands: Sequence[Value], gradients: Sequence[Value | None]
+    ) -> None:  # fmt: skip
+        for value, gradient in zip(operands, gradients, strict=True):
+            if gradient is not None and self.wants(value):
+                self.add(value, gradient, op)
+            elif self.wants(value):
+                self.reached.add(value)
+
+    def reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+        """Let the rule read what memory holds at the backward.
+
+        Of an operand that the op writes to itself, autograd has saved a copy.
+        """
+        if not self.stale.overwritten:
+            return
+        self.stale.check_unpacked(op, self.derivatives)
+        copied = {rule.operands[position] for position in written}
+        read = {v for inner in rule.ops for v in inner.operands} - copied
+        for formal in read.union(v for v in rule.gradients if v is not None):
+            actual = env.get(formal, formal)
+            env[formal] = self.stale.read(actual, op, self._replay)
+
+    def _put(self, op: Op, rule: Rule, env: dict[Value, Any]) -> None:
+        """Append the backward op of a call, whose body is the rule's ops."""
+        if not rule.ops:
+            return
+        body = rule.over(env, op)
+        used = tuple(dict.fromkeys([env[v] for v in rule.used]))
+        outs = tuple(dict.fromkeys([env[g] for g in rule.given]))
+        self.scope.ops.append(backward_op(op, rule.name, body, used, outs))
+
+
+def freed(op: Op) -> Refusal:
+    """A second backward through an op, of which the first has let go of what was saved."""
+    return locate(Refusal(
+        f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
+        " what it had saved; eager raises, too",
+        kind="graph freed",
+        do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
+    ), op)  # fmt: skip

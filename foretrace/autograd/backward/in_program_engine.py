@@ -1,0 +1,269 @@
+"""In the place of torch's engine: a gradient that the program asks for, from what there is so far.
+
+`loss.backward()` and `torch.autograd.grad` come to one function of torch's, whose place `Engine`
+takes for a run. A walk goes back over the recorded ops; what it gives is one more op of the
+program, whose body is that of the walk.
+Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.backward.accumulate_grad import accumulate
+from foretrace.autograd.backward.autograd_nodes import Edges, Task
+from foretrace.autograd.backward.batched_gradients import ONE_BY_ONE, Batch, Batches, InBatches
+from foretrace.autograd.backward.in_program_backward import Inside
+from foretrace.autograd.backward.leaf_protocol import Leaves
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import (
+    Choice,
+    GradientCall,
+    Op,
+    Value,
+)
+from foretrace.ir.source.call_site import asking_line
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
+
+OPENED = Choice("a gradient", "opened", "no operator of torch's computes it", ())
+UNUSED = (
+    "One of the differentiated Tensors appears to not have been used in the graph. Set"
+    " allow_unused=True if this is the desired behavior."
+)
+
+
+def references(box: list[Any]) -> int:
+    """How many references there are to what is in a list; a Python may count the question's own."""
+    return sys.getrefcount(box[0])
+
+
+OWN: Final = references([object()]) + 1
+"""Those of the list, of the question, and of the name of who asks; more are somebody's, a hook's"""
+
+
+class Engine:
+    """In the place of torch's engine, for one run.
+
+    Args:
+        recorder: what records the program.
+        leaves: its leaves.
+    """
+
+    def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
+        self.recorder, self.leaves, self.edges = recorder, leaves, Edges(recorder)
+        self.original = torch_api.engine()
+        self.batches = Batches(recorder.lift, self._within)
+        self.batch: Batch | None = None
+        self.watched = torch_api.saving_watched()
+        """by hooks of the caller's; they are off while the program runs"""
+
+    def __call__(
+        self, roots: Sequence[Any], gradients: Sequence[Any], keep: bool, again: bool,
+        inputs: Sequence[Any] = (), allow_unreachable: bool = False, accumulate_grad: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The gradients of `inputs`; with `accumulate_grad`, none, but added to their `.grad`."""
+        recorder = self.recorder
+        self._check((*roots, *inputs), gradients)
+        with recorder.unwatched, torch_api.replaced({"engine": self.original}):
+            recorder.view_rebased()
+            values = [self.edges.known(root) for root in roots]
+            for place, value in enumerate(values):
+                if not value.type.requires_grad:
+                    raise RuntimeError(
+                        f"element {place} of tensors does not require grad and does not have a"
+                        " grad_fn"
+                    )
+            asked = [recorder.histories.place(self.edges.known(tensor)) for tensor in inputs]
+            if not all(value.type.requires_grad for value in asked):
+                raise RuntimeError("One of the differentiated Tensors does not require grad")
+            with self._task(values, asked, adds=accumulate_grad) as task:
+                walk = self._walked(task, values, gradients, keep=keep, again=again)
+                if accumulate_grad:
+                    self._complete(task, walk, list(walk.order))
+                    return ()
+                with torch.set_grad_enabled(again):
+                    found = (self._found(walk, v, allow_unused=allow_unreachable) for v in asked)
+                    return tuple(found if self.batch is None else map(self.batch.again, found))
+
+    def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
+        if any(map(self._of_another_map, filter(_is_tensor, gradients))):
+            raise _refused("is asked inside a map of torch.func", "use torch.func.vjp there")
+        if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
+            raise _refused("is asked inside a transform of torch.func",
+                           "use torch.func.grad or vjp there")  # fmt: skip
+        if self.watched:
+            around = "is asked, and hooks on what autograd saves are on around the program"
+            raise _refused(around, "put them inside, or call it outside of them")
+        if self.recorder.holding:
+            raise _refused("is asked in a program that an operator holds, such as torch.cond's",
+                           "ask it outside, or use torch.func.grad")  # fmt: skip
+
+    def _of_another_map(self, tensor: torch.Tensor) -> bool:
+        ours = torch_api.of_old_vmap(tensor) and self.batch is not None
+        return not ours and (torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor))
+
+    @contextmanager
+    def _task(self, roots: list[Value], asked: list[Value], *, adds: bool) -> Iterator[Task]:
+        """Inside, a backward runs."""
+        ops, edges, places = list(self._so_far()), self.edges, self.recorder.histories.place
+        wanted = _on_the_way(ops, asked) if asked else None
+        edges.count += 1
+        task = Task(edges.count, ops, list(map(places, roots)), asked, wanted, adds)
+        edges.tasks.append(task)
+        try:
+            yield task
+        finally:
+            edges.tasks.pop()
+
+    def _walked(
+        self, task: Task, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool
+    ) -> Inside:  # fmt: skip
+        """The walk, whose ops are in the record as the body of one."""
+        recorder, name = self.recorder, "grad" if task.asked else "backward"
+        origin = replace(recorder.origin(), grad_mode=again)
+        gradients = [self._one(gradient) for gradient in gradients]
+        given = list(map(self.edges.known, gradients))  # a leaf that they are is made before
+        with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
+            kind: type[Inside] = Inside if self.batch is None else InBatches
+            walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
+            task.by_itself = walk.by_itself
+            if walk.inside or self.leaves.told():
+                walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
+            target = GradientCall(name, again)
+            call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
+            self._give(walk, gradients, given)
+            for root, gradient in zip(task.roots, walk.given, strict=True):
+                if walk.wants(root):
+                    walk.add(root, gradient, call)
+            walk.stale.meet(task.ops)
+            walk.walk(task.ops)
+            walk.record()
+        freed = frozenset() if keep else frozenset(walk.spent)
+        call.target = GradientCall(name, again, freed)
+        call.args = (*roots, *given)
+        call.outs = tuple(dict.fromkeys(_made(body)))
+        call.result = list(call.outs)
+        recorder.append(call)
+        recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
+        return walk
+
+    def _one(self, gradient: Any) -> Any:
+        """A gradient of a root; of a batch, all of it."""
+        return gradient if self.batch is None else self.batch.whole(gradient)
+
+    def _give(self, walk: Inside, gradients: Sequence[Any], given: list[Value]) -> None:
+        """Let a walk have the gradients of the roots."""
+        walk.given = given
+        known = (known_as(gradient, self.recorder) for gradient in gradients)
+        walk.tensors.update(zip(given, known, strict=True))
+        if self.batch is not None:
+            walk.rows = self.batch.size
+            if walk.inside or self.leaves.told():
+                what = "is asked for a batch at once (is_grads_batched=True), and hooks see it"
+                raise _refused(what, ONE_BY_ONE)
+
+    @contextmanager
+    def _within(self, batch: Batch) -> Iterator[None]:
+        """Inside, gradients are those of a batch."""
+        with torch_api.switched(vars(self), batch=batch):
+            yield
+
+    def _so_far(self) -> Iterator[Op]:
+        """The ops of the program; of a body that is being recorded, those that there are."""
+        recorder = self.recorder
+        bodies = recorder.bodies
+        if any(body is None for body in bodies):
+            raise _refused("is asked inside the kernel of an operator", "ask it outside")
+        return chain(recorder.root, *(body for body in bodies if body is not None))
+
+    def _found(self, walk: Inside, value: Value, *, allow_unused: bool) -> Any:
+        if value in walk.gradients:
+            walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
+        gradient = walk.gradients.get(value)
+        if gradient is None:
+            if not allow_unused:
+                raise RuntimeError(UNUSED)
+            return None
+        return as_program_has(walk.tensor(walk.now(gradient)), self.recorder)
+
+    # ---- .grad --------------------------------------------------------------------------------
+
+    def _complete(self, task: Task, walk: Inside, complete: list[Value]) -> None:
+        """Let hooks on leaves run, and their `.grad` be added to, in the order of arrival."""
+        there = {*complete}.intersection(walk.gradients)
+        waiting = _waiting(walk)
+        for value in [each for each in walk.order if each in there]:
+            if task.asked and value not in task.asked:
+                continue
+            if not task.adds:
+                if self.leaves.begins(value):
+                    walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
+            elif (leaf := self.leaves.of(value)) is not None:
+                with torch.set_grad_enabled(walk.again):
+                    waiting = self._one_more(walk, value, leaf, waiting)
+
+    def _one_more(
+        self, walk: Inside, value: Value, leaf: Any, waiting: Counter[Value]
+    ) -> Counter[Value]:  # fmt: skip
+        """The gradient of a leaf, by its hooks, into its `.grad`; gives what is waiting then."""
+        tensor, before, after = self.leaves.hooks(value)
+        walk.inside.of_value(value, walk, before)
+        waiting = _waiting(walk) if before or walk.inside else waiting
+        arrived = walk.gradients.pop(value)
+        waiting[arrived] -= value not in walk.passed
+        gradient = walk.now(arrived)
+        found = walk.tensor(gradient)
+        held = references([found]) - OWN
+        kept = held > 1 and held > sum(each is found for each in walk.tensors.values())
+        alone = not (walk.again or waiting[gradient] or kept or gradient in walk.given)
+        types = value.type, gradient.type
+        accumulate(leaf, found, types, again=walk.again, alone=alone)
+        for hook in after:
+            with walk.as_program():
+                if hook(tensor) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        return _waiting(walk) if after else waiting
+
+
+def _waiting(walk: Inside) -> Counter[Value]:
+    """Of how many values, to which the walk has yet to come, each gradient is."""
+    return Counter([g for v, g in walk.gradients.items() if v not in walk.passed])
+
+
+def _made(ops: Iterable[Op]) -> Iterator[Value]:
+    """What ops make, in their bodies too; not what they hold."""
+    for op in ops:
+        yield from op.outs
+        yield from _made(op.region or ())
+
+
+def _is_tensor(item: object) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
+def _on_the_way(ops: Iterable[Op], asked: Iterable[Value]) -> set[Value]:
+    """What depends on the values that gradients are asked of, and these."""
+    found = set(asked)
+    _spread(ops, found)
+    return found
+
+
+def _spread(ops: Iterable[Op], found: set[Value]) -> None:
+    for op in ops:
+        if not op.leaf and not op.writes:
+            _spread(op.body or (), found)
+        if any(value in found for value in op.operands):
+            found.update(op.outs)
+
+
+def _refused(what: str, do: str) -> Refusal:
+    return Refusal(f"a gradient {what}", kind="autograd inside", at=asking_line(), do=do)

@@ -1,0 +1,287 @@
+"""Hooks on what autograd saves: pack runs where eager runs it, on what torch says that it saves.
+
+`saved_tensors_hooks` pushes a pair of functions, of which the innermost is given each tensor that a
+node saves. Autograd does not run while a program is recorded, so its nodes are found among the ops
+of a call, as the walk back finds them, and torch is asked what each saves
+(`autograd/derivatives/saved_tensors.py`).
+Source: SavedVariable in torch/csrc/autograd/saved_variable.cpp.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.saved_tensors import (
+    COPY,
+    OPERAND,
+    RESULT,
+    Call,
+    Saving,
+    Slot,
+    unknown,
+)
+from foretrace.autograd.eager_history.op_facts import locate, results_of, written_positions
+from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import ModuleCall, Op, Value, Write, map_values, values_in
+from foretrace.ir.program.walk import binds, every_op, in_bodies, subgraphs_of
+from foretrace.ir.source.call_site import asking_line
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.functionalization.alias import link
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
+from foretrace.tracer.recorder.recorder import Recorder
+
+CLONE = torch.ops.aten.clone.default
+IN_PLACE = "A saved tensor pack hook is modifying its input in place."
+
+
+class Packing:
+    """In the place of torch's stack of such hooks, for one run.
+
+    Args:
+        recorder: what records the program.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        semantics: Any = recorder.semantics
+        self.recorder, self.saving = recorder, Saving(semantics.derivatives)
+        self._stack: list[tuple[Any, Op | None]] = []
+        """the hooks, and their registration; None of those that change nothing"""
+
+    def enter(self, hooks: Any) -> None:
+        """As `saved_tensors_hooks.__enter__`.
+
+        Hooks of torch's own give back what they were given: a graph that moves it to another device
+        and back computes what it does without.
+        """
+        if (message := torch_api.saving_disabled()) is not None:
+            raise RuntimeError(message)
+        if getattr(hooks.pack_hook, "__module__", "").startswith("torch."):
+            self._push(hooks, None)
+            return
+        recorder = self.recorder
+        if recorder.holding or recorder.checkpoint is not None:
+            where = "a checkpoint" if recorder.checkpoint else "a program that an operator holds"
+            raise Refusal(
+                f"hooks on what autograd saves (saved_tensors_hooks), inside {where}", kind="hook",
+                at=asking_line(), do="put them around it, or leave them out",
+            )  # fmt: skip
+        recorder.will_run(hooks.unpack_hook)
+        self._push(hooks, Op(SavingCall(hooks.unpack_hook), (), {}, None, (),
+                             origin=recorder.origin()))  # fmt: skip
+
+    def leave(self, hooks: Any, *error: object) -> None:
+        """As `saved_tensors_hooks.__exit__`."""
+        self._stack.pop()
+        self._set()
+
+    def _push(self, hooks: Any, registration: Op | None) -> None:
+        self._stack.append((hooks, registration))
+        self._set()
+
+    def _set(self) -> None:
+        on = bool(self._stack) and self._stack[-1][1] is not None
+        self.recorder.saving = self if on else None
+
+    def check_checkpoint(self) -> None:
+        """Refuse a checkpoint under hooks: they see what it was given, and nothing inside of it."""
+        if self.recorder.saving is not None and torch.is_grad_enabled():
+            raise Refusal(
+                "a checkpoint under hooks on what autograd saves (saved_tensors_hooks), which give"
+                " it other arguments when it runs again", kind="hook", at=asking_line(),
+                do="put the checkpoint outside of them, or leave out one of both",
+            )  # fmt: skip
+
+    def disable(self, message: str, *more: Any) -> None:
+        """As what `disable_saved_tensors_hooks` calls: where there are hooks, it raises."""
+        torch_api.disable_saving(message, *more)
+        if self._stack:
+            raise RuntimeError(message)
+
+    # ---- one call -----------------------------------------------------------------------------
+
+    def around(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record a call, and let the hooks pack what its nodes save."""
+        recorder = self.recorder
+        with torch_api.switched(vars(recorder), saving=None):
+            scope, count = recorder.scope, len(recorder.scope)
+            answer = recorder.again(func, args, kwargs)
+            new = scope[count:] if torch.is_grad_enabled() else []
+            if any(out.type.requires_grad for op in new for out in op.outs):
+                try:
+                    self._pack_all(new, (args, kwargs), answer)
+                except Refusal as refusal:
+                    raise recorder.refused(refusal) from None
+        return answer
+
+    def _pack_all(self, new: list[Op], given: Any, answer: Any) -> None:
+        tensors = Tensors(self.recorder, new, torch_api.tree_leaves((answer, given)))
+        given_now, before = list(tensors.known.items()), len(self.recorder.histories.packs)
+        for op in _nodes(new, self.saving.table):
+            call, occurrences = _call_of(op)
+            if not any(v.type.requires_grad for v in occurrences):
+                continue
+            slots = self.saving.slots(call)
+            if slots:
+                saved = [tensors.of(slot, op, call, occurrences) for slot in slots]
+                count = len(self.recorder.scope)
+                self.pack(op, call, saved)
+                if any(map(draws, self.recorder.scope[count:])):
+                    _check_draws(op, call, slots, new)
+        if any(self._value(tensor) is not value for value, tensor in given_now):
+            raise _writes()
+        if len(self.recorder.histories.packs) > before:
+            self._note_results(new)
+
+    def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
+        """What the innermost hooks make of the tensors that autograd saves for an op."""
+        recorder, (hooks, registration) = self.recorder, self._stack[-1]
+        if registration is None:
+            raise AssertionError("hooks that change nothing pack nothing")
+        values, objects = list[Value](), list[Any]()
+        leaves = [bool(tensor.is_leaf) for tensor in saved]
+        with recorder.listening(), torch.no_grad():
+            for tensor in saved:
+                values.append(self._value(tensor))
+                with recorder.user_code():
+                    objects.append(hooks.pack_hook(tensor))
+                if self._value(tensor) is not values[-1]:
+                    raise Refusal(
+                        f"the program raises RuntimeError: {IN_PLACE}", kind="program raised",
+                        at=asking_line(), do="let the hook write to a clone of it",
+                    )  # fmt: skip
+        packed = Packed(
+            op, call, values, objects, hooks.unpack_hook, registration.target.carried,
+            registration.origin.frame, leaves,
+        )  # fmt: skip
+        self._note(op, packed, registration)
+        if call is None:
+            self._note_results([op])
+        return packed
+
+    def _value(self, tensor: Any) -> Value:
+        known = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
+        return value_of(known, self.recorder)
+
+    def _note(self, op: Op, packed: Packed, registration: Op) -> None:
+        if op.outs:
+            packs = self.recorder.histories.packs
+            packs[op.outs[0]] = registration.target.packs[op.outs[0]] = packed
+
+    def _note_results(self, ops: Iterable[Op]) -> None:
+        """The registration is of what the program has of calls of which something was packed."""
+        registration = self._stack[-1][1]
+        if registration is not None:
+            hooks = self.recorder.histories.hooks
+            hooks += [] if registration in hooks else [registration]
+            registration.args += tuple(v for op in ops for v in op.outs if v.type.requires_grad)
+
+
+class Tensors:
+    """What stands for the tensors that the nodes of one call save.
+
+    Args:
+        recorder: what records the program.
+        ops: what the call recorded.
+        known: the tensors that the program has.
+    """
+
+    def __init__(self, recorder: Recorder, ops: list[Op], known: Iterable[Any]) -> None:
+        self.recorder, self.known = recorder, dict[Value, Any]()
+        for tensor in known:
+            if isinstance(tensor, torch.Tensor):
+                mine = tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
+                self.known.setdefault(value_of(mine, recorder), tensor)
+        self._makers = {out: each for each in every_op(ops) for out in each.outs}
+
+    def of(self, slot: Slot, op: Op, call: Call, occurrences: list[Value]) -> Any:
+        """The tensor that a slot means.
+
+        Raises:
+            Refusal: the call writes to it, and eager packs it before.
+        """
+        if slot.kind == COPY:
+            with self.recorder.listening():
+                return self.recorder.again(CLONE, (self._made(occurrences[slot.position]),))
+        if slot.kind == OPERAND:
+            value = occurrences[slot.position]
+            if any(occurrences[place] is value for place in call.written):
+                raise unknown(call.func, "writes to what it saves")
+            return self._get(value)
+        if isinstance(op.target, Write):
+            raise unknown(call.func, "saves a view that it writes to")
+        return self._get(results_of(op)[slot.position])
+
+    def _get(self, value: Value) -> Any:
+        return self.known[value] if value in self.known else self._made(value)
+
+    def _made(self, value: Value) -> Any:
+        """A tensor for a value that the program has none of, as inside of a composite."""
+        made = self.recorder.abstract(value)
+        maker = self._makers.get(value)
+        if maker is None:
+            return made
+        self.known[value] = made
+        for out, base, share in view_positions_of(maker):
+            if maker.outs[out] is value:
+                link(made, self._get(base), maker, out, True, share)
+        return made
+
+
+def _nodes(ops: Iterable[Op], table: Any) -> Iterator[Op]:
+    """The ops that autograd has a node of, as the walk back comes to them; in order.
+
+    Raises:
+        Refusal: of one it is not known what eager saves.
+    """
+    for op in ops:
+        followed = any(out.type.requires_grad for out in op.outs)
+        hidden = isinstance(op.target, Write) and not op.target.followed
+        if not followed or hidden or not op.origin.grad_mode:
+            continue
+        if isinstance(op.target, ModuleCall):
+            yield from _nodes(op.body or (), table)
+        elif subgraphs_of(op):
+            raise locate(unknown(op.target, "runs programs that it holds"), op)
+        elif dispatched(op):
+            raise locate(unknown(op.target, "is above what a tensor class of its own does"), op)
+        elif op.leaf or op.writes or table.wins(op.target):
+            if hasattr(op.called[0], "overloadpacket"):
+                yield op
+        else:
+            yield from _nodes(op.body or (), table)
+
+
+def _check_draws(op: Op, call: Call, slots: Iterable[Slot], ops: Iterable[Op]) -> None:
+    """Refuse a pack hook that draws before what the call draws: here all hooks run after it."""
+    order = list(in_bodies(ops))
+    later = [each for each in order[order.index(op) :] if each.leaf and draws(each)]
+    if any(each is not op for each in later) or (later and any(s.kind != RESULT for s in slots)):
+        raise locate(Refusal(
+            f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs before"
+            " others are drawn in the same call", kind="hook",
+            do=("let the hook draw nothing", "or call the parts of the operator one by one"),
+        ), op)  # fmt: skip
+
+
+def _writes() -> Refusal:
+    return Refusal(
+        "a pack hook (saved_tensors_hooks) writes to what the call takes or gives, which saves"
+        " some of it before it runs", kind="hook", at=asking_line(),
+        do="let the hook write to a clone",
+    )  # fmt: skip
+
+
+def _call_of(op: Op) -> tuple[Call, list[Value]]:
+    """A node's call, in types, and the values among its arguments, each occurrence."""
+    func, args = op.called
+    occurrences = values_in((args, op.kwargs))
+    typed, named = (map_values(t, lambda v: v.type.plain) for t in (args, op.kwargs))
+    positions = frozenset(written_positions(op, occurrences))
+    known = map_values(op.result, lambda v: v.type.plain) if binds(op) else None
+    return Call(func, typed, named, positions, known), occurrences

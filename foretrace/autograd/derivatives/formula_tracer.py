@@ -1,0 +1,243 @@
+"""The tape: what autograd runs for one op, recorded over stand-ins.
+
+Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula is made a
+value, as in a program.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+from weakref import ref
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.registry import RuleTable
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.source.call_site import Sources
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.inference.infer import Inference
+from foretrace.operators.inference.semantics_protocol import Semantics
+from foretrace.operators.schemas.cache import Cache
+from foretrace.operators.schemas.dispatch_result import Given, Outcome
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.current_value import current
+from foretrace.tracer.recorder.recorder import Recorder
+
+aten = torch.ops.aten
+
+MOST_RUNS = 64
+"""Equal numbers in a row are one op of a rule; a tensor of more runs than this is refused."""
+LABEL = torch.device("cpu")
+"""Stand-ins carry this label, whatever the target: autograd cannot run on a device that is absent,
+and a leaf's formula does not depend on the device."""
+RULE = (
+    "give foretrace a rule for the operator: foretrace.rule(op, backward=...)",
+    "or detach its input, or run it under torch.no_grad()",
+)
+NOWHERE = Origin(None, None, grad_mode=False)
+
+
+class FormulaSemantics(Semantics):
+    """Inside a formula every op is a leaf, and nothing is followed."""
+
+    def __init__(self, inference: Inference, table: RuleTable) -> None:
+        self.inference, self.table, self.learned = inference, table, inference.learned
+
+
+class Tape(Recorder):
+    """Records what autograd runs for one op: with stand-ins, and writes made values."""
+
+    def __init__(
+        self,
+        types: Types,
+        semantics: FormulaSemantics,
+        device: torch.device,
+        outcomes: Cache[Outcome],
+    ) -> None:
+        super().__init__(
+            types, semantics, Sources(), self._outside, self._constant, _no_answer, outcomes
+        )
+        self.outside: dict[int, Value] = {}
+        """by id, real tensors that a user's backward may reach"""
+        self.device = device
+        self.main: Any = None
+        self.known: Tree = None
+        """the types of what it returns, where they depend on data"""
+        self.results: tuple[Value, ...] | None = None
+        self.written: tuple[Value, ...] = ()
+        self.around: Origin | None = None
+        """that of a hook, whose ops have lines of their own"""
+        self._alive: list[Abstract] = []
+
+    def _outside(self, tensor: torch.Tensor) -> Abstract:
+        """A tensor that is an input of the program, too."""
+        known = self.outside.get(id(tensor))
+        return _no_lift(tensor) if known is None else self.abstract(known)
+
+    def _constant(self, tensor: torch.Tensor) -> Abstract:
+        """Numbers that a user's backward writes or computes with, as ops of the rule."""
+        options = {"dtype": tensor.dtype, "device": self.device}
+
+        def full(size: list[int], number: Any) -> Value:
+            return self.call(aten.full.default, (size, number), options).outs[0]
+
+        if not (tensor.dim() or tensor.is_complex()):
+            return self.abstract(full([], tensor.item()))
+        runs = [(number, len(list(run))) for number, run in groupby(tensor.flatten().tolist())]
+        if tensor.is_complex() or len(runs) > MOST_RUNS:
+            raise Refusal(
+                f"a backward makes a tensor{list(tensor.shape)} of numbers", kind="no derivative",
+                do=("make it in forward, and save it there", "or make it by torch.arange or full"),
+            )  # fmt: skip
+        parts = [full([length], number) for number, length in runs] or [full([0], 0)]
+        (flat,) = parts if len(parts) == 1 else self.call(aten.cat.default, (parts,)).outs
+        return self.abstract(self.call(aten.view.default, (flat, list(tensor.shape))).outs[0])
+
+    def grad_mode(self) -> bool:
+        """The rule itself is not differentiated."""
+        return False
+
+    def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
+        """A rule has no place in the program until it is used; what a hook does has its line."""
+        if self.around is None:
+            return NOWHERE
+        frame = self.frame_inside if self.depth else self.sources.here()
+        return replace(self.around, frame=frame or self.around.frame)
+
+    def abstract(self, value: Value) -> Abstract:
+        """A stand-in of the value's type that autograd can work with."""
+        type, label = value.type, value.type.but(device=LABEL, sparse=0)
+        tensor = self.types.abstract(Value(self.types.intern(label)), counted=True)
+        tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
+        self._alive.append(tensor)
+        return tensor
+
+    def stand_ins(self) -> list[ref[Abstract]]:
+        """All that it has made."""
+        return list(map(ref, self._alive))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note one call and answer it."""
+        forward = self.results is None
+        main = forward and func is self.main
+        if not main and _keeps_copy(func, forward and self.main is not None):
+            return self._same(args[0])
+        if kwargs and self.device != LABEL and kwargs.get("device") is not None:
+            on_label = torch.device(kwargs["device"]) == LABEL
+            kwargs = {**kwargs, "device": self.device if on_label else kwargs["device"]}
+        return (
+            self._run_main(func, args, kwargs or {})
+            if main
+            else super().__torch_dispatch__(func, types, args, kwargs)
+        )
+
+    def _run_main(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer the op whose rule is wanted; it is not part of the rule."""
+        tensors = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, Abstract)]
+        typed = _typed((args, kwargs), self.types)
+        result = self.known or self.semantics.infer(func, *typed)
+        answer = self._answer(result, tensors)
+        returned = tensors_in(answer)
+        self.results = tuple(map(_value, returned))
+        self.written = tuple(self._rewritten(func, args, kwargs, returned))
+        return answer
+
+    def _rewritten(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Iterator[Value]:
+        """New values for operands that the op writes to without returning them."""
+        stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
+                     if isinstance(t, Abstract)}  # fmt: skip
+        values = map_tree([args, kwargs], lambda x: _value(x) if isinstance(x, Abstract) else x)
+        for value in schema_of(func).written_now(*values):
+            tensor = stand_ins[value]
+            if not any(tensor is each for each in returned):
+                tensor.ft_value = Value(value.type)
+                yield tensor.ft_value
+
+    def _answer(self, result: Tree, tensors: list[Abstract]) -> Any:
+        def of(leaf: Any) -> Any:
+            if isinstance(leaf, TensorType):
+                return self.abstract(Value(leaf))
+            if not isinstance(leaf, Given):
+                return leaf
+            operand = tensors[leaf.operand]
+            operand.ft_value = Value(_value(operand).type)  # written: another value from now on
+            return operand
+
+        return map_tree(result, of)
+
+    def _same(self, tensor: Abstract) -> Abstract:
+        """A copy that autograd keeps: the same value."""
+        value = _value(tensor)
+        copy = self.abstract(Value(value.type.with_grad(False)))
+        copy.ft_value = value
+        return copy
+
+
+def _value(tensor: Abstract) -> Value:
+    if tensor.ft_value is None:
+        raise Refusal("a formula writes to what it reads elsewhere", kind="no derivative", do=RULE)
+    return tensor.ft_value
+
+
+def _typed(tree: Any, types: Types) -> Tree:
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Abstract):
+            return _value(leaf).type.with_grad(False)
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        return types.symbols.scalar(leaf) if isinstance(leaf, numbers) else leaf
+
+    return map_tree(tree, of)
+
+
+def _no_lift(tensor: torch.Tensor) -> Abstract:
+    raise Refusal(
+        f"a backward uses a tensor{list(tensor.shape)} from outside", kind="no derivative",
+        do="make it an argument of the operator, or save it in forward",
+    )  # fmt: skip
+
+
+def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    if func is torch.ops.aten.allclose.default:
+        return True  # a check, of a loss that has no gradient (complex svd): eager raises if not
+    raise Refusal(f"a derivative asks for data: {func}", kind="no derivative", do=RULE)
+
+
+def _keeps_copy(func: Any, saving: bool) -> bool:
+    """Calls by which autograd keeps a tensor for later; they compute nothing."""
+    return func is torch.ops.aten.detach.default or (
+        saving and func is torch.ops.aten.clone.default
+    )
+
+
+def current_value(tensor: Any, tape: Tape) -> Value:
+    """The value that a tensor of the tape stands for now."""
+    return tensor.ft_value or current(tensor.ft_alias, tape)
+
+
+def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
+    """The ops of a rule: those of the tape on which its gradients depend, in order."""
+    wanted, kept = set(values_in(gradients)), list[Op]()
+    for op in reversed(list(flat_ops(tape.scope))):
+        if not wanted.isdisjoint(op.outs):
+            kept.append(op)
+            wanted.update(op.operands)
+    return tuple(reversed(kept))
+
+
+def flat_ops(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops with the functional forms of writes in their place."""
+    for op in ops:
+        if op.writes:
+            yield from flat_ops(op.body or ())
+        else:
+            yield op
+
+
+def tensors_in(result: Any) -> list[Any]:
+    """The tensors that a call returned, in order."""
+    return [leaf for leaf in torch_api.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

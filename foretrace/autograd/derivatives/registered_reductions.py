@@ -1,0 +1,79 @@
+"""Derivatives that torch's own formula finds by looking at data; a graph computes both answers.
+
+`prod`'s formula asks whether there are zeros. For tensors without data autograd takes the answer
+that is always right, which rounds differently from the one eager takes when there are none. Here
+the same question becomes a `where`. Source: prod_backward in
+torch/csrc/autograd/FunctionsManual.cpp.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace.autograd.derivatives.registry import BackwardCall, Registered
+
+
+def prod_backward(call: BackwardCall) -> Any:
+    """The gradient of the product of all elements."""
+    (x, *_), grad, (result,) = call.args, call.gradient, call.results
+    if x.dim() == 0:
+        return grad.clone()
+    x = x.to(grad.dtype)
+    plain = grad * (result / x).conj()
+    if x.numel() == 0:
+        return plain
+    zeros = (x == 0).sum()
+    safe = _safe(grad, x.contiguous().view(-1), 0).view_as(x)
+    some = torch.where(zeros > 1, torch.zeros_like(x), safe)
+    return torch.where(zeros == 0, plain, some)
+
+
+def prod_dim_backward(call: BackwardCall) -> Any:
+    """The gradient of the product along one dimension."""
+    x, dim, *rest = call.args
+    keepdim = rest[0] if rest else call.kwargs.get("keepdim", False)
+    grad, (result,) = call.gradient, call.results
+    if x.dim() == 0:
+        return grad.clone()
+    x = x.to(grad.dtype)
+    if not keepdim and x.dim() != 1:
+        grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+    zeros = (x == 0).sum(dim, keepdim=True).sum()
+    return torch.where(zeros == 0, grad * (result / x).conj(), _safe(grad, x, dim))
+
+
+def _safe(grad: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The gradient by products of all other elements, which divides by nothing."""
+    if x.numel() == 0:
+        return torch.zeros_like(x)
+    if x.shape[dim] == 1:
+        return grad
+    ones = torch.ones([*x.shape[:dim], 1, *x.shape[dim:][1:]], dtype=grad.dtype, device=grad.device)
+    before = torch.cat([ones, x.narrow(dim, 0, x.shape[dim] - 1)], dim).cumprod(dim)
+    turned = x.narrow(dim, 1, x.shape[dim] - 1).flip(dim)
+    after = torch.cat([ones, turned], dim).cumprod(dim).flip(dim)
+    return grad * (before * after).conj()
+
+
+def extremum_backward(call: BackwardCall) -> Any:
+    """The gradient of the largest, smallest or middle element, shared among equals.
+
+    Source: evenly_distribute_backward in torch/csrc/autograd/FunctionsManual.cpp, which asks
+    whether the value is NaN, and fills zeros on a CPU where it multiplies on other devices.
+    """
+    (x, *_), grad, (value,) = call.args, call.gradient, call.results
+    if call.device.type != "cpu":
+        mask = x == value
+        return mask * (grad / mask.sum())
+    mask = torch.where(value.isnan(), x.isnan(), x == value)
+    return grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
+
+
+REDUCTION_RULES: dict[Any, Registered] = {
+    torch.ops.aten.prod.default: Registered(prod_backward, "ProdBackward0"),
+    torch.ops.aten.max.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
+    torch.ops.aten.min.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
+    torch.ops.aten.median.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
+    torch.ops.aten.nanmedian.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
+    torch.ops.aten.prod.dim_int: Registered(prod_dim_backward, "ProdBackward1"),
+}

@@ -1,0 +1,125 @@
+"""What every operator means on one target: the one object that the recorder and passes ask."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.registry import RuleTable
+from foretrace.ir.program.op import Choice, Tree, Value, values_in
+from foretrace.ir.program.recording import Recorded, Target
+from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.inference.infer import Inference
+from foretrace.operators.inference.semantics_protocol import Semantics
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.operators.targets.may_raise import Raising
+from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
+from foretrace.operators.targets.sdpa import AttentionCall, Enabled, choose_attention
+from foretrace.operators.targets.sdpa_bodies import attention_body
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+ATTENTION_DEFAULTS: dict[str, Any] = {
+    "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
+}  # fmt: skip
+COMPOSITE = "CompositeImplicitAutograd"
+LISTS = "CompositeExplicitAutograd"
+
+
+class TargetSemantics(Semantics):
+    """Rules and choices together, for one program and target.
+
+    `mode`: the fake mode of a front end, to whose symbols the program's types refer.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        types: Types,
+        table: RuleTable,
+        mode: torch_api.FakeTensorMode | None = None,
+    ) -> None:
+        self.target, self.table = target, table
+        self.here = target.device.type in torch_api.device_types_here()
+        self.learned = table.learned(target, torch_api.switches())
+        self.inference = Inference(types, types.symbols, self.learned, mode)
+        self.derivatives = Derivatives(types, self.inference, table)
+        self.may_raise = Raising(self.inference.of_cpu, self.learned.raising).may_raise
+        self.symbols = types.symbols
+        self._composite: dict[Any, bool] = {}
+
+    @property
+    def fakes(self) -> torch_api.FakeTensors:
+        """Makes the fake tensors by which types are inferred and those of `val`s."""
+        return self.inference.fakes
+
+    def body_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any] | None, Choice | None]:
+        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        if func is ATTENTION:
+            return self._attention(func, args, kwargs)
+        if any(value.type.sparse for value in values_in((args, kwargs))):
+            return None, None  # what C++ does depends on the layout, which it cannot be shown
+        composite = self._composite.get(func)
+        if composite is None:
+            composite = self._composite[func] = torch_api.kernel_for(func, COMPOSITE)
+        if not composite:
+            return None, None
+        if func.name() in self.target.own_kernels:
+            reason = f"{self.target.name} has a kernel of its own for it"
+            return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
+        kernel = UNTRACED.get(func) or torch_api.composite_kernel(func)
+        return kernel if self.here else torch_api.without_cudnn(kernel), None
+
+    def list_kernel(self, func: Any) -> Callable[..., Any] | None:
+        """The kernel that writes to a list one tensor after the other: that of the CPU."""
+        if self.target.device.type != "cpu" or not torch_api.kernel_for(func, LISTS):
+            return None
+        return torch_api.composite_kernel(func, LISTS)
+
+    def _attention(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any], Choice]:
+        """Attention: the kernel is chosen from data for a target that this build may lack."""
+        named = {**ATTENTION_DEFAULTS, **schema_of(func).bind(args, kwargs)}
+        mask = named["attn_mask"]
+        call = AttentionCall(
+            query=named["query"].type, key=named["key"].type, value=named["value"].type,
+            mask=mask.type if isinstance(mask, Value) else None, dropout=named["dropout_p"],
+            causal=named["is_causal"], scale=named["scale"], gqa=named["enable_gqa"],
+            grad_mode=torch.is_grad_enabled(), enabled=Enabled.now(), concrete=self.symbols.hint,
+            decide=self.symbols.decide if self.symbols.env else None,
+        )  # fmt: skip
+        choice = choose_attention(self.target, call)
+        linked = self.target.device.type in ("cpu", "meta")
+        return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice
+
+    def ambient(self, func: Any) -> Any:
+        """The attention switches, where the body asks for them."""
+        return tuple(Enabled.now()) if func is ATTENTION else None
+
+    def followed(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None
+    ) -> tuple[bool, ...]:
+        """For each tensor a leaf returns, whether autograd follows it.
+
+        `known`: the types of what it returns, where they depend on data.
+        """
+        return self.derivatives.followed(func, args, kwargs, known)
+
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Positions of the operands that autograd saves for the backward."""
+        return self.derivatives.saved(func, args, kwargs, written)[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """A record, and what operators mean in it."""
+
+    recorded: Recorded
+    semantics: TargetSemantics

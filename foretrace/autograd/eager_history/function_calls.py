@@ -1,0 +1,114 @@
+"""autograd.Functions in a forward cut: called as they are, with copies, or not at all.
+
+A Function that writes to an argument is called with a copy of it: its result and its backward are
+those of the call, and the new content of the argument is what its body computes beside it. Eager's
+result lies in the argument's memory, which a graph of values cannot tell from a copy.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.op import Op, Value, Write, values_in
+from foretrace.ir.program.recording import Output
+from foretrace.ir.program.walk import every_op
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.python_state.effects.leaks import comes_to, held_before
+from foretrace.tracer.recorder.autograd_function import FunctionCall
+
+JOINT = 'use cut("joint"), which has its backward'
+
+
+def called(op: Op, touches: bool) -> bool:
+    """Whether the graph calls a Function itself; `touches`: it writes to what lives outside of it.
+
+    Raises:
+        Refusal: it cannot, and autograd follows a result: opened, it would lose its backward.
+    """
+    target: FunctionCall = op.target
+    if target.copied:
+        return True
+    touches |= bool(target.context.dirty_tensors and not target.followed)
+    held = target.reads_made or held_before(target.function, op.args)
+    held = held or target.context.written_since()
+    if not held and touches and _by_copies(op):
+        return True
+    if (held or touches) and target.followed:
+        raise Refusal(
+            f"{target} writes to a tensor from outside, holds one or a number that the program has"
+            " made, or keeps one in ctx that is written to later: no graph can call it",
+            kind="autograd.Function", at=op.origin.frame,
+            do=(JOINT, "give what it needs as arguments, return new content, write to a clone"),
+        )  # fmt: skip
+    return not (held or touches)
+
+
+def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: Requirements) -> None:
+    """That the graph can do without what a Function makes, reads and leaves besides its results.
+
+    Raises:
+        Refusal: a number that it makes (`x.sum().item()`) is used outside of it, or its forward
+            comes to state of Python's that the program changes: its call would find what the
+            program found when it began, and change it a second time.
+    """
+    ops, made = [*ops], dict[Any, Op]()
+    for op in ops:
+        if isinstance(op.target, FunctionCall):
+            results = [inner.result for inner in every_op(op.region or ())]
+            made |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
+            if op.target.followed and comes_to(op.target.function.forward, requires):
+                _refuse(op, "comes to what the program changes of Python's", "give it as argument")
+    if not made:
+        return
+    used = free_symbols([each.value for each in outputs])
+    used |= free_symbols([(op.args, op.kwargs) for op in ops])
+    for number in used.intersection(made):
+        what = "makes a number of its tensors that is used outside of it"
+        _refuse(made[number], what, "make the number outside of it")
+
+
+def _refuse(op: Op, what: str, do: str) -> NoReturn:
+    raise Refusal(
+        f"{op.target} {what}: no graph can call it", kind="autograd.Function",
+        at=op.origin.frame, do=(JOINT, do),
+    )  # fmt: skip
+
+
+def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
+    """A whole op as it is called, and what is computed beside it."""
+    if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
+        return op, []
+    beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
+    return op.but(target=op.target.apart(), below=None, piece_of=op.piece_of or op), beside
+
+
+def _by_copies(op: Op) -> bool:
+    """Whether a call with copies gives the results, and the body beside it all that it writes.
+
+    Both run, so neither may draw random numbers or do anything but compute.
+    """
+    target: FunctionCall = op.target
+    outside, _ = overwritten(op)
+    if not outside or not outside <= target.written.values:
+        return False
+    inside = [*every_op(op.region or ())]
+    if any(each.writes and not set(op.outs).isdisjoint(each.outs) for each in inside):
+        return False
+    schemas = [schema_of(each.target) for each in inside if hasattr(each.target, "overloadpacket")]
+    return all(schema.returns_something and not schema.random for schema in schemas)
+
+
+def overwritten(op: Op) -> tuple[set[Value], set[Value]]:
+    """The values from outside that an op writes over, and all that it makes."""
+    if op.writes:
+        through = isinstance(op.target, Write)
+        written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
+        return set(values_in(written)), set(op.outs)
+    outside, made = set[Value](), set(op.outs)
+    for inner in op.own or ():
+        written, results = overwritten(inner)
+        outside |= written - made
+        made |= results
+    return outside, made

@@ -1,0 +1,84 @@
+"""Ops that stand for an op of the tree in a graph that trains as the program does."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Choice, Op, Value, substitute
+
+aten = torch.ops.aten
+
+HISTORY = "history"
+"""The choice that an op carries which the program did not call"""
+GIVEN = "the graph gives the gradient of a leaf that the program makes"
+WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
+
+
+def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
+    """A copy in the same strides: kernels may round otherwise where elements lie otherwise.
+
+    Raises:
+        Refusal: several elements are one place, and a copy would have them apart.
+    """
+    if old.type.overlapping:
+        raise Refusal(
+            "a graph that trains needs a copy of what overlaps itself", kind="overlapping memory",
+            at=because.origin.frame, do="change the shape of a clone, or write to one",
+        )  # fmt: skip
+    if old.type.dense:
+        yield make_call(because, aten.clone.default, (old,), out, why)
+        return
+    raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))
+    yield make_call(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
+    yield make_call(because, aten.copy_.default, (raw, old), out, why)
+
+
+def make_call(
+    because: Op, func: object, args: tuple[Any, ...], out: Value, why: str,
+    kwargs: dict[str, Any] | None = None,
+) -> Op:  # fmt: skip
+    """An op that stands for an op of the tree, and why it is there."""
+    choice = Choice(HISTORY, "spelled out", why)
+    return Op(
+        func, args, kwargs or {}, out, (out,), origin=because.origin, choice=choice,
+        piece_of=because,
+    )  # fmt: skip
+
+
+def rename(op: Op, new: dict[Value, Value]) -> Op:
+    """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
+    if new.keys().isdisjoint((*op.operands, *op.outs)):
+        return op
+    args, kwargs = op.args, op.kwargs
+    if not new.keys().isdisjoint(op.operands):
+        args, kwargs = substitute((args, kwargs), new)
+    body = op.body  # a copy of what is shared would be no part of the tree
+    return op.but(
+        args=args, kwargs=kwargs, result=substitute(op.result, new),
+        outs=tuple(new.get(out, out) for out in op.outs),
+        below=[rename(inner, new) for inner in body] if body else body,
+    )  # fmt: skip
+
+
+def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
+    """Leave in a value's memory what the program has left there, for the backward to find.
+
+    Where autograd's version counter tells of the write (`now` is None), it is the write itself that
+    a backward has to meet, as in eager.
+    """
+    view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
+    target = aten.detach.default if now is None else aten.data.default
+    yield make_call(because, target, (value,), view, WRITTEN)
+    content = view if now is None else now
+    yield make_call(because, aten.copy_.default, (view, content), done, WRITTEN)
+
+
+def unmark(op: Op) -> Op:
+    """For a graph that has its gradients itself: the same tensor, unseen by autograd.
+
+    Not what a backward op has to be given so.
+    """
+    leaf = op.target is aten.requires_grad_.default and not op.late
+    return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

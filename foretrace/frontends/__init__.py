@@ -1,0 +1,1 @@
+"""What users call: capture, torch's entry points, commands."""

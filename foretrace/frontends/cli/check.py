@@ -1,0 +1,133 @@
+"""`foretrace check`: every cut, the pair and the compiled callable against eager."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from rich.text import Text
+
+from foretrace.errors import Refusal, counted
+from foretrace.frontends.cli import graph_breaks as pieces
+from foretrace.frontends.cli.arguments import Options
+from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.render import Screen
+from foretrace.frontends.program import capture
+from foretrace.inspect.check.check import Item, Report, check, has_modes
+
+SHOWN = 12
+VERIFIED = partial(capture, verify=True)
+KINDS: dict[str, str] = {
+    "gradient": "gradient",
+    "output": "output",
+    "buffer": "buffer",
+    "parameter": "parameter",
+    "input": "written input",
+    "captured": "captured tensor",
+    "constant": "constant",
+    "random state": "random state",
+    "run": "cut",
+}
+"""What is compared, in the order in which it is counted, as people say it."""
+
+
+def run(options: Options, screen: Screen) -> int:
+    """Print one table for each program, and whether all is equal.
+
+    Returns:
+        0: all is equal; 1: a difference was found; 2: one of several programs was refused.
+    """
+    if options.partial:
+        return pieces.run(options, screen)
+    found: list[dict[str, Any]] = []
+    code = 0
+    for spec in options.programs:
+        try:
+            reports = _reports(spec, options.modes, screen)
+        except Refusal as refusal:
+            if len(options.programs) == 1:
+                raise
+            code = 2
+            found.append({"program": spec, "refusal": refusal.to_dict()})
+            _print_refusal(spec, refusal, screen)
+            continue
+        code = max(code, int(not all(report.equal for report in reports)))
+        found += [{"program": spec, **report.to_dict()} for report in reports]
+        if not screen.json:
+            _print(spec, reports, screen)
+    if screen.json:
+        screen.data({"equal": code == 0, "checks": found})
+    return code
+
+
+def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:
+    if not screen.json:
+        screen.line(spec, "bold")
+        screen.refusal(refusal)
+        screen.line()
+
+
+def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
+    with screen.busy(f"loading {spec}") as now, loaded(spec) as user:
+        reports = []
+        for mode in modes if has_modes(user.fn) else (None,):
+            after = f" after {mode}()" if mode else ""
+            now(f"checking {spec}{after}")
+            reports.append(check(VERIFIED, user.fn, user.args, user.kwargs, mode=mode))
+        return reports
+
+
+def _print(spec: str, reports: Sequence[Report], screen: Screen) -> None:
+    screen.line(spec, "bold")
+    items = [item for report in reports for item in report.items]
+    kinds = [kind for kind in KINDS if any(item.what == kind for item in items)]
+    head = ["mode", "cut", *(plural(KINDS[kind]) for kind in kinds)]
+    screen.table(head, [row for report in reports for row in _rows(report, kinds)], left=2)
+    for report in reports:
+        for note in report.notes:
+            screen.line(f"{report.mode}: {note}", "yellow")
+        _differences(report, screen)
+    screen.line(_verdict(items), "green" if all(item.equal for item in items) else "bold red")
+    screen.line()
+
+
+def plural(word: str) -> str:
+    """A table's heading."""
+    return word if word == "random state" else f"{word}s"
+
+
+def _rows(report: Report, kinds: Sequence[str]) -> Iterable[list[Text]]:
+    for cut in dict.fromkeys(item.cut for item in report.items):
+        yield [Text(report.mode), Text(cut), *(_cell(*report.count(cut, kind)) for kind in kinds)]
+
+
+def _cell(equal: int, total: int) -> Text:
+    if not total:
+        return Text("-", "dim")
+    return Text(f"{equal}/{total}", "green" if equal == total else "bold red")
+
+
+def _differences(report: Report, screen: Screen) -> None:
+    different = report.differences
+    for item in different[:SHOWN]:
+        screen.line(f"differs: {report.mode}, {item.cut}, {KINDS[item.what]} {item.name}", "red")
+        screen.line(f"  {item.reason}")
+    if len(different) > SHOWN:
+        screen.line(f"... and {len(different) - SHOWN} more; --json has them all")
+
+
+def _verdict(items: Sequence[Item]) -> str:
+    """`all 147 gradients, 2 outputs bitwise equal`; a thing counts once, however often it is in."""
+    different = {(item.what, item.name) for item in items if not item.equal}
+    found = [(item.what, item.name) for item in items if item.what != "random state"]
+    every = dict.fromkeys(found)
+    chosen = [pair for pair in every if not different or pair in different]
+    parts = [
+        counted(count, KINDS[kind])
+        for kind in KINDS
+        if (count := sum(what == kind for what, _ in chosen))
+    ]
+    if not different:
+        return f"{'all ' if len(every) > 1 else ''}{', '.join(parts)} bitwise equal"
+    if any(what == "random state" for what, _ in different):
+        parts.append("the random state")
+    return f"different from eager: {', '.join(parts)}"

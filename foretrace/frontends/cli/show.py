@@ -1,0 +1,99 @@
+"""`foretrace show`: print a cut."""
+
+from typing import Any
+
+from torch import fx
+
+from foretrace.errors import counted
+from foretrace.frontends.cli.arguments import Options
+from foretrace.frontends.cli.capture_args import Made, made
+from foretrace.frontends.cli.render import Screen
+from foretrace.inspect.explain.fx_nodes import call_text, type_text
+from foretrace.ir.program.op import Op
+from foretrace.lowering.partition.partition import Saved
+
+
+def run(options: Options, screen: Screen) -> int:
+    """Print the graph in torch's readable form, then what it is and what it cost."""
+    with made(options, screen) as found:
+        if screen.json:
+            screen.data(_data(found))
+            return 0
+        screen.code(readable(found).strip("\n"))
+        screen.line()
+        for guard in found.program.recorded.guards:
+            where = f"  at {guard.frame}" if guard.frame is not None else ""
+            screen.line(f"guard: {guard.condition}{where}", "yellow")
+        for each in _saved(found):
+            if not each["free"]:
+                where = f"  at {each['at']}" if each["at"] is not None else ""
+                screen.line(f"saved: {each['name']}, {each['bytes']} bytes{where}: {each['why']}")
+        screen.line(_summary(found), "bold")
+        screen.line(f"captured in {found.capture_ms:.0f} ms, cut in {found.cut_ms:.0f} ms")
+    return 0
+
+
+def readable(found: Made) -> str:
+    """The graph as torch prints it."""
+    text: str = found.cut.graph_module.print_readable(print_output=False)
+    return text
+
+
+def _summary(found: Made) -> str:
+    signature, of = found.cut.signature, found.to_dict()
+    sizes: tuple[str, ...] = (
+        counted(len(found.cut.nodes), "node"),
+        counted(len(signature.inputs), "input"),
+        counted(len(signature.outputs), "output"),
+    )
+    if found.cut.pair is not None:
+        sizes += (f"{found.cut.pair.bytes} bytes held between forward and backward",)
+    return f"{of['cut']} cut of {of['program']} on {of['target']}: {', '.join(sizes)}"
+
+
+def _saved(found: Made) -> list[dict[str, Any]]:
+    """What the forward half hands to the backward half."""
+    if found.cut.pair is None:
+        return []
+    roles = [role for role in found.cut.pair.forward.signature.outputs if role.kind == "saved"]
+    return [
+        {
+            "name": role.name,
+            "bytes": str(item.bytes),
+            "free": item.free,
+            "why": item.reason,
+            "at": _place(item),
+        }
+        for role, item in zip(roles, found.cut.pair.saved, strict=True)
+    ]
+
+
+def _place(item: Saved) -> str | None:
+    frame = item.op.origin.frame if item.op is not None else None
+    return f"{frame.file}:{frame.line}" if frame is not None else None
+
+
+def _data(found: Made) -> dict[str, Any]:
+    return {
+        **found.to_dict(),
+        "nodes": [_node(node) for node in found.cut.graph_module.graph.nodes],
+        "signature": found.cut.signature.to_dict(),
+        "saved": _saved(found),
+        "guards": [str(guard.condition) for guard in found.program.recorded.guards],
+        "ms": {"capture": found.capture_ms, "cut": found.cut_ms},
+        "text": readable(found),
+    }
+
+
+def _node(node: fx.Node) -> dict[str, Any]:
+    op = node.meta.get("foretrace")
+    frame = op.origin.frame if isinstance(op, Op) else None
+    line = frame and {"file": frame.file, "line": frame.line, "function": frame.function}
+    return {
+        "name": node.name,
+        "op": node.op,
+        "what": call_text(node),
+        "type": type_text(node.meta.get("val")),
+        "line": line,
+        "backward": isinstance(op, Op) and op.late,
+    }

@@ -1,0 +1,116 @@
+"""foretrace's own entry points: capture a program, and register a derivative."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec
+
+from foretrace.autograd.derivatives.registry import BackwardCall, Registered, rule_name
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.frontends.program.program import Program
+from foretrace.ir.program.recording import Target
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.source.short_tracebacks import Hiding
+from foretrace.ir.symbols.shapes_spec import of_function
+from foretrace.python_state.effects.counters import Counts
+from foretrace.session.both_branches.explore import explored
+from foretrace.session.run.session import Capture
+from foretrace.session.run.setup import (
+    RULES,
+    Branches,
+    Values,
+    check_branches,
+    counting,
+    prepare,
+    warmed,
+)
+from foretrace.tracer.data_dependence.answer_path import Path
+
+P = ParamSpec("P")
+
+
+def _with_old_name(capture: Callable[P, Program]) -> Callable[P, Program]:
+    """Takes `guard_values=`, which is what `values=` was before, with a warning."""
+
+    @wraps(capture)
+    @Hiding()
+    def both(*args: P.args, **kwargs: P.kwargs) -> Program:
+        if "guard_values" in kwargs:
+            kwargs["values"] = "guard" if kwargs.pop("guard_values") else "refuse"
+            message = f"guard_values= is values={kwargs['values']!r} now"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return capture(*args, **kwargs)
+
+    return both
+
+
+@_with_old_name
+def capture(  # noqa: PLR0913 - what may be said of a capture
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    target: str | Target | None = None,
+    dynamic_shapes: Any = None,
+    values: Values = "guard",
+    branches: Branches = "guard",
+    warm: bool = False,
+    verify: bool = False,
+) -> Program:
+    """Run a program once over abstract tensors and keep what it did.
+
+    Args:
+        fn: a function or nn.Module; it runs unmodified, and kernels run only to answer questions.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        target: the device to capture for; None: the inputs' own.
+        dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
+        values: what becomes of a question about the inputs' values that is answered by yes or no
+            (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
+            graphs assert, too. "refuse": it is refused, as every other question is.
+        branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
+            program runs once for each answer, and the sides are a cond, up to where they meet.
+        warm: call the program once before, as Python, for what only its first call makes: lazy
+            modules, caches, hooks, state. The call does all that the program does.
+        verify: hold the record, and each graph that is made of it, against docs/stages.md.
+
+    Raises:
+        Refusal: the program has no exact graph; the message has the user's line and a way out.
+    """
+    counts = Counts(opens=values == branches == "guard")  # two sides leave no state
+
+    with Asked("capture", fn):
+        check_branches(branches)
+        given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
+        once = partial(_once, given, values, counts)
+        ran = warmed(partial(explored, once, branches), fn, args, kwargs, warm=warm)
+    return Program(ran.recorded, ran.semantics, verify=verify)
+
+
+def _once(
+    given: tuple[Any, ...], values: Values, counts: Counts, path: Path | None
+) -> Captured:  # fmt: skip
+    """One way through a program; `given`: what `capture` was, but how it is to answer."""
+
+    def make() -> Capture:
+        run = prepare(*given, values=values, watch=True)
+        run.questions.follow(path, run.recorder)
+        return run
+
+    return counting(counts, make, given[0], tuple(given[1]), given[2])
+
+
+@Hiding()
+def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
+    """Let foretrace use `backward` for an operator instead of torch's own derivative.
+
+    Args:
+        op: an OpOverload, or a packet such as torch.ops.aten.histc for all its overloads; a
+            composite that has a rule is not opened on the way of a gradient.
+        backward: a function of a BackwardCall (args, kwargs, results, grads, needs) that computes
+            with torch ops, and returns the gradient of each tensor argument, or None.
+
+    Raises:
+        Refusal: `backward` is not callable.
+    """
+    RULES.register(op, Registered(backward, rule_name(op, backward)))

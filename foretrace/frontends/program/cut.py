@@ -1,0 +1,143 @@
+"""One graph of a program."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusing, counted
+from foretrace.forks import cached_property
+from foretrace.frontends.program.recording_handle import Tree, shown
+from foretrace.inspect.explain.explain import explain
+from foretrace.inspect.explain.explanation import Explanation
+from foretrace.ir.program.recording import Graph, Signature
+from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.verify import verify_module
+from foretrace.ir.source.call_site import Asked
+from foretrace.lowering.cuts.cut import Level
+from foretrace.lowering.cuts.dead_code import needs
+from foretrace.lowering.emit.fx import to_fx
+from foretrace.lowering.partition.partition import Pair, Saved
+from foretrace.lowering.partition.step_parts import PARTS
+from foretrace.runtime.calls.compiled import not_copied
+from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
+from foretrace.runtime.calls.untrainable_results import Untrained, untrained
+from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.serialization.archive.stored_cut import Stored
+from foretrace.serialization.schema.opaque import asserted
+from foretrace.session.run.torch_patches import UNCOLLECTED
+
+STEP = "step"
+
+Again: TypeAlias = Callable[[Arrived], "tuple[Cut, ...]"]
+At: TypeAlias = Callable[[Captured], "tuple[Cut, ...]"]
+
+
+def _nobody_calls(*args: object) -> NoReturn:
+    """In a cut whose graph is handed on."""
+    raise AssertionError(args)
+
+
+class Cut:
+    """One graph: callable, printable, explainable."""
+
+    def __init__(  # noqa: PLR0913 - what a cut is
+        self, program: Tree, graph: Graph, loss: int | None, small: SmallSizes | None = None,
+        again: Again = _nobody_calls, at: At = _nobody_calls, pair: Pair | None = None,
+        *, stored: Stored | None = None,
+    ) -> None:  # fmt: skip
+        self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
+        self.calls = program.calls
+        self.small = small or SmallSizes(program.recorded, program.semantics, graph, _nobody_calls)
+        """tells of which sizes 0 and 1 it holds; of a half, that of the joint cut"""
+        self.again: Again = cache(again)
+        """makes it, and the other half, for tangents with such strides"""
+        self.at: At = cache(at)
+        """makes it, and the other half, of the record at sizes 0 and 1"""
+        self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
+        """what a file has of it"""
+        self._module: fx.GraphModule | None = None
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        ends = f"{len(graph.inputs)} in, {len(graph.outputs)} out"
+        inside = f"{counted(len(graph.ops), 'op')}, {ends}"
+        return shown(f"{graph.kind} cut", self.program, inside)
+
+    def __reduce__(self) -> Any:
+        """Refuse a copy or pickle."""
+        raise not_copied("a cut", "copy cut.graph_module, or program.save(path)")
+
+    @property
+    def signature(self) -> Signature:
+        """Roles of every input and output, in the order of the graph module's."""
+        return self.graph.signature
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The cut as a torch.fx.GraphModule with flat inputs and outputs; built when asked for."""
+        if self._module is None:
+            recorded = self.program.recorded
+            fakes = self.program.semantics.fakes
+            with UNCOLLECTED, torch_api.CleanRoom():
+                self._module = to_fx(self.graph, recorded.symbols, fakes, needs)
+            if self.program.verify:
+                verify_module(self.graph, self._module, recorded.symbols)
+        return self._module
+
+    @cached_property
+    def untrained(self) -> Untrained:
+        """Results that depend on a Function of which the cut has only the forward."""
+        return untrained(self.graph, self.calls.recorded)
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What the forward half hands to the backward half; empty for the other cuts."""
+        return self.pair.saved if self.pair is not None else ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, in order."""
+        return tuple(node.name for node in self.graph_module.graph.nodes)
+
+    def explain(self, name: str) -> Explanation:
+        """Why a node is there: its path in the tree, from the user's line down to the op.
+
+        Args:
+            name: a node's name; "kept.node" for a node inside an op that was kept whole.
+
+        Raises:
+            Refusal: the graph has no such node.
+        """
+        recorded, module = self.program.recorded, self.graph_module
+        with Asked("capture", recorded.requires.defined):
+            table = self.program.semantics.table
+            return explain(recorded, self.graph, module, name, table, self.pair)
+
+    def __call__(
+        self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the cut on inputs like those it was captured with.
+
+        Returns:
+            What the program returns; for a joint cut, that and the gradients by name; for a half
+            of it, its results in the signature's order, as its inputs are. A half checks no
+            guards and writes nothing back.
+
+        Raises:
+            Refusal: an input breaks what the capture relied on.
+        """
+        recorded = self.calls.recorded
+        asserting = Refusing(partial(asserted, recorded), (RuntimeError,))
+        with Asked("capture", recorded.requires.defined), asserting:
+            if self.graph.kind in PARTS:
+                return run_half(self.graph_module, self.graph, args)
+            if self.graph.kind == "joint":
+                return run_joint(self, args, kwargs, tangents)
+            if self.graph.kind == STEP:
+                return run_step(self, args, kwargs)
+            return run_forward(self, args, kwargs)

@@ -1,0 +1,205 @@
+"""What users hold of a capture: cut, compiled, saved."""
+
+import pathlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
+
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusal
+from foretrace.frontends.program.cut import STEP, Cut
+from foretrace.frontends.program.make_cut import Form, cut_at, halves_of
+from foretrace.frontends.program.recording_handle import Tree
+from foretrace.ir.source.short_tracebacks import Hiding
+from foretrace.lowering.cuts.cut import Level
+from foretrace.lowering.cuts.decomposition_tracer import Table
+from foretrace.lowering.cuts.selectors import Selector, check_selectors
+from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy
+from foretrace.lowering.partition.step_parts import parts_of
+from foretrace.runtime.backends.by_name import Backend, building
+from foretrace.runtime.calls.compiled import Compiled, not_copied
+from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.serialization.archive.saving import check_saved, save
+from foretrace.serialization.archive.stored_cut import PAIR, Stored
+
+HALVES = ("forward", "backward")
+
+
+class Program(Tree):
+    """One recorded run; every graph is a cut through its tree."""
+
+    def __reduce__(self) -> Any:
+        """Refuse a copy or pickle."""
+        raise not_copied("a program", "capture again, or program.save(path)")
+
+    @Hiding()
+    def cut(
+        self,
+        kind: str,
+        *,
+        loss: int | None = None,
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),
+        policy: Policy | None = None,
+        decompositions: Table | None = None,
+    ) -> Cut:
+        """A graph of the program; the program does not run again.
+
+        Args:
+            kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "step" (leaf ops
+                of a step that calls backward() itself), "joint" (forward and backward), "forward"
+                or "backward" (the halves of joint).
+            loss: for all but "export" and "aten", the index of the scalar output to differentiate;
+                None makes the gradients of the outputs inputs of the graph.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+            policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what of
+                the forward its backward does not make again; None: "save_all", as eager.
+            decompositions: functions by OpOverload, such as torch.export.default_decompositions();
+                every op of the cut that has an entry is opened by it, as far down as that goes.
+
+        Raises:
+            Refusal: an op on the way of a gradient has no derivative, the loss is no scalar, or a
+                decomposition raises.
+        """
+        if kind in HALVES:
+            pair = self.pair(
+                loss=loss, policy=policy or MIN_CUT, keep=keep, open=open,
+                decompositions=decompositions,
+            )  # fmt: skip
+            return pair[HALVES.index(kind)]
+        level = Level(kind == "export", tuple(keep), tuple(open))
+        with self.asked():
+            check_selectors(self.recorded.ops, (*level.keep, *level.open))
+        return cut_at(self, Form(kind, level, loss, decompositions, policy or SAVE_ALL))
+
+    def compile(self, backend: Backend = "eager") -> Compiled:
+        """A callable for calls like the captured one, which trains through autograd.
+
+        A call that breaks a guard is refused, as a cut refuses it; `foretrace.compile` captures
+        again. Python values that are no arguments are as the capture saw them.
+
+        Args:
+            backend: as `foretrace.compile` takes it.
+
+        Raises:
+            Refusal: there is no such backend; when called: a guard is broken.
+        """
+        asked = self.asked()
+        with asked:
+            cut = self.cut("export")
+            capture = partial(self._captured, cut.small, backend != "eager")
+            return Compiled(cut, capture, building(backend), asked)
+
+    def _captured(
+        self, small: SmallSizes, anyhow: bool, fn: Any, args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Captured:  # fmt: skip
+        """In the place of a capture: the record that there is, or that at a call's sizes 0 and 1.
+
+        `anyhow`: what is made of it is not shown to hold for those.
+        """
+        _, sizes = self.calls.inputs(args, kwargs, small=True)
+        there = small.there(sizes, anyhow=anyhow)
+        return there or Captured(self.recorded, self.semantics)
+
+    @Hiding()
+    def pair(
+        self,
+        *,
+        loss: int | None = None,
+        policy: Policy = "min_cut",
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),
+        decompositions: Table | None = None,
+    ) -> tuple[Cut, Cut]:
+        """The forward and the backward half of the joint cut.
+
+        Args:
+            loss: the index of the scalar output to differentiate; None: tangents are inputs.
+            policy: "min_cut" (fewest bytes that running cheap ops again allows), "save_all",
+                "recompute_all", or a predicate on an Op (True: save what it made). Whatever it
+                says, random numbers are drawn once, and what ran under `torch.utils.checkpoint`
+                runs again.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+            decompositions: as for a cut; the joint graph is opened by them before it is split.
+
+        Raises:
+            Refusal: as for the joint cut, or there is no such policy.
+        """
+        cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
+
+        return halves_of(cut, policy)
+
+    @Hiding()
+    def parts(
+        self, *, policy: Policy | None = None, decompositions: Table | None = None
+    ) -> tuple[Cut, Cut, Cut]:
+        """The forward, the backward and the update of a step, each a graph of its own.
+
+        They are called flat, in the order of their signatures; what one hands to the next has the
+        role "saved", or "gradient". They check no guards and write nothing back.
+
+        Args:
+            policy: as for `cut("step")`; what is made again is in the backward.
+            decompositions: as for a cut.
+
+        Raises:
+            Refusal: the program asks for no gradient, or a backward reads what an update has made.
+        """
+        step = self.cut(STEP, policy=policy, decompositions=decompositions)
+        with self.asked():
+            graphs = parts_of(step.graph, self.recorded)
+        self.check(*graphs)
+        one, two, three = (Cut(self, graph, None) for graph in graphs)
+        return one, two, three
+
+    @Hiding()
+    def save(
+        self, path: str | pathlib.Path, *cuts: "str | Cut | tuple[Cut, Cut]",
+        loss: int | None = None, parameters: Literal["inside", "beside"] = "inside",
+        also: "Iterable[Program]" = (),
+    ) -> None:  # fmt: skip
+        """Write the program into a file that `foretrace.load` reads where its source is not.
+
+        The file is a zip of JSON and safetensors, without pickle. It has the tree, so that every
+        node explains itself, the parameters, buffers and constants, and the cuts.
+
+        Args:
+            path: where; "step.ft".
+            cuts: those that are stored: names ("export", "aten", "step", "joint", "pair"), cuts
+                of this program, or pairs; without any, "export", or "step" of a training step.
+            loss: for cuts by name, the index of the scalar output to differentiate.
+            parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
+            also: further captures of the same program, which go on from the same state: a call
+                that breaks a guard of this one is theirs.
+
+        Raises:
+            Refusal: a cut has no graph, or the program needs what no file holds; with the line.
+        """
+        made = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
+        with self.asked():
+            check_saved(made, parameters)
+            more = [each.recorded for each in also]
+            save(pathlib.Path(path), self.recorded, made, more, beside=parameters == "beside")
+
+    @property
+    def own_cut(self) -> Literal["step", "export"]:
+        """The cut that is called like the program: of a training step, the one below autograd."""
+        recorded = self.recorded
+        alone = recorded.asks_gradients and not recorded.trained_outside
+        return "step" if alone else "export"
+
+    def _stored(self, asked: Any, loss: int | None) -> Stored:
+        if isinstance(asked, str):
+            both = self.pair(loss=loss) if asked == PAIR else (self.cut(asked, loss=loss),)
+        else:
+            both = asked if isinstance(asked, tuple) else (asked,)
+        stored: Any = getattr(both[0], "stored", None)
+        if stored is None or any(each.program is not self for each in both):
+            raise Refusal(
+                f"{asked!r:.60} is no cut of this program", kind="wrong call",
+                do='name it, as program.save(path, "joint"), or pass a cut or a pair of it',
+            )  # fmt: skip
+        return stored

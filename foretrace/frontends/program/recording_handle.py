@@ -1,0 +1,57 @@
+"""The tree of a program: what all cuts of it share."""
+
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.errors import counted
+from foretrace.ir.program.call_requirements import Answered
+from foretrace.ir.program.recording import Graph, Recorded, Target
+from foretrace.ir.program.verify import verify_graph, verify_record
+from foretrace.ir.program.walk import called_in
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.symbols.symbols import Guard
+from foretrace.runtime.guards.cut_guards import CallGuards
+
+
+class Tree:
+    """One recorded run, and the target that it is for."""
+
+    def __init__(
+        self, recorded: Recorded, semantics: TargetSemantics, *, verify: bool = False
+    ) -> None:
+        self.recorded, self.semantics, self.verify = recorded, semantics, verify
+        self.calls = CallGuards(recorded)
+        if verify:
+            verify_record(recorded, semantics.inference.again)
+
+    @property
+    def target(self) -> Target:
+        """The device that the program was captured for."""
+        return self.semantics.target
+
+    @property
+    def guards(self) -> tuple[Guard | Answered, ...]:
+        """What a later call has to fulfil of sizes and values, each with the user's line."""
+        return self.recorded.guards
+
+    def __repr__(self) -> str:
+        written = sum(1 for _ in called_in(self.recorded.ops))
+        return shown("program", self, f"{counted(written, 'op')} as written")
+
+    def at(self, there: Captured) -> "Tree":
+        """The same at sizes that are 0 or 1."""
+        return Tree(there.recorded, there.semantics, verify=self.verify)
+
+    def check(self, *graphs: Graph) -> None:
+        """Hold graphs of it against docs/stages.md, where that was asked for."""
+        for graph in graphs if self.verify else ():
+            verify_graph(graph, self.recorded, self.semantics.inference.again)
+
+    def asked(self) -> Asked:
+        """Who asks, in refusals."""
+        return Asked("capture", self.recorded.requires.defined)
+
+
+def shown(what: str, program: Tree, inside: str) -> str:
+    """How a program or a cut of it prints."""
+    at = program.recorded.requires.defined
+    name = f"{at.function} ({at.file}:{at.line})" if at is not None else "torch's own"
+    return f"<{what} of {name}: {inside}, target {program.target.name}>"

@@ -1,0 +1,68 @@
+"""`foretrace.aot_autograd`: torch's function, with foretrace between Dynamo and the compilers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from foretrace.errors import Refusal
+from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
+from foretrace.frontends.torch_compat.partitioner import WithPartitioner
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.source.short_tracebacks import Hiding
+from foretrace.runtime.backends.compilers import Compiler, TorchCompilers
+from foretrace.runtime.backends.dynamo import flat_compiled
+from foretrace.tracer.recorder.replay_fx import first_line
+
+Backend = Callable[..., Callable[..., Any]]
+"""What torch.compile takes as `backend=`"""
+
+
+@Hiding()
+def aot_autograd(
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    partition_fn: Callable[..., Any] | None = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    inference_compiler: Compiler | None = None,
+) -> Backend:
+    """A backend for torch.compile that compiles forward and backward, as torch's function does.
+
+    Args:
+        fw_compiler: gets the forward as (GraphModule, example inputs), gives a callable.
+        bw_compiler: the same for the backward; None: `fw_compiler`.
+        partition_fn: splits the joint graph, in torch's form; None: foretrace's min_cut.
+        decompositions: functions by OpOverload; these operators are opened in the graphs.
+        inference_compiler: for what needs no gradient; None: `fw_compiler`.
+
+    Raises:
+        Refusal: an argument is wrong; or later, from torch.compile: a graph has no exact form.
+    """
+    _check(
+        fw_compiler=fw_compiler, bw_compiler=bw_compiler or fw_compiler,
+        partition_fn=partition_fn or fw_compiler,
+        inference_compiler=inference_compiler or fw_compiler,
+    )  # fmt: skip
+    each = (fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler)
+    compilers = (
+        TorchCompilers(*each, decompositions) if partition_fn is None
+        else WithPartitioner(*each, decompositions, partition_fn=partition_fn)
+    )  # fmt: skip
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with Asked("dynamo", first_line(module)):
+            program = capture_graph(module, inputs)
+            return flat_compiled(program.recorded, program.semantics, compilers)
+
+    return backend
+
+
+def _check(**given: Any) -> None:
+    for name, function in given.items():
+        if not callable(function):
+            raise Refusal(
+                f"{name}={function!r:.60} is not callable",
+                kind="wrong call",
+                do="give a function of (GraphModule, example inputs) that returns a callable",
+            )

@@ -1,0 +1,148 @@
+"""`foretrace.compile`: a callable in the place of a program, with torch.compile's arguments."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusal
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.source.short_tracebacks import Hiding
+from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.lowering.partition.policies import Policy
+from foretrace.operators.targets.profile import target_of
+from foretrace.python_state.access.side_effects import Holes
+from foretrace.python_state.effects.counters import Counts, of_optimizer
+from foretrace.runtime.backends.by_name import Backend, building
+from foretrace.runtime.calls.automatic_dynamic import Found, Sizes, Varying
+from foretrace.runtime.calls.compiled import Building, Compiled
+from foretrace.runtime.calls.compiled_module import compiled_module
+from foretrace.runtime.graph_breaks.partial_capture import in_pieces
+from foretrace.session.both_branches.explore import explored
+from foretrace.session.run.session import Capture
+from foretrace.session.run.setup import Branches, check_branches, counting, device_of, set_up
+from foretrace.tracer.data_dependence.answer_path import Path
+
+UNUSED = frozenset({"mode", "options"})
+"""Arguments of torch.compile that configure Inductor; None says nothing"""
+
+
+@Hiding()
+def compile(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backend: Backend = "eager",
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+    branches: Branches = "guard",
+    policy: Policy | None = None,
+    **options: Any,
+) -> Any:
+    """A callable that does what `fn` does, through captures of it (`.recaptures` tells why again).
+
+    Args:
+        fn: a function or nn.Module. A module gives a module with the same parameters and state.
+        backend: "eager" (straight-line Python), a name that torch.compile knows, or a function.
+        dynamic: None: a size that is seen to differ is open from then on. True: all; False: none.
+        fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
+            calls are captured, and `.breaks` tells. True: captured whole, or refused.
+        branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
+        policy: what a step does not make again for its backward: "save_all" (as eager), "min_cut",
+            "recompute_all", a predicate on an Op. None: "min_cut" with "inductor", else "save_all".
+        options: no others; torch.compile's `mode` and `options` may be None.
+
+    Raises:
+        Refusal: an argument is wrong; when called, with `fullgraph`: it has no exact graph.
+    """
+    _check_options(options)
+    check_branches(branches)
+    again = partial(
+        compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph, branches=branches,
+        policy=policy,
+    )  # fmt: skip
+    if fn is None:
+        return again
+    _check(fn, dynamic, fullgraph)
+    capturing = partial(captured, branches=branches, holes=not fullgraph)
+    of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
+    made = partial(_made, *of, again)
+    compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
+    return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
+
+
+def _made(
+    capturing: Callable[[], Varying],
+    build: Callable[[], Building],
+    again: Callable[[Any], Any],
+    fn: Any,
+) -> tuple[Any, ...]:
+    """The arguments of a `Compiled` for a program or a piece of one."""
+    with (asked := Asked("compile", fn)):
+        return fn, capturing(), build(), asked, again
+
+
+def captured(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, found: Found,
+    branches: Branches = "guard", *, holes: bool = False,
+) -> Captured:  # fmt: skip
+    """A capture for a compiled callable: what Python state the program reads is noted.
+
+    Args:
+        fn: the program.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments.
+        sizes: which sizes of which arguments are symbols.
+        found: the numbers outside of the arguments that are, and tensors that are read anew.
+        branches: what becomes of a Python `if` on data.
+        holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
+    """
+    target = target_of(None, device_of(fn, args, kwargs))
+    counts = Counts(opens=branches == "guard")  # two sides leave no state
+    counts.note(each for each in found.numbers if of_optimizer(each[0]))
+    counts.guess(each for each in found.numbers if not of_optimizer(each[0]))
+
+    def once(path: Path | None) -> Captured:
+        def make() -> Capture:
+            run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+            if holes and run.outside is not None:
+                run.outside.holes = Holes(run.recorder.refused)
+            run.questions.follow(path, run.recorder)
+            run.moved = [*found.tensors.values()]
+            return run
+
+        return counting(counts, make, fn, args, kwargs, guesses=True)
+
+    return explored(once, branches)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    unknown = [name for name, item in options.items() if item is not None or name not in UNUSED]
+    if unknown:
+        raise Refusal(
+            f"foretrace.compile has no option {', '.join(unknown)}",
+            kind="unknown option",
+            do=(
+                "it takes backend=, dynamic=, fullgraph= and branches=;"
+                " give a backend its options itself"
+            ),
+        )
+
+
+def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
+    for good, what, do in (
+        (callable(fn), f"a {type(fn).__name__} is not callable", "give a function or an nn.Module"),
+        (
+            dynamic is None or isinstance(dynamic, bool),
+            f"dynamic={dynamic!r}",
+            "give True, False, or None: open the sizes that are seen to vary",
+        ),
+        (
+            isinstance(fullgraph, bool),
+            f"fullgraph={fullgraph!r}",
+            "give True: captured whole, or refused; or False: what is refused runs as Python",
+        ),
+    ):
+        if not good:
+            raise Refusal(what, kind="wrong call", do=do)

@@ -1,0 +1,68 @@
+"""Capture of a graph that a front end such as Dynamo hands over, with its sizes."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.frontends.program import Program
+from foretrace.frontends.torch_compat.stateless_check import check_shapes_stay
+from foretrace.ir.source.call_site import Sources
+from foretrace.ir.symbols.frontend_symbols import Foreign
+from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.operators.targets.profile import target_of
+from foretrace.session.run.run import record
+from foretrace.session.run.session import Capture
+from foretrace.session.run.setup import device_of, set_up
+from foretrace.tracer.recorder.replay_fx import NodeSources, Replay
+
+
+def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
+    """Record a graph; what it assumes of sizes becomes a guard of the front end's ShapeEnv.
+
+    Args:
+        module: the graph; its placeholders are the inputs, in order.
+        inputs: tensors and symbolic numbers; other objects are constants of the program.
+
+    Raises:
+        Refusal: the graph has no exact form; the message has the user's line and a way out.
+    """
+    sources = NodeSources()
+    run = _described(sources, inputs, device_of(module, inputs, None))
+    shape_env = run.types.symbols.env
+    if shape_env is not None:
+        torch_api.specialize_floats(shape_env)
+    program = Replay(module, sources)
+    program.recorder = run.recorder
+    recorded = check_shapes_stay(record(program, tuple(inputs), {}, run))
+    return Program(recorded, run.semantics)
+
+
+def capture_described(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
+) -> Program:
+    """`capture` of a call with FakeTensors: their sizes are as their ShapeEnv has them.
+
+    Args:
+        fn: a function or nn.Module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        given: every tensor and size that the program gets, among them the FakeTensors.
+
+    Raises:
+        Refusal: as `capture`.
+    """
+    run = _described(Sources(), given, device_of(fn, args, kwargs))
+    return Program(record(fn, args, kwargs, run), run.semantics)
+
+
+def _described(sources: Sources, given: Sequence[Any], device: torch.device) -> Capture:
+    """A run with the sizes and in the fake mode of whoever made the inputs."""
+    target, found = target_of(None, device), torch_api.front_end(given)
+    if found is None:
+        return set_up(target, partial(Dynamic, {}), sources=sources)
+    mode, fakes = found
+    return set_up(target, partial(Foreign, given, fakes), sources=sources, mode=mode)

@@ -1,0 +1,327 @@
+"""`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import nn
+from torch.export import AdditionalInputs, ExportedProgram
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.eager_history.op_facts import locate
+from foretrace.errors import Refusal
+from foretrace.frontends.program import Program
+from foretrace.frontends.torch_compat.export_calls import module_calls
+from foretrace.frontends.torch_compat.export_containers import check_keys, check_leaf, check_plain
+from foretrace.frontends.torch_compat.export_sizes import Shown, places
+from foretrace.frontends.torch_compat.stateless_check import (
+    check_settled,
+    tell_answers,
+    without_hooks,
+    without_states,
+)
+from foretrace.ir.program.names import called_like_a_keyword
+from foretrace.ir.program.op import Op, Subgraph, Value, values_in
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
+from foretrace.ir.symbols.shapes_spec import of_function
+from foretrace.lowering.cuts.cut import Level, forward_graph, written_over
+from foretrace.lowering.cuts.dead_code import needs
+from foretrace.lowering.cuts.scalar_ops import in_file
+from foretrace.lowering.cuts.writeback import Written, with_writes
+from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
+from foretrace.lowering.emit.export_inputs import Interface, interface, separated
+from foretrace.lowering.emit.fx import SPELLED
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.session.both_branches.explore import explored
+from foretrace.session.run.run import record
+from foretrace.session.run.setup import (
+    Branches,
+    Values,
+    check_branches,
+    check_values,
+    prepare,
+)
+from foretrace.tracer.concrete.concrete_values import GUARD
+from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.recorder.submodule_io import CallSite, submodule_calls
+
+
+def export(  # noqa: PLR0913 - torch's own signature, and what values do
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    preserve_module_call_signature: tuple[str, ...] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+    values: Values = "guard",
+    branches: Branches = "guard",
+    warm: bool = False,
+) -> ExportedProgram:
+    """What `torch.export.export` gives, with the graph of `cut("export")`.
+
+    Args:
+        mod: the module; it runs unmodified, once, and no kernel runs.
+        args: example arguments.
+        kwargs: by keyword.
+        dynamic_shapes: which sizes vary, in any form that torch.export takes.
+        strict: accepted, and the same.
+        preserve_module_call_signature: submodules that unflatten is to call in their own way.
+        prefer_deferred_runtime_asserts_over_guards: accepted; `.module()` checks what was asked.
+        values: "guard": where there is no graph else, the example's answers are asserted by it.
+        branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
+        warm: call the module once before, as Python, for what only its first call makes.
+
+    Raises:
+        Refusal: the program has no exact graph, or none that can be written to a file.
+    """
+    around = torch.is_grad_enabled()
+    with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
+        _check_call(mod, args, kwargs, values, branches)
+        args, named = _called(mod, args, kwargs, warm=warm)
+        dynamic_shapes = of_function(dynamic_shapes, mod)
+        shapes = shapes_tree(dynamic_shapes, mod, args, named)
+        run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
+        program, sites = _captured(partial(run, preserve_module_call_signature), values)
+        exported = _exported_program(program, sites, mod, args, named, around)
+    return _verified(exported, dynamic_shapes)
+
+
+def _verified(exported: ExportedProgram, dynamic_shapes: Any) -> ExportedProgram:
+    if isinstance(dynamic_shapes, AdditionalInputs):
+        dynamic_shapes.verify(exported)
+    return exported
+
+
+def _called(mod: Any, args: Any, kwargs: Any, *, warm: bool) -> tuple[tuple[Any, ...], Any]:
+    """The arguments; if `warm`, the module has been called with them."""
+    args, kwargs = tuple(args), dict(kwargs or {})
+    if warm:
+        mod(*args, **kwargs)
+    return args, kwargs
+
+
+TOLD = (
+    "captured with torch.compiler.is_exporting() true, as torch.export has it, for else: {} ({})."
+    " What the program does when it is told may differ from eager"
+)
+
+
+Run: TypeAlias = tuple[Program, list[CallSite]]
+
+
+def _run(
+    branches: Branches, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
+    paths: Sequence[str], values: Values,
+) -> Run:  # fmt: skip
+    """One run of the module, which its next run would repeat; with both sides, one for each way."""
+
+    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
+        run = prepare(mod, args, kwargs, None, shapes, values=values)
+        run.questions.follow(path, run.recorder)
+        with submodule_calls(mod, paths, run.recorder) as sites:
+            recorded = record(mod, args, kwargs, run)
+        return Captured(recorded, run.semantics), sites
+
+    def once() -> Run:
+        if branches == "guard":
+            ran, sites = one(None, paths)
+            return Program(ran.recorded, ran.semantics), sites
+        _check_not_called(paths)
+        ran = explored(lambda path: one(path)[0], branches)
+        return Program(ran.recorded, ran.semantics), []
+
+    found = once()
+    check_settled(found[0].recorded, lambda: once()[0].recorded)
+    recorded = without_hooks(without_states(found[0].recorded, stacklevel=6), stacklevel=6)
+    return Program(recorded, found[0].semantics), found[1]
+
+
+def _check_not_called(paths: Sequence[str]) -> None:
+    """Refuse to tell of calls that one way through the program has and another has not."""
+    if paths:
+        raise Refusal(
+            'branches="both" runs the program several times, and'
+            " preserve_module_call_signature speaks of the calls of one run",
+            kind="unsupported", do='leave one of them away; with "guard" the example answers',
+        )  # fmt: skip
+
+
+def _captured(run: Callable[[Values], Run], values: Values) -> Run:
+    """The program as it runs; if that has no graph, as it runs when it is told of the export.
+
+    Libraries ask `torch.compiler.is_exporting()` and then do not look at data, nor call what
+    torch's meta kernels refuse. One that looks at data all the same is for such data alone.
+    """
+    try:
+        return run("refuse")
+    except Refusal as refusal:
+        if refusal.kind not in ("data-dependent", "program raised"):
+            raise
+        try:
+            with torch_api.exporting():
+                found = run("refuse")
+        except Refusal:
+            if values == "refuse" or GUARD not in refusal.ways:
+                raise refusal from None
+            return _guarded(run)
+        warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)
+        return found
+
+
+def _guarded(run: Callable[[Values], Run]) -> Run:
+    """The program for such data as the example's alone."""
+    found = run("guard")
+    tell_answers(found[0].recorded, stacklevel=5)
+    return found
+
+
+def _check_call(mod: Any, args: Any, kwargs: Any, values: Any, branches: Any) -> None:
+    check_values(values)
+    check_branches(branches)
+    for good, what in (
+        (isinstance(mod, nn.Module), f"a {type(mod).__name__} is no nn.Module"),
+        (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),
+        (kwargs is None or isinstance(kwargs, Mapping), f"kwargs is a {type(kwargs).__name__}"),
+    ):
+        if not good:
+            raise Refusal(
+                what, kind="wrong call",
+                do="call it as foretrace.export(module, (arg, ...), {name: arg})",
+            )  # fmt: skip
+
+
+def _exported_program(
+    program: Program,
+    sites: list[CallSite],
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    around: bool,
+) -> ExportedProgram:
+    """The pieces put together; torch checks them."""
+    recorded = program.recorded
+    seen = [value for site in sites for value in site.values]
+    written = _cut(program, seen, around=around)
+    leaves = torch_api.tree_leaves((args, kwargs))
+    results = values_in([written.outputs, [value for _, value in written.news], seen])
+    named = list(zip(recorded.requires.names, leaves, strict=True))
+    inputs = interface(mod, named, recorded, written.ops, results)
+    exported = _graph(program, mod, written, inputs)
+    shown = Shown(recorded, _small(program, around=around))
+    made = ExportedProgram(
+        root=exported.root, graph=exported.graph, graph_signature=exported.signature,
+        state_dict=inputs.state, range_constraints=shown.ranges(recorded.symbols.constraints()),
+        module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
+        example_inputs=(args, kwargs), constants=inputs.constants,
+        verifiers=[torch_api.TrainingIRVerifier],
+    )  # fmt: skip
+    pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
+    paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
+    where = places(recorded, leaves, {id(leaf): path for path, leaf in reversed(paths)})
+    # what torch's own guards do not ask: that what was None is None again, and of sizes 1 and 0
+    absent = [f"{path} is None" for path, leaf in paths if leaf is None]
+    torch_api.guard_also(made, [*absent, *shown.conditions(where)])
+    return made
+
+
+def _small(program: Program, *, around: bool) -> SmallSizes:
+    """Tells of which sizes 0 and 1 the graph of a file holds."""
+
+    def make(recorded: Recorded, semantics: TargetSemantics, put: object = None) -> Graph:
+        return forward_graph(recorded, semantics, LEVEL, "export", around=around)
+
+    recorded, semantics = program.recorded, program.semantics
+    return SmallSizes(recorded, semantics, make(recorded, semantics), make)
+
+
+def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
+    """The export cut, with its writes explicit, and nothing in it that a file cannot hold."""
+    recorded = program.recorded
+    check_plain(recorded.requires.in_structure, "an argument")
+    check_keys(recorded.requires.in_structure)
+    check_plain(recorded.out_structure, "what the program returns")
+    for name, leaf in recorded.requires.constants.items():
+        check_leaf(leaf, f"the argument {name}")
+    for output in recorded.outputs:
+        check_leaf(output.value, f"the output {output.role.name}")
+    graph = forward_graph(recorded, program.semantics, LEVEL, "export", around=around, also=seen)
+    for op in graph.ops:
+        _check_op(op)
+    return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).hidden)
+
+
+def _check_op(op: Op) -> None:
+    """Refuse what a graph can do and a file cannot hold."""
+    if isinstance(op.target, Unwrap | Wrap):
+        raise locate(Refusal(
+            "the program takes what a tensor class of its own holds, or makes such a tensor, which"
+            " no file can hold",
+            kind="unsupported tensor",
+            do=("do it outside of the exported program, and pass what is held as arguments",
+                "or use foretrace.capture(...).cut('export')"),
+        ), op)  # fmt: skip
+    if _is_function(op) and not torch_api.held_by_files(op.target.function):
+        raise locate(Refusal(
+            f"{op.target} is an autograd.Function, which no file can hold",
+            kind="autograd.Function",
+            do=("register it with torch.library.custom_op and register_autograd",
+                "export it under torch.no_grad(), if the result is not to be trained"),
+        ), op)  # fmt: skip
+    if any(isinstance(arg, torch.Generator) for arg in (*op.args, *op.kwargs.values())):
+        raise locate(Refusal(
+            f"{op.target} draws from a generator of its own, which no file can hold",
+            kind="generator",
+            do="draw from the default generator, or pass the numbers as an argument",
+        ), op)  # fmt: skip
+    if called_like_a_keyword(op.target):
+        raise locate(Refusal(
+            f"torch writes {op.target} as text that is no Python",
+            kind="unsupported",
+            do=("leave the lower bound away: random_(to) begins at 0",
+                "torch.randint_like(x, low, high), on which no gradient depends either"),
+        ), op)  # fmt: skip
+    for leaf in torch_api.tree_leaves((op.args, op.kwargs)):
+        if isinstance(leaf, Subgraph):
+            for inner in leaf.ops:
+                _check_op(inner)
+        elif type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
+            raise locate(Refusal(
+                f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
+                kind="unknown value", do="use tensors, numbers, strings and None",
+            ), op)  # fmt: skip
+
+
+def _is_function(op: Op) -> bool:
+    return hasattr(op.target, "as_module") and not isinstance(op.target, Unwrap | Wrap)
+
+
+def _not_followed(op: Op) -> bool:
+    """A Function whose backward nobody will ask for is what its forward does."""
+    return _is_function(op) and not op.target.followed
+
+
+def _for_hooks(op: Op) -> bool:
+    """The Function by which torch has hooks of modules; else it gives its arguments on."""
+    return _is_function(op) and op.target.function is torch_api.BackwardHookFunction
+
+
+LEVEL = Level(written=True, open=(_not_followed, _for_hooks))
+
+
+def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:
+    recorded, kind = program.recorded, type(mod)
+    outermost = ("", f"{kind.__module__}.{kind.__qualname__}")
+    fakes = program.semantics.fakes
+    emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
+    news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
+    ops = in_file(written.ops, recorded.symbols)
+    return to_export(inputs.lifted, ops, news, written.outputs, emitter)

@@ -1,0 +1,132 @@
+"""A user's partitioner: a function of torch's form splits the joint graph.
+
+torch's own are `default_partition` and `min_cut_rematerialization_partition` of functorch.compile.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.frontends.program import Cut, Program
+from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
+from foretrace.ir.program.op import Value
+from foretrace.ir.program.recording import Graph, Input, Output, Recorded, Role, size_input
+from foretrace.ir.program.tensor_type import Arrived
+from foretrace.lowering.cuts.cut import Level, differentiated
+from foretrace.lowering.partition.partition import Pair
+from foretrace.runtime.backends.aot_convention import Half, TorchHalves
+from foretrace.runtime.backends.autograd_function import Flat, Partial, zeros
+from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
+
+TANGENTS = "tangents_"
+
+
+@dataclass(frozen=True, slots=True)
+class WithPartitioner(TorchCompilers):
+    """Compilers of graphs that `partition_fn` splits."""
+
+    partition_fn: Callable[..., Any] = field(kw_only=True)
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat, Partial]:
+        """The pair as the partitioner makes it.
+
+        Where a tangent is missing, the one backward there is gets zeros, as torch has it; but what
+        no gradient reaches gets None.
+        """
+        joint = self.opened(joint, semantics)
+        found = joint_module(Cut(Program(recorded, semantics), joint, None))
+        vals = [node.meta["val"] for node in found.module.graph.find_nodes(op="placeholder")]
+        count = len(found.primals)
+        with torch_api.compiling(semantics.fakes.mode):
+            modules = self.partition_fn(
+                found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
+            )
+        parts = Parts(found, joint, semantics, *modules)
+        halves = TorchHalves(recorded.symbols, semantics.fakes)
+        both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
+
+        def partial(given: Arrived) -> Flat:
+            part = differentiated(recorded, semantics, Level(False), None, given)
+            reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
+            return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
+
+        return parts.pair, both.forward, both.backward, partial
+
+
+class Parts:
+    """The two modules of a partitioner as a pair, whose ops are known to them alone."""
+
+    def __init__(
+        self, found: JointModule, joint: Graph, semantics: TargetSemantics,
+        forward: fx.GraphModule, backward: fx.GraphModule,
+    ) -> None:  # fmt: skip
+        self.types = semantics.inference.types
+        returned: Any = forward.graph.output_node().args[0]
+        saved = [(node.name, node.meta["val"]) for node in returned[found.num_fwd_outputs :]]
+        inputs = [self._input(name, val) for name, val in saved]
+        tangents = [item for item in joint.inputs if item.role.kind == "tangent"]
+        results = [output for output in joint.outputs if output.role.kind != "gradient"]
+        gradients = [output for output in joint.outputs if output.role.kind == "gradient"]
+        outputs = [
+            Output(item.value if item.size is None else item.size, item.role) for item in inputs
+        ]
+        given = joint.inputs[: len(joint.inputs) - len(tangents)]
+        self.pair = Pair(
+            Graph(given, [], [*results, *outputs], "forward"),
+            Graph([*inputs, *tangents], [], gradients, "backward"),
+            (),
+        )
+        self.forward = Half(forward, found.primals, _places(results, len(saved)))
+        primal_of = [i for i, item in enumerate(given) if item.value.type.requires_grad]
+        self.backward = Half(
+            backward,
+            tuple(
+                _source(node.name, [name for name, _ in saved])
+                for node in backward.graph.find_nodes(op="placeholder")
+            ),
+            tuple(found.primals.index(i) for i in primal_of),
+        )
+
+    def _input(self, name: str, val: Any) -> Input:
+        role = Role("saved", name)
+        if isinstance(val, torch.Tensor):
+            return Input(Value(self.types.of(val), name), role)
+        return size_input(self.types.symbols.size(val), role)
+
+
+def _places(results: Sequence[Output], saved: int) -> tuple[int, ...]:
+    """Where the pair's results are among those of the module, which begin with new contents."""
+    kinds = [output.role.kind for output in results]
+    order = sorted(range(len(kinds)), key=lambda i: kinds[i] != "mutation")
+    places = {old: new for new, old in enumerate(order)}
+    return tuple(
+        [places[i] for i in range(len(kinds))] + list(range(len(kinds), len(kinds) + saved))
+    )
+
+
+def _source(name: str, saved: list[str]) -> int:
+    """Which input of the pair's backward a placeholder is."""
+    if name.startswith(TANGENTS):
+        return len(saved) + int(name.removeprefix(TANGENTS)) - 1
+    return saved.index(name)
+
+
+def _with_zeros(backward: Flat, inputs: Sequence[Input], reached: Sequence[bool]) -> Flat:
+    """The backward with zeros for missing tangents, and None for what is not reached."""
+
+    def run(*given: Any) -> list[Any]:
+        pairs = list(zip(inputs, given, strict=True))
+        sizes = {item.size: value for item, value in pairs if isinstance(item.size, sympy.Symbol)}
+        filled = [zeros(item, sizes) if value is None else value for item, value in pairs]
+        found = backward(*filled)
+        return [each if there else None for each, there in zip(found, reached, strict=True)]
+
+    return run

@@ -1,0 +1,227 @@
+"""Programs whose graph goes to another tool: what they change of Python's state may not matter.
+
+Such a graph has no guards on Python values, and none of the changes that the program makes. A
+counter that nothing depends on may stay behind; one that the results depend on may not.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final
+
+import sympy
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
+from foretrace.ir.program.recording import Input, Recorded, Role
+from foretrace.ir.program.walk import called_in
+from foretrace.ir.pydata.places import Change, OnData, State
+from foretrace.tracer.recorder.autograd_hooks import SAVED
+
+DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
+UNHOOKED: Final = "the graph has no hooks on gradients; the program registers some:"
+GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
+
+
+def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
+    """Refuse a program that computes something else once it has run.
+
+    `again` records it again; it is asked only if the run has changed Python's state.
+
+    Raises:
+        Refusal: with the line that changes it.
+    """
+    check_shapes_stay(recorded)
+    bound = [change for change in recorded.requires.changed if change.repeatable]
+    bound += [_left(state, recorded) for state in recorded.requires.states]
+    if bound and not _same_again(recorded, again, bound):
+        names = ", ".join(dict.fromkeys(change.place.name for change in bound))
+        raise Refusal(
+            f"the program binds {names}, and computes something else at its next call",
+            kind="side effect", at=bound[0].at,
+            do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
+        )  # fmt: skip
+
+
+def check_shapes_stay(recorded: Recorded) -> Recorded:
+    """The record, of which a graph is called by another tool.
+
+    Raises:
+        Refusal: the program gives an input another shape in place, or other memory, which no
+            graph can do.
+    """
+    for state in recorded.requires.states:
+        if isinstance(state.place, OnData):
+            raise Refusal(
+                f"the program sets {state.place.name}, and a graph leaves an input's memory",
+                kind="side effect", at=state.at,
+                do=("write to it under no_grad: copy_(new)",
+                    "or foretrace.capture(...).cut('aten'), which takes it as it is"),
+            )  # fmt: skip
+    for index in recorded.requires.reshaped:
+        item = recorded.inputs[index]
+        raise Refusal(
+            f"the program changes the shape of the {item.role} in place, and a graph leaves it",
+            kind="side effect", at=recorded.reshaped_at(item.value),
+            do=("use the operator that returns a new tensor, such as reshape() or transpose()",
+                "or foretrace.capture(...).cut('export'), which takes it as it is"),
+        )  # fmt: skip
+    return recorded
+
+
+def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
+    """The record without the tensors that the program leaves in Python state, with a warning.
+
+    A graph that is called without foretrace has no place for them; `check_settled` has shown that
+    what it computes does not depend on them.
+    """
+    states = recorded.requires.states
+    if not states:
+        return recorded
+    inputs = [_fixed(item) for item in recorded.inputs]
+    told = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
+    warnings.warn(f"{DROPPED}{told}", stacklevel=stacklevel)
+    requires = replace(recorded.requires, states=[])
+    return replace(recorded, inputs=inputs, outputs=recorded.returned, requires=requires)
+
+
+def without_hooks(recorded: Recorded, stacklevel: int) -> Recorded:
+    """The record without hooks, which are Python of the program's, with a warning.
+
+    Raises:
+        Refusal: one is on what autograd saves, and a gradient would come there.
+    """
+    saving = [op for op in recorded.hooks if op.target.way == SAVED]
+    for op in saving:
+        if op.target.holds:
+            raise Refusal(
+                "hooks on what autograd saves (saved_tensors_hooks), of which such a graph knows"
+                " nothing, and a gradient would come there", kind="hook", at=op.origin.frame,
+                do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
+                    "or train by foretrace.compile, or by a joint cut"),
+            )  # fmt: skip
+    if told := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
+        warnings.warn(f"{UNHOOKED}{told}", stacklevel=stacklevel)
+    return replace(recorded, hooks=saving)
+
+
+def _fixed(item: Input) -> Input:
+    """A state that is not read as a tensor from outside that nobody needs."""
+    if item.read is None:
+        return item
+    return replace(item, role=Role("captured", item.role.name), tensor=item.read(), read=None)
+
+
+def _left(state: State, recorded: Recorded) -> Change:
+    """A state as a change that can be done before the program runs again."""
+    symbols = recorded.symbols
+    if state.like is not None:
+        return replace(_left(recorded.requires.states[state.like], recorded), place=state.place)
+
+    def zeros(leaf: Tree) -> Any:
+        if isinstance(leaf, sympy.Basic):
+            return symbols.concrete(leaf) + 1
+        if not isinstance(leaf, Value):
+            return leaf
+        type, hint = leaf.type, symbols.hint
+        shape, stride = tuple(map(hint, type.shape)), tuple(map(hint, type.stride))
+        made = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
+        return made.zero_().requires_grad_(type.requires_grad)
+
+    leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
+    after = state.built(map(zeros, leaves))
+    return Change(state.place, after, rebound=True, at=state.at)
+
+
+def tell_answers(recorded: Recorded, stacklevel: int) -> None:
+    """Warn of a graph that is for some inputs alone, and asserts that it gets no others.
+
+    Raises:
+        Refusal: it cannot assert one of the answers.
+    """
+    lent = [each for each in recorded.answered if each.inputs or each.random]
+    for each in lent:
+        if not each.asserted:
+            raise Refusal(
+                f"no operator asserts what {each.asked} answers, so a graph cannot check it",
+                kind="data-dependent", at=each.frame,
+                do="let the operator return a tensor, and ask that",
+            )  # fmt: skip
+    if lent:
+        warnings.warn(GUARDED + "".join(f"\n  {each}" for each in lent), stacklevel=stacklevel)
+
+
+def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[Change]) -> bool:
+    for change in bound:
+        change.redo()
+    try:
+        with suppress(Refusal):
+            return _alike(recorded, again())
+    finally:
+        for change in bound:
+            change.undo()
+    return False
+
+
+def _alike(one: Recorded, other: Recorded) -> bool:
+    """Whether ops, arguments, results and constants are the same, and no state is read."""
+    if _reads_state(one) or _reads_state(other):
+        return False
+    return _Numbered().recorded(one) == _Numbered().recorded(other) and all(
+        map(_same_constant, _given(one), _given(other))
+    )
+
+
+def _given(recorded: Recorded) -> list[Input]:
+    return [item for item in recorded.inputs if item.read is None]
+
+
+def _reads_state(recorded: Recorded) -> bool:
+    """Whether the program computes with what an earlier call has left."""
+    states = {item.value for item in recorded.inputs if item.read is not None}
+    used = (value for op in called_in(recorded.ops) for value in op.operands)
+    return any(value in states for value in chain(used, (o.value for o in recorded.outputs)))
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if one.role.kind != "constant" or one.tensor is other.tensor:
+        return True
+    return torch.equal(one.tensor, other.tensor)
+
+
+class _Numbered:
+    """Values of a record as numbers, in the order in which they appear."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Value, int] = {}
+
+    def recorded(self, recorded: Recorded) -> list[Any]:
+        """All that a graph of it could have."""
+        inputs = [self.tree(item.value) for item in _given(recorded)]
+        news = [(mutation.index, self.tree(mutation.value)) for mutation in recorded.mutations]
+        results = [self.tree(output.value) for output in recorded.outputs]
+        return [inputs, self.ops(recorded.ops), news, results]
+
+    def ops(self, ops: Iterable[Op]) -> list[Any]:
+        """Ops with those that ran inside of them."""
+        return [
+            (target_name(op.target), self.tree(op.args), self.tree(op.kwargs),
+             self.tree(op.outs), self.ops(op.region or ()))
+            for op in ops
+        ]  # fmt: skip
+
+    def tree(self, tree: Tree) -> Any:
+        """Arguments: values as numbers with their types, all else as it is written."""
+        return map_tree(tree, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Subgraph):
+            return self.tree(leaf.params), self.ops(leaf.ops), self.tree(leaf.result)
+        if not isinstance(leaf, Value):
+            return repr(leaf)
+        return self._numbers.setdefault(leaf, len(self._numbers)), str(leaf.type)

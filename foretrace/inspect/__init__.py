@@ -1,0 +1,1 @@
+"""For people: explanations, differences, checks, the dispatcher."""

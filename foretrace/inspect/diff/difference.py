@@ -1,0 +1,195 @@
+"""What a comparison of two cuts is made of: differences, each with its one reason, and folds."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from foretrace.errors import PACKAGE_DIR, Frame, Printed
+from foretrace.ir.program.op import ModuleCall, Op, target_name
+
+Kind: TypeAlias = Literal[
+    "kept", "opened", "replaced", "only left", "only right", "type", "arguments"
+]  # fmt: skip
+Part: TypeAlias = Literal["forward", "backward", "input", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why two cuts differ somewhere.
+
+    Args:
+        kind: "cut", "level", "keep", "table", "policy", "choice", "target", "mode", "input",
+            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "kernel",
+            "several" (one of them), "fallback" (nothing nearer is known), or "unknown".
+        text: the reason, one line.
+        place: where it was decided: of our code, of torch's, or the user's line.
+        root: what it goes back to, where that is known as well.
+    """
+
+    kind: str
+    text: str
+    place: str = ""
+    root: "Reason | None" = None
+
+    @property
+    def missing(self) -> bool:
+        """Whether no reason is known; a defect of foretrace."""
+        return self.kind == "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        root = self.root and self.root.to_dict()
+        return {"kind": self.kind, "text": self.text, "place": self.place, "root": root}
+
+
+def place_of(fn: Callable[..., Any]) -> str:
+    """Where a function of ours stands: `foretrace/lowering/cuts/cut.py:49 Level.whole`."""
+    code = inspect.unwrap(fn).__code__
+    file = code.co_filename.removeprefix(PACKAGE_DIR)
+    return f"foretrace/{file}:{code.co_firstlineno} {code.co_qualname}"
+
+
+def line_of(frame: Frame) -> str:
+    """`examples/attention.py:27 in Attention.forward`."""
+    _, installed, inside = frame.file.rpartition("/site-packages/")
+    if installed:
+        return f"{inside}:{frame.line} in {frame.function}"
+    file = Path(frame.file)
+    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{here}:{frame.line} in {frame.function}"
+
+
+def lines_of(ops: Iterable[Op]) -> str:
+    """The first two of the user's lines that ops come from."""
+    frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
+    return " | ".join([line_of(frame) for frame in frames][:2])
+
+
+def op_name(op: Op) -> str:
+    """`mm`; of a module call its class."""
+    return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A node of one of the cuts: its name, what it calls, the types of what it gives."""
+
+    name: str
+    target: str
+    types: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        return {"name": self.name, "target": self.target, "types": list(self.types)}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference(Printed):
+    """One place at which two cuts differ.
+
+    Args:
+        kind: "kept" (the right one has it whole), "opened" (the left one has), "replaced",
+            "only left", "only right", "type" (what it gives), "arguments" (what it gets).
+        part: "forward", "backward", "input" or "output".
+        what: the op of the tree that the difference is about, or the input or output.
+        left: the nodes of the left cut that it is about.
+        right: those of the right cut.
+        reason: why.
+        frame: the user's line.
+        module: the path of module calls around it, outermost first.
+        notes: what differs in detail, or the choice behind it.
+    """
+
+    kind: Kind
+    part: Part
+    what: str
+    left: tuple[Seen, ...]
+    right: tuple[Seen, ...]
+    reason: Reason
+    frame: Frame | None = None
+    module: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it is told with all that have its reason, whatever the op: a type, an end."""
+        whole = self.reason.kind == "cut" and self.part == "backward"
+        return self.kind == "type" or self.part in ("input", "output") or whole
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What equal differences at other places have in common."""
+        ends = tuple(tuple(seen.target for seen in side) for side in (self.left, self.right))
+        if self.at_once:
+            return (self.reason, self.kind, self.part, self.notes)
+        return (self.reason, self.kind, self.part, self.what, ends, self.notes)
+
+    def __str__(self) -> str:
+        sides = {"left": self.left, "right": self.right}
+        rows = [f"{self.kind}: {self.what}, {self.part}", f"  reason  {self.reason.text}"]
+        for side, nodes in sides.items():
+            rows.append(f"  {side:<6}  {', '.join(node.name for node in nodes) or 'nothing'}")
+        if self.frame is not None:
+            rows.append(f"  at      {line_of(self.frame)}")
+        return "\n".join([*rows, *(f"  note    {note}" for note in self.notes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        at = self.frame and {
+            "file": self.frame.file, "line": self.frame.line, "function": self.frame.function,
+            "code": self.frame.text,
+        }  # fmt: skip
+        return {
+            "kind": self.kind, "part": self.part, "what": self.what,
+            "left": [seen.to_dict() for seen in self.left],
+            "right": [seen.to_dict() for seen in self.right],
+            "reason": self.reason.to_dict(), "at": at, "module": list(self.module),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def kind_of(left: Sequence[Op], right: Sequence[Op]) -> Kind:
+    """What a place at which both sides have these ops is called."""
+    if left and right:
+        return "replaced"
+    return "only left" if left else "only right"
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """A difference as it is found; some reasons are only known when all are."""
+
+    kind: Kind
+    part: Part
+    left: tuple[Op, ...]
+    right: tuple[Op, ...]
+    reason: Reason | None
+    about: Op
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Equal differences, which differ in their places alone."""
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def first(self) -> Difference:
+        """The one that stands for all."""
+        return self.differences[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All that one reason explains."""
+
+    reason: Reason
+    folds: tuple[Fold, ...]
+
+    @property
+    def count(self) -> int:
+        """How many differences."""
+        return sum(len(fold.differences) for fold in self.folds)

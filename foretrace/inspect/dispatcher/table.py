@@ -1,0 +1,100 @@
+"""One operator's kernels: the one at each key, in this build and in that of a target."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from foretrace import torch_api
+from foretrace.inspect.dispatcher.registrations import Kernel, registered, short
+from foretrace.inspect.dispatcher.rules import AMBIGUOUS, MISSING, rule_at
+from foretrace.operators.targets.cuda_build import cuda_kernels
+
+PROFILE: Final = "cuda"
+"""The device whose kernels are known where this build has none"""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serves a key: the rule, and the kernel; no kernel where there is none to call."""
+
+    rule: str
+    source: str
+    """the key that the kernel is registered for"""
+    kernel: Kernel | None
+
+    @property
+    def falls(self) -> bool:
+        """Whether the dispatcher passes the key over."""
+        return self.kernel is not None and self.kernel.fallthrough
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What torch's Python resolver says of a key: a kernel of C++, or a function of Python."""
+
+    rule: str
+    source: str
+    function: str | None
+    """the Python function, and where it is"""
+    place: tuple[str, int] | None = None
+
+
+class Table:
+    """The kernels of one operator.
+
+    Args:
+        op: `torch.ops.aten.mul.Tensor`.
+        fallbacks: the kernels that serve a key for every operator.
+        device: with "cuda", the kernels of a CUDA build are among them; see `cuda_kernels`.
+    """
+
+    def __init__(self, op: Any, fallbacks: Mapping[str, Kernel], device: str = "cpu") -> None:
+        self.op, self.fallbacks = op, fallbacks
+        self.kernels = registered(op.name())
+        self.profile = device == PROFILE and not built_with(PROFILE)
+        if self.profile:
+            for key in cuda_kernels().get(op.name(), ()):
+                self.kernels.setdefault(key, Kernel(key, _generated(key), None))
+        self._python = torch_api.python_kernels(op)
+
+    def at(self, key: str) -> Served:
+        """What C++ takes."""
+        rule, source = rule_at(key, self.kernels, self.fallbacks)
+        if rule in (AMBIGUOUS, MISSING):
+            return Served(rule, source, None)
+        return Served(rule, source, self.kernels.get(source) or self.fallbacks.get(source))
+
+    def in_python(self, key: str) -> Answer:
+        """What the PythonDispatcher would take."""
+        has = {*self.kernels, *self._python}
+        rule, source = rule_at(key, has, self.fallbacks, python=True)
+        function = self._python.get(source)
+        if function is None:
+            return Answer(rule, source, None)
+        name, file, line = function_place(function)
+        return Answer(rule, source, f"{name} ({file}:{line})", (file, line))
+
+    def taken_by(self, answer: Answer) -> Served:
+        """What runs where the PythonDispatcher answers."""
+        if answer.place is not None:
+            return Served(answer.rule, answer.source, Kernel(answer.source, *answer.place))
+        kernel = self.kernels.get(answer.source) or self.fallbacks.get(answer.source)
+        return Served(answer.rule, answer.source, kernel)
+
+
+def built_with(device: str) -> bool:
+    """Whether this build of torch has kernels for a device."""
+    return torch_api.backend_key(device) in registered("aten::mul.Tensor")
+
+
+def function_place(function: Callable[..., Any]) -> tuple[str, str, int]:
+    """A Python kernel's name, file and first line."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return (name, "", 0) if code is None else (name, short(code.co_filename), code.co_firstlineno)
+
+
+def _generated(key: str) -> str:
+    return f"build/aten/src/ATen/Register{key}_*.cpp"

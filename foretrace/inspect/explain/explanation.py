@@ -1,0 +1,174 @@
+"""What an explanation is made of, and how it reads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from foretrace.errors import Printed
+from foretrace.ir.program.op import Op
+
+INDENT, LABEL = 2, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a breakpoint stops at a step: a file and line.
+
+    Args:
+        what: "line", "recorded", "types", "meta", "body", "opened", "choice", "rule", "autograd".
+        file: the user's; ours and torch's Python from the folder of packages; C++ as torch's
+            repository has it.
+        line: None where only the file is known.
+        name: the function.
+        stop: for Python, the file on this machine; None for C++.
+        condition: for Python, what holds where the step is this op's.
+    """
+
+    what: str
+    file: str
+    line: int | None
+    name: str = ""
+    stop: str | None = None
+    condition: str = ""
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where} {self.name}".rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        return {
+            "what": self.what, "file": self.file, "line": self.line, "name": self.name,
+            "python": self.stop is not None, "condition": self.condition,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One step on the way from the user's line to a node.
+
+    Args:
+        kind: "line", "module", "written", "opened", "leaf", "whole", "rule", "because", ...
+        text: the step itself, one line.
+        notes: the rule or choice behind it, one a line.
+        facts: the same, for programs.
+        path: for "because", the whole path of the forward op that is served.
+        missing: the step that should be here is not known; a defect of foretrace.
+        places: where a breakpoint stops at it.
+    """
+
+    kind: str
+    text: str
+    notes: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    path: tuple["Link", ...] = ()
+    missing: bool = False
+    places: tuple[Place, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        found: dict[str, Any] = {"kind": self.kind, "text": self.text, **self.facts}
+        if self.notes:
+            found["notes"] = list(self.notes)
+        if self.path:
+            found["path"] = [link.to_dict() for link in self.path]
+        if self.places:
+            found["places"] = [place.to_dict() for place in self.places]
+        if self.missing:
+            found["missing"] = True
+        return found
+
+    def all(self) -> Iterator["Link"]:
+        """This link and those of its path."""
+        yield self
+        for link in self.path:
+            yield from link.all()
+
+
+class Row(NamedTuple):
+    """One line to print."""
+
+    depth: int
+    label: str
+    text: str
+    missing: bool
+    note: bool = False
+
+    @property
+    def indent(self) -> int:
+        """Where its text begins."""
+        return INDENT * (self.depth + 1) + LABEL + INDENT * self.note
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Printed):
+    """A node's path in the tree: why it is there, from the user's line down to the op itself.
+
+    `links` are the steps in order. A backward op begins with itself and its rule; the path of the
+    forward op that it serves hangs under the link of kind "because".
+    """
+
+    node: str
+    what: str
+    """the node as the graph has it"""
+    type: str
+    side: str
+    """"forward", "backward", "input", "output" or "size" """
+    links: list[Link]
+    op: Op | None = field(default=None, repr=False, compare=False)
+    """what the node calls, if it calls something that was recorded or derived"""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The steps that could not be told, each a defect of foretrace."""
+        return tuple(f.text for link in self.links for f in link.all() if f.missing)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where breakpoints stop on the way, each once, in order."""
+        every = (place for link in self.links for each in link.all() for place in each.places)
+        return tuple(dict.fromkeys(every))
+
+    @property
+    def head(self) -> str:
+        """What the node is, without its name."""
+        return f"{self.type} = {self.what}" if self.type else self.what
+
+    def rows(self) -> Iterator[Row]:
+        """The lines to print."""
+        yield from _rows(self.links, 0)
+        shown = dict.fromkeys(f"{place.what:<8}  {place}" for place in self.places)
+        for number, text in enumerate(shown):
+            yield Row(0, "break" if number == 0 else "", text, missing=False)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.node}: {self.head}", *map(line_of, self.rows())])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        return {
+            "node": self.node,
+            "what": self.what,
+            "type": self.type,
+            "side": self.side,
+            "links": [link.to_dict() for link in self.links],
+            "missing": list(self.missing),
+        }
+
+
+def _rows(links: list[Link], depth: int) -> Iterator[Row]:
+    before = Link("", "")
+    for link in links:
+        repeats = link.kind == before.kind and not before.notes
+        before = link
+        yield Row(depth, "" if repeats else link.kind, link.text, link.missing)
+        for note in link.notes:
+            yield Row(depth, "", note, link.missing, note=True)
+        yield from _rows(list(link.path), depth + 1)
+
+
+def line_of(row: Row) -> str:
+    """A row as plain text."""
+    mark = "MISSING: " if row.missing and not row.note else ""
+    head = f"{' ' * INDENT * (row.depth + 1)}{row.label}"
+    return f"{head:<{row.indent}}{mark}{row.text}"

@@ -1,0 +1,302 @@
+"""An op's way down the tree: the user's line, the modules, the op as written, each level below."""
+
+from collections.abc import Callable, Iterator, Sequence
+from inspect import isroutine
+from pathlib import Path
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import COMPOSITE
+from foretrace.autograd.eager_history.history_ops import HISTORY
+from foretrace.errors import Frame
+from foretrace.inspect.explain.explanation import Link
+from foretrace.ir.program.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.walk import every_op, subgraphs_of
+from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
+from foretrace.lowering.partition.recompute import AGAIN
+from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.autograd_hooks import HookCall
+
+TABLE, LAYOUT = "decomposition", "layout"
+"""Choices that a decomposition table makes."""
+
+
+def path_to(ops: Sequence[Op], wanted: Op) -> list[Op]:
+    """The ops from the top of the tree down to `wanted`, both included; empty if it is not there.
+
+    Ops know nothing of what is above them, so the way is searched: first through the module calls
+    that the op itself names, then everywhere.
+    """
+    calls = set(wanted.origin.module.stack()) if wanted.origin.module else set()
+    return _search(ops, wanted, calls) or _search(ops, wanted, None)
+
+
+def _search(ops: Sequence[Op], wanted: Op, calls: set[ModuleCall] | None) -> list[Op]:
+    """The path to `wanted`; `calls`: the module calls to enter, None for all."""
+    for path in _paths(ops, lambda op: calls is None or not _elsewhere(op, calls)):
+        if path[-1] is wanted or same_call(path[-1], wanted):
+            return path
+    return []
+
+
+def _paths(ops: Sequence[Op], enter: Callable[[Op], bool]) -> Iterator[list[Op]]:
+    """The path to each op, depth first and without recursion; `enter`: whether to go below it."""
+    path: list[Op] = []
+    levels = [iter(ops)]
+    while levels:
+        op = next(levels[-1], None)
+        if op is None:
+            levels.pop()
+            del path[-1:]
+            continue
+        yield [*path, op]
+        held = [inner for program in subgraphs_of(op) for inner in program.ops]
+        below = [*held, *(op.region or ())]
+        if below and enter(op):
+            path.append(op)
+            levels.append(iter(below))
+
+
+def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
+    return isinstance(op.target, ModuleCall) and op.target not in calls
+
+
+def same_call(op: Op, wanted: Op) -> bool:
+    """Whether a cut's op is the tree's, but for what it returns beside or instead."""
+    if op.target is not wanted.target:
+        return False
+    if subgraphs_of(op):
+        return bool(op.outs) and op.outs is wanted.outs
+    same_body = op.region is not None and op.region is wanted.region
+    if same_body or (bool(op.args) and op.args is wanted.args):
+        return True
+    return op.leaf and bool(op.outs) and op.outs == wanted.outs  # of operands that were unwrapped
+
+
+def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
+    """The ops that have `value` among their outs: as written, then each below that made it."""
+    for *_, op in _paths(ops, lambda _: True):
+        if value in op.outs:
+            return [op, *makers_of(op.region or (), value)]
+    return []
+
+
+class Levels:
+    """Tells the paths of one program's ops, in the cut of the given kind."""
+
+    def __init__(self, recorded: Recorded, graph: Graph) -> None:
+        self.recorded, self.cut, self.made = recorded, graph.kind, graph.ops
+        self.target = recorded.target.name
+
+    def links(self, op: Op) -> Iterator[Link]:
+        """The whole path of a forward op."""
+        whole, *pieces = pieces_to(op)
+        yield from self._in_tree(whole, pieces)
+        yield from table_links(whole, pieces)
+        if pieces and not (of_history(pieces[-1]) or _of_a_policy(pieces[-1])):
+            yield Link("leaf", "nothing is below it: the table has no entry that opens it")
+
+    def _in_tree(self, op: Op, pieces: Sequence[Op]) -> Iterator[Link]:
+        """The path down to an op of the tree; what is below it, where no table opened it."""
+        path = path_to(self.recorded.ops, op)
+        yield self._line(op)
+        for call in op.origin.module.stack() if op.origin.module else ():
+            yield module_link(call)
+        if not path and op.target is ASSERT_NUMBER:
+            yield Link("asserted", "what the line asked of a number that data decides")
+            return
+        if not path:
+            yield Link("written", f"{print_call(op)} is not in the tree", missing=True)
+            return
+        calls = [each for each in path if not isinstance(each.target, ModuleCall)]
+        for above, each in zip([None, *calls], calls, strict=False):
+            yield self._level(above, each)
+        if not pieces:
+            yield self._end(op)
+
+    # ---- the top ------------------------------------------------------------------------------
+
+    def _line(self, op: Op) -> Link:
+        frame = op.origin.frame
+        if frame is not None:
+            return line_link(frame)
+        call = op.origin.module
+        outermost = call.stack()[0].qualified_class if call else ""
+        if call is None or outermost.startswith("torch."):
+            program = outermost or "a function of a library"
+            return Link("line", f"none of yours: the program is {program} itself")
+        if op.target is call and call.outer is None:
+            return Link("line", "none of yours: capture calls the program itself")
+        return Link("line", f"the user's line of {print_call(op)}", missing=True)
+
+    # ---- one level ----------------------------------------------------------------------------
+
+    def _level(self, above: Op | None, op: Op) -> Link:
+        facts: dict[str, Any] = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
+        if above is None:
+            return Link("written", print_call(op), _write_notes(op), facts)
+        how, rule = self._opened(above, op)
+        facts |= {"by": rule, **choice_facts(above.choice)}
+        return Link("opened", print_call(op), how + _write_notes(op), facts, missing=rule is None)
+
+    def _opened(self, op: Op, inner: Op) -> tuple[tuple[str, ...], str | None]:
+        """What takes an op apart, as lines and as one word; None if nothing is known to.
+
+        `inner` is the op below.
+        """
+        chosen, name = choice_notes(op.choice), target_name(op.target)
+        if isinstance(op.target, Write) or op.writes:
+            form = f"by the functional form of {name}: what it writes is a new value"
+            return (form, *chosen), "functional form"
+        if has_composite_kernel(op):
+            kernel = f"by {name}'s {COMPOSITE} kernel, as in eager on {self.target}"
+            return (kernel, *chosen), COMPOSITE
+        if isinstance(op.target, FunctionCall):
+            return (f"by the forward of {name}, an autograd.Function", *chosen), "autograd.Function"
+        for program in subgraphs_of(op):
+            if inner in every_op(program.ops):
+                return (f"{name} holds it, in {program.name}",), "program"
+        if isinstance(op.target, Backward):
+            return (f"what the derivative of {target_name(op.target.of.target)} calls",), "rule"
+        if dispatched(op):
+            return ("by the __torch_dispatch__ of the class of an operand",), "wrapper"
+        if chosen:
+            return chosen, "choice"
+        return (f"what takes {name} apart is not known",), None
+
+    def _end(self, op: Op) -> Link:
+        """Why nothing below it is shown."""
+        facts = choice_facts(op.choice)
+        if isinstance(op.target, ModuleCall):
+            return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
+        if isinstance(op.target, HookCall):
+            return Link("leaf", f"{op.target.name} runs in the backward, as in eager", facts=facts)
+        if held := subgraphs_of(op):
+            names = [program.name for program in held]
+            notes, facts = ("programs of their own",), {"programs": names, **facts}
+            return Link("holds", ", ".join(names), (*notes, *choice_notes(op.choice)), facts)
+        if not op.leaf:
+            return Link("whole", f"{target_name(op.target)} is one node", self._kept(op), facts)
+        if op.choice is not None:
+            return Link("leaf", "nothing is below it", choice_notes(op.choice), facts)
+        if has_composite_kernel(op):
+            text = f"{name_of(op)} has a {COMPOSITE} kernel and is not opened by it"
+            return Link("leaf", text, missing=True)
+        return Link("leaf", f"nothing is below it: it has no {COMPOSITE} kernel")
+
+    def _kept(self, op: Op) -> tuple[str, ...]:
+        chosen = choice_notes(op.choice)
+        if self.cut == "export":
+            return ("the export cut has ops as they are written", *chosen)
+        return ("keep= names it", *chosen)
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def line_link(frame: Frame) -> Link:
+    """The user's line and the code on it."""
+    file = Path(frame.file)
+    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    facts = {
+        "file": frame.file, "line": frame.line, "function": frame.function, "code": frame.text,
+    }  # fmt: skip
+    code = (frame.text,) if frame.text else ()
+    return Link("line", f"{here}:{frame.line} in {frame.function}", code, facts)
+
+
+def module_link(call: ModuleCall) -> Link:
+    """One module call."""
+    facts = {"path": call.path, "class": call.qualified_class}
+    path = f"{call.path}: " if call.path else ""
+    return Link("module", f"{path}{call.qualified_class}", facts=facts)
+
+
+def pieces_to(op: Op) -> list[Op]:
+    """The op of the cut that a decomposition table opened, and its pieces down to this one."""
+    way = [op]
+    while way[-1].piece_of is not None:
+        way.append(way[-1].piece_of)
+    return way[::-1]
+
+
+def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
+    """What a decomposition table made of an op, level by level."""
+    for above, piece in zip((whole, *pieces), pieces, strict=False):
+        facts = {"op": name_of(piece), **choice_facts(piece.choice)}
+        if piece.choice is not None and piece.choice.what == LAYOUT:
+            yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
+            continue
+        if _of_a_policy(piece):
+            text = f"{target_name(piece.target)} runs again for a backward of the step"
+            yield Link("made again", text, choice_notes(piece.choice), facts)
+            continue
+        if of_history(piece):
+            text = f"{target_name(piece.target)} keeps what autograd follows as in the program"
+            yield Link("history", text, (piece.choice.reason,) if piece.choice else (), facts)
+            continue
+        by_table = above is whole or (above.choice is not None and above.choice.what == TABLE)
+        by = "the decomposition table given" if by_table else f"its {COMPOSITE} kernel"
+        facts["by"] = TABLE if by_table else COMPOSITE
+        yield Link("opened", print_call(piece), (f"{target_name(above.target)} by {by}",), facts)
+
+
+def of_history(op: Op) -> bool:
+    """Whether a forward cut has the op so that it trains as the program does."""
+    return op.choice is not None and op.choice.what == HISTORY
+
+
+def _of_a_policy(op: Op) -> bool:
+    """Whether a step has the op a second time."""
+    return op.choice is not None and op.choice.what == AGAIN
+
+
+def choice_notes(choice: Choice | None) -> tuple[str, ...]:
+    """What was chosen and why, and what was not and why not."""
+    if choice is None:
+        return ()
+    rejected = [f"not {name}: {reason}" for name, reason in choice.rejected]
+    return (f"{choice.what} is {choice.value}: {choice.reason}", *rejected)
+
+
+def choice_facts(choice: Choice | None) -> dict[str, object]:
+    """A choice, for programs."""
+    if choice is None:
+        return {}
+    rejected = [{"value": name, "reason": reason} for name, reason in choice.rejected]
+    return {
+        "choice": {
+            "what": choice.what, "value": choice.value, "reason": choice.reason,
+            "rejected": rejected,
+        }
+    }  # fmt: skip
+
+
+def _write_notes(op: Op) -> tuple[str, ...]:
+    """What an in-place op writes to."""
+    if isinstance(op.target, Write):
+        way = " -> ".join(target_name(step.func) for step in op.target.steps)
+        where = (f"it writes through a view of its base: {way}",) if way else ()
+        hidden = () if op.target.followed else ("autograd does not follow this write",)
+        return (*where, *hidden)
+    return ("it writes in place",) if op.writes else ()
+
+
+def has_composite_kernel(op: Op) -> bool:
+    """Whether the installed torch can take the op apart above autograd."""
+    target = op.target
+    return isinstance(target, torch_api.OpOverload) and torch_api.kernel_for(target, COMPOSITE)
+
+
+def name_of(op: Op) -> str:
+    """The target in full: aten.mm.default."""
+    target = op.called[0]
+    return target_name(target) if isroutine(target) else str(target)
+
+
+def print_call(op: Op) -> str:
+    """The target and the types of what it makes."""
+    outs = ", ".join(repr(out.type) for out in op.outs)
+    return f"{name_of(op)} -> {outs}" if outs else name_of(op)

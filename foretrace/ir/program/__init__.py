@@ -1,0 +1,1 @@
+"""Ops, values and their types; recordings and graphs; the verifier."""

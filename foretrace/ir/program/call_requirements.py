@@ -1,0 +1,295 @@
+"""What a later call has to be like, and what it changes of Python's state once more."""
+
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+from weakref import ref
+
+import sympy
+import torch
+
+from foretrace.errors import FirstCall, Frame, Late, Refusal
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.containers import Handed, Structure
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.places import Change, Contents, Entry, OnArguments, State, StateRead
+from foretrace.ir.symbols.symbols import Numbers, Size
+
+WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
+"""What Inductor puts into C++ as it stands"""
+FIRST_CALL = FirstCall("or, if only its first call does it: call it once eagerly before")
+"""A way out of a change of Python state"""
+AFTER_ONE = (
+    "the program left it there itself: capture after a call of it (warm=True does one), or use"
+    " foretrace.compile"
+)
+"""A way out of a guard that the second call breaks"""
+
+
+How: TypeAlias = Literal["item", "attribute", "cell"]
+"""Of what a place is one"""
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class Held:
+    """A place outside of the program that its code may read, and what was there when it ran."""
+
+    name: str
+    """as it is told: `the global SCALE`, `net.config.bias`"""
+    how: How
+    holder: object
+    """the container, the object or the cell"""
+    key: object
+    """of an item or attribute"""
+    before: object
+    """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
+    itself: bool = False
+    """whether it is the object that counts, as the program leaves things in it"""
+    left: bool = False
+    """whether the program itself leaves something else there"""
+    at: Frame | Late | None = None
+    """the line that does"""
+
+    @property
+    def makes(self) -> bool:
+        """Whether the program finds nothing there, and leaves something: a call finds it once."""
+        return self.left and (self.before is MISSING or self.before is None)
+
+
+@dataclass(slots=True, eq=False)
+class HeldNames:
+    """The attributes that an object or a class had: one more may be read, or hide another."""
+
+    name: str
+    holder: Mapping[str, object]
+    kind: type | None
+    """the class whose names a new one would hide"""
+    before: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class HeldLength:
+    """How many items a container had."""
+
+    name: str
+    holder: Sized
+    before: int
+
+
+@dataclass(slots=True, eq=False)
+class HeldMembers(HeldLength):
+    """What a set had in it, that is no plain data: the very objects."""
+
+    members: tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class ModuleState:
+    """How a module was when the program ran."""
+
+    path: str
+    module: torch.nn.Module
+    training: bool
+    registered: dict[str, dict[str | int, object]]
+    """copies of its tables of parameters, buffers, submodules and hooks, as far as it has any"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """A question about values whose answer the program relied on, as a guard."""
+
+    asked: str
+    """the name of the op that was asked for it"""
+    inputs: tuple[str, ...]
+    """names of the inputs whose values it is about; none: it is about what sizes make"""
+    random: bool
+    """whether it is about random numbers, too"""
+    answer: object
+    symbols: frozenset[sympy.Symbol]
+    frame: Frame | None
+    again: "Again"
+    """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
+    asserted: bool
+    """whether an op of the record asserts it"""
+    number: int
+    """how many questions were asked before"""
+
+    @property
+    def many(self) -> bool:
+        """Whether there are more answers than two."""
+        return not isinstance(self.answer, bool)
+
+    @property
+    def about(self) -> str:
+        """What was asked of what."""
+        names = ", ".join([*self.inputs, *["random numbers"] * self.random])
+        of = f"what follows from {names}" if names else "a constant made from these sizes"
+        return f"{self.asked} of {of}"
+
+    @property
+    def condition(self) -> str:
+        """What the program relied on."""
+        return f"{self.about} is {self.answer}"
+
+    @property
+    def broken(self) -> str:
+        """What a call is told for which it does not hold."""
+        now = not self.answer if isinstance(self.answer, bool) else "another"
+        return f"{self.about} is {now} now, and was {self.answer} in the capture"
+
+    @property
+    def text(self) -> str:
+        """What its assertion says; no other has the same."""
+        text = f"guard broken: {self.broken}; question {self.number + 1}, at {self.frame}"
+        return text.translate(WRITTEN)
+
+    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the answer is the same with these sizes, and these inputs of the graph."""
+        return self.again(sizes, tensors)(self)
+
+    def __str__(self) -> str:
+        return f"{self.condition}  at {self.frame}"
+
+
+Again: TypeAlias = Callable[[Numbers, Sequence[torch.Tensor]], Callable[[Answered], bool]]
+"""Answers the questions of another call, given its sizes and the inputs of the graph."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedOfNumbers(Answered):
+    """A condition on numbers that data decides, which the graph asks where it computes them."""
+
+    of: sympy.Basic
+    """the condition"""
+    then: str
+    """what they were in the capture"""
+
+    @property
+    def many(self) -> bool:
+        """That a number is one that it was is to ask for the number."""
+        return isinstance(self.of, sympy.Eq)
+
+    @property
+    def about(self) -> str:
+        """The condition."""
+        return self.asked
+
+    @property
+    def condition(self) -> str:
+        """What the program relied on."""
+        return self.asked
+
+    @property
+    def broken(self) -> str:
+        """What a call is told for which it does not hold."""
+        return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the memory that a tensor lies in, in a row."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    with torch.no_grad():
+        return tensor.as_strided((count,), (1,), 0)
+
+
+def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors share memory."""
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
+@dataclass(slots=True, eq=False)
+class Requirements:
+    """What a later call has to look like, beside the types of its tensors."""
+
+    in_structure: Structure
+    names: list[str]
+    """of the arguments' leaves, in order"""
+    defined: Frame | None
+    """the line that defines the program, for a refusal that has no other"""
+    grad_mode: bool
+    """whether autograd followed the program when it was called"""
+    autocast: frozenset[str]
+    """the device types for which autocast was on then"""
+    default_dtype: torch.dtype
+    """that of then: of what factories make without one"""
+    constants: dict[str, object] = field(default_factory=dict)
+    """Python arguments by name, with the value that the run saw"""
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of tensor arguments that were one tensor"""
+    modules: list[ModuleState] = field(default_factory=list)
+    """the modules whose parameters and buffers are inputs"""
+    met: list[ModuleState] = field(default_factory=list)
+    """further modules that the program's code may read, if it was watched"""
+    held: list[Held | HeldNames | HeldLength] = field(default_factory=list)
+    """all else that it may read outside of the arguments, if it was watched"""
+    of_hooks: list[Held | HeldNames | HeldLength] = field(default_factory=list)
+    """what its hooks may read beside that, in the backward: of a graph that has them"""
+    mentioned: frozenset[str] = frozenset()
+    """names of attributes that its code mentions"""
+    asks_strides: bool = False
+    """whether it asked how a tensor lies in memory, of sizes 1 as well"""
+    asks_mode: bool = False
+    """the program asked of a result whether it requires grad, which the grad mode decides"""
+    set_on: list[tuple[int, str, object]] = field(default_factory=list)
+    """attributes of Python's that inputs had and that the program may read"""
+    gradients: dict[int, int | None] = field(default_factory=dict)
+    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
+    begins: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs of which it matters where in memory they begin, and the line that asked"""
+    viewed: dict[int, Frame | None] = field(default_factory=dict)
+    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
+    together: dict[int, list[int]] = field(default_factory=dict)
+    """inputs that are the memory of others, which are views of it while the program runs"""
+    idle: frozenset[int] = frozenset()
+    """inputs that nothing reads: what earlier calls have left, and this one leaves anew"""
+    whole: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs that may be no views, and the line that asks it"""
+    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
+    """inputs whose memory has room for so many elements, and the line that asks it"""
+    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
+    flags: dict[int, bool] = field(default_factory=dict)
+    """inputs of which the program sets `requires_grad`, and what to"""
+    reshaped: dict[int, TensorType] = field(default_factory=dict)
+    """inputs to which operators in place gave another shape, and how they lie after the run"""
+    cleared: list[int] = field(default_factory=list)
+    """inputs whose `.grad` the program set to None"""
+    changed: list[Change] = field(default_factory=list)
+    """what the run did to Python state, if it was watched"""
+    states: list[State] = field(default_factory=list)
+    """where it left tensors"""
+    counted: list[tuple[Change, int] | str] = field(default_factory=list)
+    """where it left another number than there was: places, names of leaves of the arguments"""
+    forms: list[StateRead] = field(default_factory=list)
+    """containers that it fills or empties, which hold as much as they did"""
+    filled: list[Any] = field(default_factory=list)
+    """containers that it puts things into without a look at what they hold"""
+    tied: list[tuple[StateRead, int]] = field(default_factory=list)
+    """further places of a state that is an input already, and its number"""
+    rebound: list[int] = field(default_factory=list)
+    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+    handed: list[Handed] = field(default_factory=list)
+    """what of its result is an object of the caller's"""
+    stored: list[ref[torch.Tensor]] = field(default_factory=list)
+    """tensors of the run that it has put there, until that is refused"""
+
+    @property
+    def fills_arguments(self) -> bool:
+        """Whether a call leaves tensors in containers or objects among its arguments."""
+        return any(isinstance(state.place, OnArguments) for state in self.states)
+
+
+def check_repeatable(change: Change) -> None:
+    """Refuse a change of Python state that no call can repeat.
+
+    Raises:
+        Refusal: with the line that made it.
+    """
+    if not change.repeatable:
+        bound = change.rebound and not isinstance(change.place, (Entry, Contents))
+        what = "binds" if bound else "changes the content of"
+        raise Refusal(
+            f"the program {what} {change.place.name}, which lives on after the call",
+            kind="side effect", at=change.at,
+            do=("return the value instead, or change it outside of the program", FIRST_CALL),
+        )  # fmt: skip

@@ -1,0 +1,440 @@
+"""Values, ops and regions: the nodes of the tree.
+
+A parent and its children share the same values, so a cut is a flattening without renaming.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+
+from foretrace.errors import Frame
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.tensor_type import TensorType
+
+Target: TypeAlias = Any
+"""What an op calls: an OpOverload, a ModuleCall, a Backward, or a Python operator."""
+Tree: TypeAlias = Any
+"""Values and constants, nested in tuples, lists, dicts and slices, as the call had them."""
+
+
+NESTED = frozenset({tuple, list, dict})
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Types of arguments in which no value is"""
+AS_STRIDED = torch.ops.aten.as_strided.default
+STRIDED = ("self", "size", "stride", "storage_offset")
+
+
+class Value:
+    """One tensor, known by identity."""
+
+    __slots__ = ("hint", "type")
+
+    def __init__(self, type: TensorType, hint: str = "") -> None:
+        self.type, self.hint = type, hint
+
+    def __repr__(self) -> str:
+        return f"%{self.hint or format(id(self), 'x')[-5:]}: {self.type!r}"
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class ModuleCall:
+    """One call of an nn.Module; `path` is "" for the program's own module."""
+
+    path: str
+    class_name: str
+    qualified_class: str
+    outer: "ModuleCall | None" = None
+    training: bool | None = None
+    """the module's mode when it was called; None where a front end does not tell"""
+
+    def stack(self) -> tuple["ModuleCall", ...]:
+        """The calls from the outermost to this one."""
+        return (*(self.outer.stack() if self.outer else ()), self)
+
+    def __str__(self) -> str:
+        return self.path or self.class_name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A decision about one op: what was taken, why, and what was not and why not."""
+
+    what: str
+    value: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """One call of `torch.utils.checkpoint`: what is made inside is made again in the backward.
+
+    `saves` is the policy of a selective one: torch's own function of a context, an operator and
+    its arguments, which names those that are saved all the same. `inputs` are the tensors among the
+    arguments: autograd saves them, and finds whether they were written to.
+    """
+
+    saves: Callable[..., Any] | None = None
+    inputs: tuple["Value", ...] = ()
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class Origin:
+    """Where an op comes from: the user's line, the module call, the grad mode it ran under."""
+
+    frame: Frame | None
+    module: ModuleCall | None
+    grad_mode: bool = True
+    checkpoint: Checkpoint | None = None
+    """the outermost one that was running"""
+    inference: bool = False
+    """whether it was in torch.inference_mode()"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleName:
+    """Which derivative made a backward op: the autograd node's name, or our rule's place."""
+
+    name: str
+    kind: str
+    """"derived" (asked of torch), "registered" (ours or the user's), "engine", "hook"."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backward:
+    """Target of a backward op: the derivative of `of` by the named rule."""
+
+    of: "Op"
+    rule: RuleName
+
+    def __str__(self) -> str:
+        return f"{target_name(self.of.target)}_backward"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientCall:
+    """Target of a gradient that the program asks for, of what it has computed so far.
+
+    The ops below are those of its walk back, each the derivative of one before.
+    """
+
+    name: str
+    """"backward" or "grad", as the program has asked"""
+    again: bool
+    """whether it may be differentiated once more: create_graph"""
+    freed: frozenset["Op"] = frozenset()
+    """the ops of which it lets go what autograd had saved"""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class ViewStep:
+    """How a tensor was made as a view of another: the call, and which of its results it is."""
+
+    func: Target
+    args: tuple[Tree, ...]
+    kwargs: dict[str, Tree]
+    base: Value
+    position: int
+    grad_mode: bool
+    followed: bool
+    """False where autograd does not follow the view back to its base (detach)"""
+    several: bool = False
+    """whether the call may return more views than this"""
+    own: bool = False
+    """whether an autograd.Function returned it: until it is written to, it has another history"""
+    definition: "Definition | None" = None
+    """of a composite"""
+
+    @property
+    def absolute(self) -> bool:
+        """Whether it counts from the start of the memory, whatever of it the base sees."""
+        named = dict(zip(STRIDED, self.args, strict=False)) | self.kwargs
+        return self.func is AS_STRIDED and named.get("storage_offset") is not None
+
+    def of(self, base: Value) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+        """The arguments by which the same view is taken of another base.
+
+        `as_strided` counts from the start of the memory: its offset follows that of the base.
+        """
+        args, kwargs = substitute((self.args, self.kwargs), {self.base: base})
+        if not self.absolute:
+            return args, kwargs
+        named = dict(zip(STRIDED, args, strict=False)) | kwargs
+        offset = named["storage_offset"] - self.base.type.offset + base.type.offset
+        return (base, named["size"], named["stride"], offset), {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """Target of an in-place op on a view, or of one that autograd does not see, made a value.
+
+    The op's arguments are `(base, arguments of func)`; its out is the new content of `base`.
+    `steps` lead from the base to the view that was written.
+    """
+
+    func: Target
+    steps: tuple[ViewStep, ...]
+    followed: bool
+
+    def __str__(self) -> str:
+        return target_name(self.func)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Definition:
+    """What an op is made of, written once for every call with operands of the same types.
+
+    `ops` speak of `params` and of values of their own, among them `outs`, which stand for the outs
+    of the call; `Op.body` gives a copy that speaks of the caller's values.
+    """
+
+    params: tuple[Value, ...]
+    ops: tuple["Op", ...]
+    outs: tuple[Value, ...]
+    seen: tuple[ViewStep, ...] = ()
+    """the views by which its one out sees memory that the ops make"""
+
+
+class Copied(list["Op"]):
+    """The ops of a definition in the words of one call of it."""
+
+    __slots__ = ("definition",)
+
+    def __init__(self, definition: Definition, ops: Iterable["Op"]) -> None:
+        super().__init__(ops)
+        self.definition = definition
+
+
+class Op:
+    """One call.
+
+    `result` is what it returned (new values, operands handed back, constants), `outs` the new
+    values in it. `below` is what it is made of: ops of its own, a definition that it shares with
+    other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
+    in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
+    returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
+    one. `alike` is one object for all calls of the operator with operands of equal types and equal
+    constants, as the recorder found them; None where that is not known. `asked`: it is part of a
+    gradient that the program itself asks for.
+    """
+
+    __slots__ = (
+        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin",
+        "outs", "piece_of", "result", "rule", "target", "writes",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
+        self,
+        target: Target,
+        args: tuple[Tree, ...],
+        kwargs: dict[str, Tree],
+        result: Tree,
+        outs: tuple[Value, ...],
+        *,
+        origin: Origin,
+        below: "list[Op] | Definition | None" = None,
+        because: "Op | None" = None,
+        rule: RuleName | None = None,
+        choice: Choice | None = None,
+        writes: bool = False,
+        piece_of: "Op | None" = None,
+        operands: tuple[Value, ...] | None = None,
+        alike: object = None,
+        asked: bool = False,
+    ) -> None:
+        self.target, self.args, self.kwargs = target, args, kwargs
+        self._operands, self.alike = operands, alike
+        self.result, self.outs = result, outs  # of four at once, Python would make a tuple
+        self.origin, self.below = origin, below
+        self.because, self.rule, self.choice = because, rule, choice
+        self.writes, self.piece_of = writes, piece_of
+        self.asked = asked
+
+    def but(self, **facts: Any) -> "Op":
+        """The op with other facts."""
+        return Op(**{name: getattr(self, name) for name in Op.__slots__[2:]} | facts)
+
+    @property
+    def leaf(self) -> bool:
+        """Whether nothing lies below it."""
+        return self.below is None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is of the backward that a cut has, and not of one that the program runs."""
+        return self.because is not None and not self.asked
+
+    @property
+    def body(self) -> "list[Op] | None":
+        """The ops below, speaking of this op's own operands and outs; None for a leaf.
+
+        Those of a definition are copied when they are first asked for, and kept: cuts name their
+        values.
+        """
+        if isinstance(self.below, Definition):
+            self.below = Copied(self.below, instantiate(self.below, self))
+        return self.below
+
+    @property
+    def own(self) -> "list[Op] | None":
+        """The ops below that it shares with no other call."""
+        return self.below if type(self.below) is list else None
+
+    @property
+    def region(self) -> "list[Op] | None":
+        """The ops below in its own words, as far as they were asked for."""
+        return None if isinstance(self.below, Definition) else self.below
+
+    @property
+    def definition(self) -> Definition | None:
+        """The definition that it shares with other calls."""
+        below = self.below
+        if below is None or isinstance(below, Definition):
+            return below
+        return below.definition if isinstance(below, Copied) else None
+
+    @property
+    def template(self) -> "Sequence[Op] | None":
+        """The ops below as they were first written: its own, or those of the definition."""
+        shared = self.definition
+        return self.region if shared is None else shared.ops
+
+    @property
+    def opened(self) -> bool:
+        """Whether a call of its target would not do what its body does, as a choice says."""
+        return self.choice is not None and self.choice.value == "opened"
+
+    @property
+    def called(self) -> tuple[Target, Tree]:
+        """The operator and its arguments; of a write that is made a value, those of the write."""
+        target = self.target
+        return (target.func, self.args[1]) if isinstance(target, Write) else (target, self.args)
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The values among its arguments, each once, in order."""
+        if self._operands is None:
+            self._operands = tuple(dict.fromkeys(values_in((self.args, self.kwargs))))
+        return self._operands
+
+    def __repr__(self) -> str:
+        return f"{self.outs} = {target_name(self.target)}{self.args}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Subgraph:
+    """A program that an operator of torch's holds, as `torch.cond` its branches: an argument of it.
+
+    It is closed: what its ops read is made inside, or is a param. A param may be a value of the
+    program around, which stands for itself, or the symbol of a size. `result` is a flat tuple; of
+    a condition, what it says.
+    """
+
+    name: str
+    params: tuple[Any, ...]
+    ops: tuple[Op, ...]
+    result: Tree
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self.ops)} ops>"
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The params that are tensors."""
+        return tuple(param for param in self.params if isinstance(param, Value))
+
+
+def values_in(tree: Tree) -> list[Value]:
+    """The values of a nested structure, left to right."""
+    found: list[Value] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Value]) -> None:
+    kind = type(tree)
+    if kind is Value:
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for item in tree:
+            if type(item) is Value:
+                found.append(item)
+            elif item.__class__ in NESTED:
+                _collect(item, found)
+    elif kind is dict:
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, (tuple, list)):
+        _collect(list(tree), found)
+
+
+def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
+    """The structure with every value replaced by `change(value)`."""
+    return map_tree(tree, lambda leaf: change(leaf) if isinstance(leaf, Value) else leaf)
+
+
+def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:
+    """The structure with every value that `env` knows replaced."""
+    kind = type(tree)
+    if kind is Value:
+        return env.get(tree, tree)
+    if kind in ATOMS:
+        return tree
+    if isinstance(tree, (tuple, list)):
+        return kind([item if type(item) in ATOMS else substitute(item, env) for item in tree])
+    if isinstance(tree, dict):
+        return {key: substitute(item, env) for key, item in tree.items()} if tree else tree
+    return tree
+
+
+def substitute_operands(op: Op, env: dict[Value, Any]) -> tuple[Value, ...]:
+    """The operands of the op with every value that `env` knows replaced; `env` gives values."""
+    return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
+
+
+def instantiate(definition: Definition, call: Op) -> list[Op]:
+    """The definition's ops in the words of one call of it."""
+    env: dict[Value, Any] = dict(zip(definition.params, call.operands, strict=True))
+    env.update(zip(definition.outs, call.outs, strict=True))
+    return copy_ops(definition.ops, env, call)
+
+
+def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:
+    """Copies of ops with values replaced by `env`, which learns the copies' own outs.
+
+    Each copy has the origin, `because` and `rule` of `call`, unless it has its own.
+    """
+    return [_copy_op(op, env, call) for op in ops]
+
+
+def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
+    for out in op.outs:
+        if out not in env:
+            env[out] = Value(out.type, out.hint)
+    return Op(
+        op.target, substitute(op.args, env), substitute(op.kwargs, env), substitute(op.result, env),
+        tuple([env[out] for out in op.outs]),
+        origin=_under(call.origin, grad_mode=op.origin.grad_mode),
+        below=op.definition or (op.own and copy_ops(op.own, env, call)),
+        because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
+        writes=op.writes, piece_of=op.piece_of, operands=substitute_operands(op, env),
+        alike=op.alike, asked=op.asked or call.asked,
+    )  # fmt: skip
+
+
+def _under(origin: Origin, *, grad_mode: bool) -> Origin:
+    """The origin with this grad mode; nearly always it has it."""
+    return origin if origin.grad_mode == grad_mode else replace(origin, grad_mode=grad_mode)
+
+
+def target_name(target: Target) -> str:
+    """A readable name: "mm" for aten.mm.default, "getitem" for operator.getitem."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    return str(getattr(target, "__name__", target))

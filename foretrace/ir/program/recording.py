@@ -1,0 +1,382 @@
+"""A recorded program, its target, and the roles of what goes in and what comes out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from foretrace.errors import Frame, Printed
+from foretrace.ir.program.call_requirements import (
+    Again,
+    Answered,
+    AskedOfNumbers,
+    Requirements,
+    memory_of,
+)
+from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import Bare, bare_in, bound_inside, called_in, every_op
+from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.symbols.shape_env import Question
+from foretrace.ir.symbols.symbols import Guard, Size, Symbols
+
+Kind: TypeAlias = Literal[
+    "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
+    "output", "mutation", "gradient", "state",
+]  # fmt: skip
+
+
+NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
+"""The type of the value of an input that is a size."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Target(Printed):
+    """A device that a program is captured for; it need not be there.
+
+    `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
+    a kernel of the device's own, which eager prefers.
+    """
+
+    name: str
+    device: torch.device
+    capability: tuple[int, int] | None = None
+    cudnn: tuple[int, ...] | None = None
+    own_kernels: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        facts = []
+        if self.capability is not None:
+            facts.append("compute capability {}.{}".format(*self.capability))
+        if self.cudnn is not None:
+            facts.append("cuDNN " + ".".join(map(str, self.cudnn)))
+        return f"{self.name} ({', '.join(facts)})" if facts else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an input or an output is. Roles compose: the gradient of the parameter "w"."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        links = {"gradient": "gradient of", "mutation": "new value of", "tangent": "tangent of"}
+        return f"{links.get(self.kind, self.kind)} {self.name}".rstrip()
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class Input:
+    """A value that the program gets; `tensor` is the live tensor of a parameter or constant.
+
+    An input with a `size` is a number and no tensor: its value is never an operand, as ops name
+    sizes by expressions.
+    """
+
+    value: Value
+    role: Role
+    leaf: bool = False
+    """whether it was a leaf of autograd, so that its gradient is accumulated there"""
+    tensor: torch.Tensor | None = None
+    owner: tuple[torch.nn.Module, str] | None = None
+    """the module and attribute that hold a parameter or buffer"""
+    argument: int | None = None
+    """which of the tensors and sizes among the call's arguments it is"""
+    hooked: bool = False
+    """whether a hook of the user sees its gradient"""
+    size: Size | None = None
+    """the expression that the input is the value of"""
+    gradient_of: "Input | None" = None
+    """the input whose `.grad` it is, read at each call"""
+    read: StateRead | None = None
+    """reads it where calls of the program leave it"""
+    memory: bool = False
+    """whether it is all of the memory in which the argument lies"""
+    number: type | None = None
+    """of a number of Python's, which the tensor holds: its type"""
+
+    def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
+        """The tensor to run with; of an argument, that of those given, or None without them."""
+        if self.gradient_of is not None:
+            of = self.gradient_of.live(given)
+            return None if of is None else of.grad
+        if self.read is not None:
+            return self.read()
+        if self.argument is not None and given:
+            found: Any = given[self.argument]
+            if self.memory:
+                return memory_of(found)
+            return found if self.number is None else tensor_of(found, self.number)
+        if self.owner is None:
+            return self.tensor
+        module, name = self.owner
+        live: torch.Tensor = getattr(module, name)
+        return live
+
+
+def size_input(size: Size, role: Role, argument: int | None = None) -> Input:
+    """An input that is a size."""
+    return Input(Value(NUMBER, role.name), role, argument=argument, size=size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """A value, None or constant that the program gives."""
+
+    value: Tree
+    role: Role
+    same_as: int | None = None
+    """the input that the program handed back"""
+    view_of: int | None = None
+    """the written input whose memory the output shares"""
+    view_type: TensorType | None = None
+    """how the output looks at that memory"""
+    apart: bool = False
+    """autograd does not follow it to that input, but as what the graph gives for it"""
+    through: "Output | None" = None
+    """the view of that memory that it is a view of, returned or not"""
+    step: ViewStep | None = None
+    """the call that autograd has it by; None for one that is seen by its strides, or is apart"""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Signature(Printed):
+    """Roles of every input and output, in the order of the graph's."""
+
+    inputs: tuple[Role, ...]
+    outputs: tuple[Role, ...]
+
+    def __str__(self) -> str:
+        rows = [f"  in   {role}" for role in self.inputs]
+        return "\n".join([*rows, *(f"  out  {role}" for role in self.outputs)])
+
+    def to_dict(self) -> dict[str, list[dict[str, str]]]:
+        """The same, for programs."""
+        both = {"inputs": self.inputs, "outputs": self.outputs}
+        return {
+            side: [{"kind": role.kind, "name": role.name} for role in roles]
+            for side, roles in both.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mutation:
+    """What an input holds after the run."""
+
+    index: int
+    value: Value
+    hidden: bool = False
+    """the op that wrote does not tell autograd (batch norm's statistics)"""
+    rebound: bool = False
+    """the program bound the buffer's attribute to another tensor"""
+    kept: bool = False
+    """autograd follows none of the writes: the input keeps the history that it has"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overwritten:
+    """What became of the memory of a value that the program wrote over."""
+
+    now: Value | None
+    """what it holds after the run; None where autograd's version counter tells of the write, so
+    that eager refuses a backward that reads it"""
+    by: Frame | None
+    """the user's line that wrote"""
+    form: Op | None = None
+    """the op that computed the new content, of which autograd saves a copy of the old"""
+    inside: Checkpoint | None = None
+    """the checkpoint in which it was written"""
+    before: Op | None = None
+    """the op that changes its shape in place, if it is written in no other way: what is saved
+    afterwards is as it was"""
+    detached: bool = False
+    """it was only detached in place: what saved it as an operand does not find its node"""
+    alone: bool = False
+    """its tensor got other memory, by `.data`: views of it see what they saw"""
+
+
+@dataclass(slots=True, eq=False)
+class Recorded:
+    """The tree of one run.
+
+    Mutation is already explicit: `mutations` has the new contents of inputs.
+    """
+
+    ops: list[Op]
+    inputs: list[Input]
+    outputs: list[Output]
+    mutations: list[Mutation]
+    symbols: Symbols
+    answered: list[Answered]
+    """guards on answers that constants gave; the others are the symbols'"""
+    target: Target
+    requires: Requirements
+    out_structure: Structure
+    """how what the program returns is nested"""
+    again: Again
+    """answers questions about values once more"""
+    overwritten: dict[Value, Overwritten] = field(default_factory=dict)
+    asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
+    """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
+    hooks: list[Op] = field(default_factory=list)
+    """the registrations of hooks on gradients, in order; of some that were removed again, too"""
+    torch_version: str = str(torch.__version__)
+    """of the torch whose autograd the rules were asked of"""
+    _bare: dict[Value, Bare] | None = field(default=None, repr=False)
+    _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
+
+    @property
+    def returned(self) -> list[Output]:
+        """The outputs that the program returns; after them come those that it leaves as state."""
+        return [output for output in self.outputs if output.role.kind != "state"]
+
+    def made_at(self, value: Tree) -> Frame | None:
+        """The line that made a value; the definition of the program where no op did."""
+        op = maker_of(self.ops, value)
+        return op.origin.frame if op is not None else self.requires.defined
+
+    def reshaped_at(self, value: Value) -> Frame | None:
+        """The line that gave an input another shape in place."""
+        over = self.overwritten.get(value)
+        return over.by if over is not None else self.requires.defined
+
+    @property
+    def as_made(self) -> list[tuple[int | None, Output]]:
+        """The outputs and their places; views of inputs at last, as the run made one after another.
+
+        That is the order in which autograd adds up the gradients of such views. Views that others
+        are taken of are among them, without a place.
+        """
+        if self._order is None:
+            made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
+            known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
+            above = list[Output]()
+            for each in self.outputs:
+                at: Output | None = each
+                while at and (at := at.through) and at.value not in known:
+                    above.append(known.setdefault(at.value, at))
+            self._order = sorted(
+                [*((None, output) for output in above), *enumerate(self.outputs)],
+                key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
+            )
+        return self._order
+
+    def made_leaf(self, value: Value) -> bool:
+        """Whether the program made it a leaf that requires grad."""
+        return self._without_history().get(value) == "leaf"
+
+    @property
+    def makes_leaves(self) -> bool:
+        """Whether the program makes leaves that require grad, returned or not."""
+        return "leaf" in self._without_history().values()
+
+    def loose(self, value: Value) -> bool:
+        """Whether it is a view taken under no_grad: no backward can begin there."""
+        return self._without_history().get(value) == "loose"
+
+    def spent(self, value: Tree) -> bool:
+        """Whether a backward of the program's own has run there, and let go of what it needs."""
+        return isinstance(value, Value) and self._without_history().get(value) == "spent"
+
+    def followed(self, value: Value) -> bool:
+        """Whether a gradient can go through it."""
+        return value.type.requires_grad and value not in self._without_history()
+
+    @property
+    def gives_followed(self) -> bool:
+        """Whether a gradient can go through something that it returns."""
+        return any(isinstance(o.value, Value) and self.followed(o.value) for o in self.outputs)
+
+    @property
+    def asks_gradients(self) -> bool:
+        """Whether the program computes gradients itself."""
+        return any(type(op.target) is GradientCall for op in every_op(self.ops))
+
+    @property
+    def trained_outside(self) -> bool:
+        """Whether a gradient that a caller asks for can go through something that it leaves."""
+        return self.gives_followed or any(map(self.writes_followed, self.mutations))
+
+    def differentiable(self, value: Tree) -> bool:
+        """Whether a backward can begin there, so that it takes a tangent."""
+        return (
+            isinstance(value, Value)
+            and value.type.requires_grad
+            and not (self.loose(value) or self.spent(value))
+        )
+
+    def writes_followed(self, mutation: Mutation) -> bool:
+        """Whether an input has the history of what was written to it."""
+        item, quiet = self.inputs[mutation.index], mutation.hidden or mutation.kept
+        leaf = item.leaf and item.value.type.requires_grad
+        return mutation.value.type.requires_grad and not (quiet or leaf)
+
+    def _without_history(self) -> dict[Value, Bare]:
+        if self._bare is None:
+            self._bare = dict(bare_in(self.ops))
+        return self._bare
+
+    @property
+    def guards(self) -> tuple[Guard | Answered, ...]:
+        """Conditions on the sizes of a later run; a cut may add some."""
+        return (*self.symbols.guards(), *self.symbols.assertions(), *self.answered)
+
+    @property
+    def asked(self) -> tuple[Answered, ...]:
+        """The questions about values, in their order, those of numbers last."""
+        return (*self.answered, *(each for _, each in self.asked_of_numbers))
+
+    @property
+    def asked_before(self) -> tuple[Answered, ...]:
+        """Those that can be asked before a graph runs: not of a number that one side makes."""
+        held = bound_inside(self.ops) if self.symbols.data else set()
+        numbers = [each for guard, each in self.asked_of_numbers if held.isdisjoint(guard.symbols)]
+        return (*self.answered, *numbers)
+
+    @property
+    def asked_of_numbers(self) -> tuple[tuple[Guard, AskedOfNumbers], ...]:
+        """What it has assumed of numbers that data decides; a cut may add some."""
+        return tuple(
+            (guard, self._asked(guard, len(self.answered) + place))
+            for place, guard in enumerate(self.symbols.assertions())
+        )
+
+    def _asked(self, guard: Guard, number: int) -> AskedOfNumbers:
+        hint = self.symbols.concrete
+        then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
+        return AskedOfNumbers(
+            str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
+            asserted=True, number=number, of=guard.condition, then=then,
+        )  # fmt: skip
+
+
+def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:
+    """The op as written that made a value."""
+    for op in ops:
+        if value in op.outs:
+            return op
+        found = maker_of(op.region or (), value) if isinstance(op.target, ModuleCall) else None
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A cut: flat ops, with bodies only under ops that were kept."""
+
+    inputs: list[Input]
+    ops: list[Op]
+    outputs: list[Output]
+    kind: str
+
+    @property
+    def signature(self) -> Signature:
+        """Roles of every input and output."""
+        return Signature(_roles(self.inputs), _roles(self.outputs))
+
+
+def _roles(items: Sequence[Input | Output]) -> tuple[Role, ...]:
+    return tuple(item.role for item in items)

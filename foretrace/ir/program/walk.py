@@ -1,0 +1,173 @@
+"""Ways through a tree of ops."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.nested import leaves, map_tree
+from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Value
+from foretrace.ir.symbols.shape_env import free_symbols
+
+NO_SYMBOLS = frozenset[sympy.Symbol]()
+
+
+def every_op(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops, those in their own bodies and in what they hold, each before what it is made of."""
+    for op in ops:
+        yield op
+        for held in subgraphs_of(op):
+            yield from every_op(held.ops)
+        if region := op.region:  # most have none, and a generator for each takes its time
+            yield from every_op(region)
+
+
+def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
+    """The leaves that the ops are made of, in the words of each call."""
+    for op in ops:
+        if op.leaf:
+            yield op
+        else:
+            yield from leaf_ops(op.body or ())
+
+
+def leaves_that_run(ops: Iterable[Op]) -> Iterator[Op]:
+    """The leaves that the ops are made of, and those of what they hold."""
+    for op in leaf_ops(ops):
+        yield op
+        for held in subgraphs_of(op):
+            yield from leaves_that_run(held.ops)
+
+
+def called_in(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops as written, those in module calls among them."""
+    for op in ops:
+        yield from called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
+
+
+def made_in(ops: Iterable[Op]) -> set[Value]:
+    """Everything that ops make, in their bodies too."""
+    return {out for op in in_bodies(ops) for out in op.outs}
+
+
+def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops and those that they are made of, in the words of each call."""
+    for op in ops:
+        yield op
+        if body := op.body:
+            yield from in_bodies(body)
+
+
+def subgraphs_of(op: Op) -> Sequence[Subgraph]:
+    """The programs that an op holds."""
+    if type(op.target) is torch_api.OpOverload:
+        return ()
+    return [leaf for leaf in leaves(op.args) if type(leaf) is Subgraph]
+
+
+def with_subgraphs(op: Op, change: Callable[[Subgraph], Subgraph]) -> Op:
+    """The op with other programs in it; itself where it holds none."""
+    if not subgraphs_of(op):
+        return op
+    return op.but(args=map_tree(op.args, lambda x: change(x) if type(x) is Subgraph else x))
+
+
+def read_outside(ops: Iterable[Op]) -> dict[Value, Op]:
+    """What ops read and do not make, in order, with the first that reads it."""
+    found, made = dict[Value, Op](), set[Value]()
+    for op in every_op(ops):
+        for value in op.operands:
+            if value not in made:
+                found.setdefault(value, op)
+        made.update(op.outs)
+        for held in subgraphs_of(op):
+            made.update(held.values)
+    return found
+
+
+def freed_in(ops: Iterable[Op]) -> frozenset[Op]:
+    """The ops of which a backward of the program's own has let go what autograd had saved."""
+    asked = (op.target for op in every_op(ops) if type(op.target) is GradientCall)
+    return frozenset().union(*(target.freed for target in asked))
+
+
+def spent_in(ops: Sequence[Op]) -> Iterator[Value]:
+    """What a gradient of which would go through such an op."""
+    freed, spent = freed_in(ops), set[Value]()
+    for op in _as_far_as_opened(ops) if freed else ():
+        on = op.origin.grad_mode and not spent.isdisjoint(op.operands)
+        if op in freed or on:
+            own = [out for out in op.outs if out.type.requires_grad]
+            spent.update(own)
+            yield from own
+
+
+def _as_far_as_opened(ops: Iterable[Op]) -> Iterator[Op]:
+    """The leaves in their order; of what nobody has looked into, the op itself."""
+    for op in ops:
+        if op.region and not op.writes:
+            yield from _as_far_as_opened(op.region)
+        yield op
+
+
+Bare: TypeAlias = Literal["leaf", "loose", "spent"]
+"""How a value does: made so, a view that was taken under no_grad, or of what a backward has run"""
+
+
+def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, Bare]]:
+    """The values that require grad without a history that a gradient takes."""
+    yield from ((value, "spent") for value in spent_in(ops))
+    for op in called_in(ops):
+        if op.target is torch.ops.aten.requires_grad_.default:
+            yield op.outs[0], "leaf"
+        elif not op.origin.grad_mode:
+            kept = set(_with_history_in(op))
+            yield from ((v, "loose") for v in op.outs if v.type.requires_grad and v not in kept)
+
+
+def _with_history_in(op: Op) -> Iterator[Value]:
+    """What keeps the history that was there: what is written, and views of it, viewed again."""
+    if op.writes or op.origin.grad_mode:
+        yield from op.outs
+    for inner in op.region or ():
+        yield from _with_history_in(inner)
+
+
+def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
+    """The symbols that get their number in what ops hold: nobody outside has it."""
+    held = (held for op in every_op(ops) for held in subgraphs_of(op))
+    return {symbol for each in held for op in every_op(each.ops) for symbol in binds(op)}
+
+
+def binds(op: Op) -> frozenset[sympy.Symbol]:
+    """The symbols that get their number from what the op returns, as sizes that data decides do."""
+    made = shows(op)
+    if not made:
+        return NO_SYMBOLS
+    given = free_symbols((op.args, op.kwargs) if op.kwargs else op.args)
+    for value in op.operands:
+        given |= value.type.symbols
+    return made - given
+
+
+def shows(op: Op) -> frozenset[sympy.Symbol]:
+    """The symbols of numbers that data decides which what the op returns speaks of."""
+    found: list[Iterable[sympy.Symbol]] = [out.type.symbols for out in op.outs if out.type.symbols]
+    if op.result.__class__ is sympy.Symbol:
+        found.append((op.result,))
+    return frozenset(filter(torch_api.is_from_data, chain(*found))) if found else NO_SYMBOLS
+
+
+def hides(op: Op) -> bool:
+    """Whether a number that data decides is made in the op, and none of its results is it.
+
+    Where a view begins that the op takes with such a number speaks of it, as does a size that
+    follows from it. A call of the op would give nobody the number.
+    """
+    made = binds(op)
+    if not made or isinstance(op.result, sympy.Symbol):
+        return False
+    return not made <= set[object]().union(*(out.type.shape for out in op.outs))

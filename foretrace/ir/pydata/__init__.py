@@ -1,0 +1,1 @@
+"""Python's containers and objects, as far as a recording speaks of them."""

@@ -1,0 +1,1 @@
+"""From a recording to graphs and their forms."""

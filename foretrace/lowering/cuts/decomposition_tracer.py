@@ -1,0 +1,139 @@
+"""What operators mean where a decomposition table comes before the target."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.errors import Refusal, Refusing
+from foretrace.ir.program.op import Choice, Tree, Value, target_name
+from foretrace.ir.source.call_site import Sources
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.inference.semantics_protocol import Semantics
+from foretrace.operators.schemas.cache import Cache, Learned
+from foretrace.tracer.recorder.recorder import Recorder
+
+aten = torch.ops.aten
+
+Table: TypeAlias = Mapping[Any, Callable[..., Any]]
+"""What torch takes as `decompositions=`: for an OpOverload, a function of its arguments."""
+GIVEN = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
+
+
+class Entries(Semantics):
+    """Semantics of a recorder: the table first, then the target; autograd follows nothing.
+
+    Raises:
+        Refusal: the table is none.
+    """
+
+    def __init__(self, table: Table, target: TargetSemantics) -> None:
+        self.table, self.target, self.inference = _checked(table), target, target.inference
+        self.learned = Learned()  # of this table: its functions may change
+
+    def body_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any] | None, Choice | None]:
+        """The decomposition; without one, what takes the op apart on the target."""
+        decomposition = self.table.get(func)
+        if decomposition is None:
+            return self.target.body_kernel(func, args, kwargs)
+        return _Reported(func, decomposition), GIVEN
+
+    def list_kernel(self, func: Any) -> Callable[..., Any] | None:
+        """As on the target."""
+        return self.target.list_kernel(func)
+
+    def ambient(self, func: Any) -> Any:
+        """As on the target."""
+        return self.target.ambient(func)
+
+
+def _checked(table: Any) -> dict[Any, Callable[..., Any]]:
+    entries: dict[Any, Any] = dict(table.items()) if isinstance(table, Mapping) else {None: None}
+    wrong = [op for op, function in entries.items() if not (callable(op) and callable(function))]
+    if wrong:
+        raise Refusal(
+            f"decompositions= is {table!r:.60}, not a dictionary of functions by operator",
+            kind="wrong decompositions",
+            do="pass a table such as torch.export.default_decompositions()",
+        )
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """A decomposition; what it raises is a refusal that names it."""
+
+    func: Any
+    decomposition: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with Refusing(self._refusal):
+            return self.decomposition(*args, **kwargs)
+
+    def _refusal(self, error: BaseException, _: object) -> Refusal | None:
+        if isinstance(error, Refusal):
+            return None
+        return Refusal(
+            f"the decomposition of {self.func} raised {type(error).__name__}: {error}",
+            kind="decomposition raised",
+            do="take the operator out of the table, or mend its decomposition",
+        )
+
+
+class EntryRecorder(Recorder):
+    """Records what a table makes of calls that are given in values."""
+
+    def __init__(self, entries: Entries) -> None:
+        types = entries.target.derivatives.types
+        with _quiet():
+            super().__init__(
+                types, entries, Sources(), self.constant, self.constant, _no_answer,
+                Cache(entries.learned.outcomes, entries.learned.settled, types.symbols),
+            )  # fmt: skip
+
+    def run(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], stand_ins: dict[Value, Abstract]
+    ) -> Any:
+        """Record one call over stand-ins for its operands; gives what it returned."""
+        with _quiet():
+            return self.again(func, *self.concrete((args, kwargs), stand_ins))
+
+    def constant(self, tensor: torch.Tensor) -> Abstract:
+        """A tensor that a decomposition made from a Python number, as an op that makes it."""
+        if tensor.numel() != 1:
+            raise Refusal(
+                "a decomposition uses a tensor from outside",
+                kind="wrong decompositions",
+                do="make it inside the decomposition by an operator: full, arange, scalar_tensor",
+            )
+        with torch_api.plain_torch():
+            number = tensor.item()
+        options = {"dtype": tensor.dtype, "device": tensor.device}
+        made = self.call(aten.full.default, (list(tensor.shape), number), options)
+        return self.abstract(made.outs[0])
+
+
+def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    raise Refusal(
+        f"a decomposition asks for the data of a tensor, by {target_name(func)}",
+        kind="data-dependent",
+        do="take the operator out of the table",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No mode, no autograd and no autocast that is on around the cut."""
+    with (
+        torch_api.no_dispatch_modes(),
+        torch_api.with_autograd(),
+        torch_api.below_autograd(),
+        torch.no_grad(),
+    ):
+        yield

@@ -1,0 +1,57 @@
+"""What a program assumed of numbers that data decides, asserted in the graph where they are known.
+
+A size of a result (of `nonzero`, of a mask as an index) is a number only when the graph runs. What
+the program asked of it was answered from the example; on other data the graph raises. A number that
+a program makes which an operator holds is known there alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import sympy
+import torch
+
+from foretrace.ir.program.call_requirements import AskedOfNumbers
+from foretrace.ir.program.op import Op, Origin, Subgraph
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.walk import binds, with_subgraphs
+from foretrace.ir.symbols.symbols import Guard
+
+ASSERT_NUMBER = torch.ops.aten._assert_scalar.default
+
+
+def with_assertions(ops: list[Op], recorded: Recorded) -> list[Op]:
+    """The ops with an assertion after the one that makes the last number of each condition."""
+    if not recorded.asked_of_numbers:
+        return ops
+    return list(_Asserting(recorded.symbols.data, recorded.asked_of_numbers).ops(ops))
+
+
+class _Asserting:
+    """The conditions that are not asserted yet, and the numbers that are not known yet."""
+
+    def __init__(
+        self, missing: set[sympy.Symbol], waiting: Iterable[tuple[Guard, AskedOfNumbers]]
+    ) -> None:
+        self.missing, self.waiting = missing, list(waiting)
+
+    def ops(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops, each followed by the conditions of which it makes the last number."""
+        for op in ops:
+            yield with_subgraphs(op, self._held)
+            found = self.missing & binds(op)
+            self.missing = self.missing - found
+            for guard, asked in [w for w in self.waiting if found and self._known(w[0])]:
+                self.waiting.remove((guard, asked))
+                check = (guard.condition, asked.text)
+                yield Op(ASSERT_NUMBER, check, {}, None, (), origin=Origin(guard.frame, None))
+
+    def _held(self, held: Subgraph) -> Subgraph:
+        """A program that an op holds: what it makes is known in it alone."""
+        inside = _Asserting(self.missing, self.waiting)
+        ops = tuple(inside.ops(held.ops))
+        self.waiting = inside.waiting
+        return replace(held, ops=ops)
+
+    def _known(self, guard: Guard) -> bool:
+        return self.missing.isdisjoint(guard.symbols)

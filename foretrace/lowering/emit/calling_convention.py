@@ -1,0 +1,90 @@
+"""A graph module with its inputs and outputs in another order and by other names.
+
+torch's own entry points each have a calling convention; this is how a cut gets one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace.ir.program.recording import Input
+from foretrace.lowering.emit.fx import module_of
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input of the new module: which input of the old one it is, or what nothing reads."""
+
+    name: str
+    input: int | None = None
+    val: Any = None
+    """for an input that nothing reads: its `meta["val"]`"""
+
+
+def arranged(
+    module: fx.GraphModule,
+    slots: Sequence[Slot],
+    outputs: Sequence[int | None],
+    held: Mapping[int, tuple[str, torch.Tensor]],
+    own: Sequence[range] = (),
+) -> fx.GraphModule:
+    """The module with other inputs and outputs, and the same nodes between.
+
+    Args:
+        module: a cut's graph module.
+        slots: its inputs, in the new order.
+        outputs: for each new output, which of the old ones it is; None gives None.
+        held: inputs of the old module that the new one holds as attributes, with their names.
+        own: positions of outputs; those of one range have to be different nodes, as they are known
+            by name.
+    """
+    graph, root = fx.Graph(), _held_by(module)
+    old = dict(enumerate(module.graph.find_nodes(op="placeholder")))
+    env: dict[fx.Node, fx.Node] = {}
+    for slot in slots:
+        node = graph.placeholder(slot.name)
+        node.meta["val"] = slot.val
+        if slot.input is not None:
+            env[old[slot.input]] = node
+            node.meta = dict(old[slot.input].meta)
+    for index, (name, tensor) in held.items():
+        root[name] = tensor
+        env[old[index]] = graph.get_attr(name)
+        env[old[index]].meta = dict(old[index].meta)
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
+    picked = [None if i is None else results[i] for i in outputs]
+    for positions in own:
+        _made_different(graph, picked, positions)
+    graph.output(tuple(picked))
+    return module_of(root, graph, type(module).__name__)
+
+
+def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Inputs that a new module holds, by their place in the old one, named as torch names them."""
+    found = [(i, item.live()) for i, item in inputs]
+    there = [(i, tensor) for i, tensor in found if tensor is not None]
+    return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
+
+
+def _held_by(module: fx.GraphModule) -> dict[str, Any]:
+    """What the module's nodes name."""
+    named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
+    return {name: attrgetter(name)(module) for name in map(str, named)}
+
+
+def _made_different(graph: fx.Graph, results: list[Any], positions: range) -> None:
+    """Put a copy in the place of a node that an earlier one of the positions has already."""
+    seen: set[fx.Node] = set()
+    for i in positions:
+        if results[i] in seen:
+            copy = graph.call_function(torch.ops.aten.clone.default, (results[i],))
+            copy.meta = dict(results[i].meta)
+            results[i] = copy
+        seen.add(results[i])

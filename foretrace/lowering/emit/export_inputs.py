@@ -1,0 +1,171 @@
+"""What an exported graph takes: a module's tensors and the leaves of a call, in torch's order."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.lowering.emit.export_graph import Lifted
+
+
+@dataclass(slots=True, eq=False)
+class Interface:
+    """The inputs of an exported graph, and the tensors to run it with."""
+
+    lifted: list[Lifted]
+    state: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, value: Value) -> Lifted:
+        """The input that is a value."""
+        return next(item for item in self.lifted if item.value is value)
+
+
+def interface(
+    module: nn.Module,
+    leaves: list[tuple[str, Any]],
+    recorded: Recorded,
+    ops: Iterable[Op],
+    results: Iterable[Value],
+) -> Interface:
+    """The interface of a program that was recorded from a call of a module.
+
+    Raises:
+        Refusal: the program reaches a tensor with a history, which no file can hold.
+    """
+    found = Interface([])
+    by_tensor = {id(item.tensor): item for item in recorded.inputs if item.tensor is not None}
+    given: set[int] = set()
+    _registered(found, module, by_tensor, given)
+    users = _first_users(ops)
+    used = {*users, *results, *(recorded.inputs[m.index].value for m in recorded.mutations)}
+    rest = [item for key, item in by_tensor.items() if key not in given and item.value in used]
+    _reached(found, module, rest, recorded, users)
+    _arguments(found, leaves, recorded)
+    return found
+
+
+def separated(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The arguments, a tensor of its own for each leaf: a later call may give different ones."""
+    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        with torch.no_grad():  # what it is a view of may decide whether views of it require grad
+            below = torch_api.is_view(leaf) and not torch_api.base_of(leaf).requires_grad
+            other = leaf.view_as(leaf) if below else leaf.detach()
+        return other.requires_grad_(leaf.requires_grad)
+
+    leaves, structure = torch_api.tree_flatten((args, kwargs))
+    found: tuple[Any, Any] = torch_api.tree_unflatten([own(leaf) for leaf in leaves], structure)
+    return found
+
+
+def _registered(
+    found: Interface, module: nn.Module, by_tensor: dict[int, Input], given: set[int]
+) -> None:
+    """Parameters, then buffers; of a tensor with several names, the first is used."""
+    passing = torch_api.non_persistent_buffers(module)
+    sides = (
+        (InputKind.PARAMETER, module.named_parameters(remove_duplicate=False)),
+        (InputKind.BUFFER, module.named_buffers(remove_duplicate=False)),
+    )
+    for kind, named in sides:
+        for name, tensor in named:
+            lasting = None if kind is InputKind.PARAMETER else name not in passing
+            value = _value(tensor) if id(tensor) in given else by_tensor[id(tensor)].value
+            given.add(id(tensor))
+            found.lifted.append(Lifted(kind, name, value, persistent=lasting))
+            (found.constants if lasting is False else found.state)[name] = tensor
+
+
+def _value(tensor: torch.Tensor) -> Value:
+    """A value for a name that nothing reads."""
+    shape, stride, offset = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    grad = tensor.requires_grad
+    return Value(TensorType(shape, stride, tensor.dtype, tensor.device, offset, grad))
+
+
+def _reached(
+    found: Interface, module: nn.Module, rest: list[Input], recorded: Recorded,
+    users: dict[Value, Op],
+) -> None:  # fmt: skip
+    """Tensors that are no parameters or buffers of the module: constants, if they can be.
+
+    One that autograd follows becomes a parameter, one that the program writes a buffer.
+    """
+    attributes = _attributes(module)
+    written = {recorded.inputs[m.index].value for m in recorded.mutations}
+    numbers = Counter[str]()
+    for item in rest:
+        tensor, value = item.tensor, item.value
+        if tensor is None:
+            continue
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise Refusal(
+                f"the program reaches {item.role.name}, a tensor with a history of its own",
+                kind="captured history", do="pass it as an argument, or detach it",
+            )  # fmt: skip
+        name = attributes.get(id(tensor)) or _lifted_name(users.get(value), numbers)
+        if tensor.requires_grad:
+            parameter = isinstance(tensor, nn.Parameter)
+            found.lifted.append(Lifted(InputKind.PARAMETER, name, value))
+            found.state[name] = tensor if parameter else nn.Parameter(tensor)
+        elif value in written:
+            found.lifted.append(Lifted(InputKind.BUFFER, name, value, persistent=False))
+            found.constants[name] = tensor
+        else:
+            found.lifted.append(Lifted(InputKind.CONSTANT_TENSOR, name, value))
+            found.constants[name] = tensor
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    found.lifted.sort(key=lambda item: kinds.index(item.kind))
+
+
+def _attributes(module: nn.Module) -> dict[int, str]:
+    """Tensors that are plain attributes of a module, by id, with their dotted names."""
+    names: dict[int, str] = {}
+    for path, owner in module.named_modules():
+        for name, held in vars(owner).items():
+            if isinstance(held, torch.Tensor):
+                names.setdefault(id(held), f"{path}.{name}" if path else name)
+    return names
+
+
+def _first_users(ops: Iterable[Op]) -> dict[Value, Op]:
+    users: dict[Value, Op] = {}
+    for op in ops:
+        for value in op.operands:
+            users.setdefault(value, op)
+    return users
+
+
+def _lifted_name(user: Op | None, numbers: Counter[str]) -> str:
+    """As torch.export names a constant: by the module that uses it first, and a number."""
+    path = user.origin.module.path if user is not None and user.origin.module else ""
+    number = numbers.total()
+    numbers[path] += 1
+    return f"{path}.lifted_tensor_{number}" if path else f"lifted_tensor_{number}"
+
+
+def _arguments(found: Interface, leaves: list[tuple[str, Any]], recorded: Recorded) -> None:
+    """An input for each leaf of the arguments, tensor or not."""
+    by_place = {item.argument: item for item in recorded.inputs if item.argument is not None}
+    place = 0
+    for name, leaf in leaves:
+        if name in recorded.requires.constants:
+            found.lifted.append(Lifted(InputKind.USER_INPUT, name, None, leaf))
+        else:
+            item = by_place[place]
+            found.lifted.append(Lifted(InputKind.USER_INPUT, name, item.value, size=item.size))
+            place += 1

@@ -1,0 +1,122 @@
+"""What of a step's forward its backward makes again, within the one graph of the step.
+
+A policy names the values that are kept, as for a pair; all else that a backward reads is made again
+just before, by the same ops on the same operands. An update is never made again: what a step leaves
+is there anyway. What ran in a checkpoint is made again under every policy, as in eager.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.autograd.eager_history.history_ops import rename
+from foretrace.ir.program.op import Choice, Op, Value, substitute
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.walk import binds, made_in
+from foretrace.lowering.cuts.dead_code import needs, values_of
+from foretrace.lowering.partition.partition import running_again
+from foretrace.lowering.partition.placement import Sides
+from foretrace.lowering.partition.policies import SAVE_ALL, Policy, choose
+from foretrace.lowering.partition.rng_replay import (
+    from_state,
+    keeping_state,
+    opened,
+    repeatable,
+    state_of,
+)
+from foretrace.tracer.concrete.rng_draws import draws
+
+AGAIN = "made again"
+"""The choice that an op carries which runs a second time"""
+
+
+class StepSides(Sides):
+    """The ops of the backwards that a program runs itself, and all others, in one graph."""
+
+    def _late(self) -> dict[Op, None]:
+        return dict.fromkeys(op for op in self.joint.ops if op.asked and op.because is not None)
+
+    def inside(self, op: Op, value: Value) -> bool:
+        """The same; an op of a backward belongs where the op does that it serves."""
+        while op.because is not None:
+            op = op.because
+        return super().inside(op, value)
+
+    def call_once(self, op: Op) -> str:
+        """The same; what a checkpoint draws may be drawn again, from the same state."""
+        return "" if repeatable(op, self.symbols) else super().call_once(op)
+
+    def _aliases(self) -> set[Value]:
+        """None: a value that an input holds is read before it is written over, or kept."""
+        return set()
+
+
+def made_again(
+    graph: Graph, recorded: Recorded, semantics: TargetSemantics, policy: Policy
+) -> Graph:
+    """The step with what the policy does not keep made again where a backward reads it.
+
+    Args:
+        graph: a forward cut of a program that asks for gradients itself.
+        recorded: the program.
+        semantics: what its ops mean.
+        policy: "save_all" (as eager does), "min_cut", "recompute_all", or a predicate on an Op.
+
+    Raises:
+        Refusal: there is no such policy.
+    """
+    plain = policy == SAVE_ALL and all(op.origin.checkpoint is None for op in graph.ops)
+    if plain or not any(op.asked for op in graph.ops):
+        return graph
+    graph = opened(graph, recorded.symbols)
+    sides = StepSides(graph, recorded, semantics)
+    kept = choose(sides, policy) | dict.fromkeys(values_of(graph.outputs), "the step leaves it")
+    for op in sides.early():  # what is bound once, and views of what is there anyway
+        beside = sides.view(op) and all(v in kept or v in sides.given for v in needs(op))
+        if beside or binds(op):
+            kept.update(dict.fromkeys(op.outs, "it takes no memory"))
+    ops, new = list[Op](), dict[Value, Value]()
+    done, handed, states = set[Op](), dict[Value, None](), dict[Op, Value]()
+    for op in graph.ops:
+        if op not in sides.late:
+            ops.append(op)
+            continue
+        again = running_again(sides, needs(op), kept, done, handed)
+        for each in sorted(again, key=sides.position.__getitem__):
+            ops.append(_drawn_again(each, new, states) if draws(each) else _once_more(each, new))
+        ops.append(rename(op, new))
+    return Graph(graph.inputs, list(_with_states(ops, states)), graph.outputs, graph.kind)
+
+
+def _drawn_again(op: Op, new: dict[Value, Value], states: dict[Op, Value]) -> Op:
+    """The op from the state of the generator that the first run found; `states` learns of it."""
+    states[op] = state_of(op)
+    return from_state(_once_more(op, new), states[op])
+
+
+def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
+    """The ops; those that draw twice give the state from before."""
+    for op in ops:
+        yield keeping_state(op, states[op]) if op in states else op
+
+
+def _once_more(op: Op, new: dict[Value, Value]) -> Op:
+    """The op, on what was made again of its operands if any was; `new` learns what it makes."""
+    choice = Choice(AGAIN, "a second run", "the policy does not keep what it made")
+    operands = dict(new)
+    made = op.outs if op.definition is not None or op.leaf else {*op.outs, *made_in((op,))}
+    for value in made:
+        new[value] = operands[value] = Value(value.type, value.hint)
+    if op.own is not None:
+        return rename(op, operands).but(choice=choice, piece_of=op)
+    args, kwargs, result = substitute((op.args, op.kwargs, op.result), dict[Value, Any](operands))
+    outs = tuple([new[out] for out in op.outs])
+    return op.but(
+        args=args, kwargs=kwargs, result=result, outs=outs, below=op.definition, operands=None,
+        choice=choice, piece_of=op,
+    )  # fmt: skip
+
+
+def made_twice(graph: Graph) -> Iterator[Op]:
+    """The ops of a step that run a second time."""
+    return (op for op in graph.ops if op.choice is not None and op.choice.what == AGAIN)

@@ -1,0 +1,100 @@
+"""Which ops can be called as operators in place."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.op import Op, Tree, Value, Write, values_in
+from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.walk import every_op
+from foretrace.operators.schemas.schema import schema_of
+
+COPY = torch.ops.aten.copy_.default
+Called: TypeAlias = tuple[Any, tuple[Tree, ...], dict[str, Tree]]
+Lists: TypeAlias = dict[Op, tuple[Sequence[Value], Sequence[Op]]]
+"""By an operator on lists: what it would write in place, and the ops that copy its results there"""
+
+
+def called(op: Op) -> Called:
+    """The operator in place and its arguments; of new content for an old history, none."""
+    target = op.target
+    if isinstance(target, Write) and target.func is COPY and not target.followed:
+        _, inner, *rest = op.args
+        if not inner[1:] and not rest:
+            return None, (), {}
+    func, args = op.called
+    return func, tuple(args), op.kwargs
+
+
+class InPlaceCalls:
+    """Tells of the ops of a graph that write whether the operator in place can be called."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.read = {v for op in graph.ops for v in op.operands}
+        self.read.update(v for output in graph.outputs for v in values_in(output.value))
+
+    def of(self, op: Op) -> bool:
+        """Whether it is one on a single tensor, and nothing reads its insides."""
+        func, args, kwargs = called(op)
+        if not isinstance(func, torch_api.OpOverload) or func.namespace != "aten":
+            return False
+        schema = schema_of(func)
+        if schema.outs or not schema.returns_written or schema.reshapes_in_place:
+            return False
+        if len(op.outs) != 1 or schema.written_now(args, kwargs) != values_in(args)[:1]:
+            return False
+        inside = {out for inner in every_op(op.region or ()) for out in inner.outs}
+        return inside.difference(op.outs).isdisjoint(self.read)
+
+
+def on_lists(graph: Graph) -> Lists:
+    """Operators on lists whose results are copied, each once, into what they have read.
+
+    What nothing reads afterwards is not copied.
+    """
+    return dict(_on_lists(graph))
+
+
+def _on_lists(graph: Graph) -> Iterator[tuple[Op, tuple[list[Value], list[Op]]]]:
+    readers: dict[Value, list[Op]] = {}
+    for op in graph.ops:
+        for value in op.operands:
+            readers.setdefault(value, []).append(op)
+    shown = {v for output in graph.outputs for v in values_in(output.value)}
+    for op in graph.ops:
+        func = counterpart(op.target) if len(op.outs) > 0 else None
+        if func is None or not shown.isdisjoint(op.outs):
+            continue
+        into = schema_of(func).written_now(op.args, op.kwargs)
+        copies = [readers.get(out, []) for out in op.outs]
+        if len(into) == len(copies) and all(
+            not each or (len(each) == 1 and _copied_into(each[0]) is over)
+            for over, each in zip(into, copies, strict=True)
+        ):
+            yield op, (into, [copy for each in copies for copy in each])
+
+
+def _copied_into(op: Op) -> Value | None:
+    """What an op copies into; None if it does something else."""
+    if not op.writes or len(op.outs) != 1:
+        return None
+    func, args, _ = called(op)
+    return args[0] if func is COPY and isinstance(args[0], Value) else None
+
+
+@cache
+def counterpart(func: Any) -> Any:
+    """The operator that writes to lists what this one returns; None if there is none."""
+    if not isinstance(func, torch_api.OpOverload) or func.namespace != "aten":
+        return None
+    packet = getattr(torch.ops.aten, f"{func.overloadpacket.__name__}_", None)
+    for name in packet.overloads() if packet is not None else ():
+        found = getattr(packet, name)
+        form = schema_of(found).functional if schema_of(found).writes_lists else None
+        if form is not None and form.call is func:
+            plain = not (form.order or form.options or form.defaults or form.dropped)
+            return found if plain else None
+    return None

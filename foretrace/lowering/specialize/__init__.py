@@ -1,0 +1,1 @@
+"""Recordings with numbers in place of open sizes."""

@@ -1,0 +1,127 @@
+"""Open the ops on tensors that wrap others: what their class does is recorded in their place.
+
+The derivative of such an op is taken above it, so a backward speaks of wrapping tensors, too. Each
+of its ops is recorded once more, over stand-ins of the types that really arrive, and its body, what
+`__torch_dispatch__` does, takes its place. What one op wraps and another unwraps is handed on.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.autograd.eager_history.history_ops import rename
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import pairs
+from foretrace.ir.program.op import Op, Value, copy_ops, substitute
+from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import leaf_ops
+from foretrace.lowering.cuts.dead_code import live, values_of
+from foretrace.lowering.cuts.decomposition_tracer import Entries, EntryRecorder
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+
+
+def unwrapped(graph: Graph, semantics: TargetSemantics) -> Graph:
+    """The graph with the ops on wrapping tensors opened, but for those that are kept whole.
+
+    What is left of wrapping is at its ends: inputs are unwrapped, outputs are wrapped.
+
+    Raises:
+        Refusal: the class gives something that lies otherwise than the derivative takes it to.
+    """
+    made = (out for op in graph.ops for out in op.outs)
+    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
+        return graph
+    walk = _Opening(semantics)
+    ops = list(walk.opened(graph.ops))
+    outputs = [replace(o, value=substitute(o.value, walk.now)) for o in graph.outputs]
+    return replace(graph, ops=live(ops, values_of(outputs), semantics), outputs=outputs)
+
+
+class _Opening:
+    """One pass over a graph."""
+
+    def __init__(self, semantics: TargetSemantics) -> None:
+        self.recorder = EntryRecorder(Entries({}, semantics))
+        self.now = dict[Value, Value]()
+        """what stands for a value, which is of the class that it really has"""
+        self.parts = dict[Value, tuple[Any, ...]]()
+        """what a wrapping value holds"""
+
+    def opened(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops, each opened, and renamed where it reads what was."""
+        for op in ops:
+            yield from self._one(rename(op, self.now))
+
+    def _one(self, op: Op) -> Iterator[Op]:
+        if type(op.target) is Unwrap:
+            known = self.parts.setdefault(op.operands[0], op.outs)
+            if known is not op.outs:
+                self.now.update(zip(op.outs, known, strict=True))
+                return
+        elif type(op.target) is Wrap:
+            self.parts[op.outs[0]] = op.args
+        elif op.leaf and any(value.type.wrapped for value in op.operands):
+            yield from self.opened(list(self._recorded(op)))
+            return
+        yield op
+
+    def _recorded(self, op: Op) -> Iterator[Op]:
+        """What the class of an operand does, in the graph's own values."""
+        stood = {v: Value(v.type.with_grad(False)) for v in op.operands}
+        stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
+        env: dict[Value, Any] = {each: v for v, each in stood.items()}
+        with self.recorder.inner_scope() as ops:
+            try:
+                answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
+            except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
+                raise _raises(op, error) from error
+        for value, tensor in pairs(op.result, answer):
+            if value not in op.outs:
+                continue
+            made = tensor.ft_value if isinstance(tensor, Abstract) else None
+            if made is None or not _lies_alike(made.type, value.type):
+                raise _otherwise(op, value, made)
+            self.now[value] = env.setdefault(made, Value(made.type, value.hint))
+        for each in copy_ops(ops, env, op):
+            yield from leaf_ops((each,))
+
+
+def _lies_alike(made: TensorType, wanted: TensorType) -> bool:
+    """Whether what follows reads one as it would read the other."""
+    facts = [(t.shape, t.dtype, t.device, t.lazy) for t in (made, wanted)]
+    steps = zip(wanted.shape, made.stride, wanted.stride, strict=False)
+    return facts[0] == facts[1] and all(n == 1 or mine == its for n, mine, its in steps)
+
+
+def _kinds(op: Op) -> str:
+    return ", ".join(dict.fromkeys(str(v.type.wrapped) for v in op.operands if v.type.wrapped))
+
+
+WAYS = (
+    "train by foretrace.compile, whose backend eager calls the class itself",
+    "or by cut('export')",
+)
+
+
+def _otherwise(op: Op, value: Value, made: Value | None) -> Refusal:
+    found = "nothing" if made is None else f"{made.type!r} with strides {list(made.type.stride)}"
+    return Refusal(
+        f"{op.target} of a {_kinds(op)} gives {found}, and the derivative is that of"
+        f" {value.type.plain!r} with strides {list(value.type.stride)}",
+        kind="unsupported tensor", at=op.origin.frame, do=WAYS,
+    )  # fmt: skip
+
+
+def _raises(op: Op, error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        error.located(op.origin.frame, [], ())
+        return error
+    return Refusal(
+        f"{op.target} of a {_kinds(op)}, which a gradient needs, raises"
+        f" {type(error).__name__}: {error}",
+        kind="unsupported tensor", at=op.origin.frame,
+        do=(f"let the class take {op.target}", "or let it not require grad"),
+    )  # fmt: skip

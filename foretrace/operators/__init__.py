@@ -1,0 +1,1 @@
+"""What torch and a target say of one operator."""

@@ -1,0 +1,93 @@
+"""Abstract tensors that stand for parameters; their names and those of the others; deep copies."""
+
+import copy
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.abstract_tensor import OURS, Abstract
+from foretrace.operators.abstract_tensors.metaclass import AsParameter, go_by_name
+
+
+class AbstractParameter(Abstract, metaclass=AsParameter):
+    """One that stands for an `nn.Parameter`."""
+
+    __slots__ = ()
+
+
+go_by_name(Abstract, torch.Tensor)
+go_by_name(AbstractParameter, torch.nn.Parameter)
+
+
+def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
+    """As `Tensor.__deepcopy__` and that of `nn.Parameter`: a leaf with the same values.
+
+    Raises:
+        RuntimeError: it is no leaf, as in eager.
+        Refusal: eager copies more memory than the tensor shows.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    parameter = isinstance(tensor, AbstractParameter)
+    if not (parameter or tensor.is_leaf):
+        raise RuntimeError("only leaves of autograd can be deep-copied")
+    if not parameter:
+        _check_whole(tensor, memo)
+    with torch.no_grad():
+        made: Any = tensor.data.clone(memory_format=torch.preserve_format)
+    memo[id(tensor)] = new = (
+        torch.nn.Parameter(made, tensor.requires_grad)
+        if parameter else made.requires_grad_(tensor.requires_grad)
+    )  # fmt: skip
+    if not parameter:
+        _copy_attributes(tensor, new, memo)
+    return new
+
+
+def _copy_attributes(tensor: Abstract, new: Any, memo: dict[Any, Any]) -> None:
+    """Of a parameter, torch copies none."""
+    if (grad := tensor.grad) is not None:
+        new.grad = copy.deepcopy(grad, memo)
+    own = {n: item for n, item in vars(tensor).items() if n not in OURS}
+    vars(new).update(copy.deepcopy(own, memo))
+
+
+def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
+    """Refuse what shows less than its memory, and what shares it with another that is copied.
+
+    Eager copies all of a memory, once for all that is copied in one call.
+    """
+    alias = tensor.ft_alias
+    owner = tensor if alias is None else alias.root.tensor()
+    value: Any = tensor.ft_value if alias is None else alias.last
+    type: TensorType = value.type
+    whole = _all_of(type, type if alias is None else alias.root.last.type)
+    memory: Any = id(tensor if alias is None else alias.root)
+    if whole and owner is not None and owner.ft_gradient is not None:
+        gradients, index = owner.ft_gradient
+        count = owner.numel()
+        memory = torch_api.attribute_of(gradients.real[index], "untyped_storage")().data_ptr()
+        whole = owner.ft_told.room(owner, count, count) == count
+    if not whole or memo.setdefault(("memory", memory), tensor) is not tensor:
+        raise Refusal(
+            "a deep copy of a tensor that shows a part of its memory, or whose memory another has"
+            " that is copied, too",
+            kind="unsupported", do="copy it by clone()",
+        )  # fmt: skip
+
+
+def _all_of(type: TensorType, owner: TensorType) -> bool:
+    """Whether a view, or the owner itself, shows all of its memory, each element once."""
+    if type.symbols or owner.symbols:  # a symbolic stride is that of an operator's result
+        return type is owner
+    return type.numel == owner.numel and all(map(_dense, (type, owner)))
+
+
+def _dense(type: TensorType) -> bool:
+    return torch_api.is_dense(*type.shape, *type.stride) == 1
+
+
+Abstract.__deepcopy__ = copied  # type: ignore[method-assign, assignment]

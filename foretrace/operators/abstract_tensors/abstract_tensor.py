@@ -1,0 +1,504 @@
+"""Abstract tensors: what the user's program computes with while it is recorded."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+from weakref import ref
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import PACKAGE_DIR, Frame, Refusal
+from foretrace.ir.program.op import Value
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.source.call_site import asked, asking_line
+from foretrace.ir.symbols.symbols import Size, Symbols
+from foretrace.operators.abstract_tensors.index_parts import open_number
+from foretrace.operators.abstract_tensors.indexing import Indexing
+from foretrace.operators.abstract_tensors.metaclass import AsTensor
+from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of, sparse_of
+from foretrace.operators.abstract_tensors.subclass_types import wrapping_of
+from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
+
+TENSOR: Any = torch.Tensor
+"""To torch's stubs its descriptors are plain attributes"""
+
+
+FLAG: Any = TENSOR.requires_grad.__get__
+OFFSET: Any = torch.Tensor.storage_offset
+"""As torch has it, of an abstract tensor too: it is not the program that asks"""
+NEW: Any = torch.Tensor.new
+STRIDE: Any = torch.Tensor.stride
+IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
+INDEXING = Indexing()
+"""It has no state"""
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_held", "ft_hooked",
+        "ft_indexing", "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value",
+        "ft_viewed")  # fmt: skip
+"""Attributes of an abstract tensor that no tensor of torch's has"""
+
+
+def of_a_call(*_: object) -> Refusal:
+    """The refusal of what is not known: a later call's may be another, or have been written to."""
+    return Refusal(
+        "the program asks whether a tensor is a view, or of what, or for its `_version`",
+        kind="autograd inside",
+        do=("ask it of memory that the program has made itself",
+            "or let it not depend on that, or ask outside of the captured program"),
+    )  # fmt: skip
+
+
+class Told:
+    """What the program asks of all tensors of a run, and is told."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self._symbols = symbols
+        self.requires_grad: list[bool] = []
+        """when it asked whether one requires grad"""
+        self.strides = False
+        """whether it asked how one lies in memory"""
+        self.switch: Callable[[Abstract, bool], bool] | None = None
+        """lets a leaf of autograd be none, or be one again, if it can; None where no call can"""
+        self.take: Callable[[Abstract, Any], None] | None = None
+        """lets a tensor have the memory of another, likewise"""
+        self.hooking: Any = None
+        """what records hooks; None where no program is recorded"""
+        self.written: Callable[[Abstract], int]
+        """how often the memory of one that the program has made was written to"""
+        self.room: Callable[[Abstract, Size, int], Size] = lambda _, needed, __: needed
+        """for how many elements there is room in memory: of its owner, what that needs, that as a
+        number; a later call's input may have more"""
+
+    def lies(self, asking: FrameType) -> None:
+        """Note that it asks so, if it is no op that does and nothing of ours."""
+        ours = asking.f_code.co_filename.startswith(PACKAGE_DIR)
+        self.strides |= not ours and not self._symbols.inside
+
+
+class Abstract(torch.Tensor, metaclass=AsTensor):
+    """A tensor with a type and no memory.
+
+    What is ours is in slots with a prefix: to the program, which may ask for any attribute by name
+    and set its own, it has those of a tensor and an empty `__dict__`.
+    """
+
+    __slots__ = (*OURS, "_is_param")
+
+    ft_value: Value | None
+    """the Value it stands for; None after a write elsewhere in its memory, until it is read"""
+    ft_alias: Any
+    """its place among the tensors that share its memory, if any do"""
+    ft_leaf: bool
+    ft_asked: bool
+    """the program itself asks for a cast, which autocast's cache does not answer"""
+    ft_begins: Frame | None
+    """the line that asked where its memory begins; no attribute where none has"""
+    ft_viewed: Frame | None
+    """the line that saw written memory of its, where it is followed; no attribute where none has"""
+    ft_grad: Any
+    """the `.grad` of a tensor that the program has made; of a leaf always there"""
+    ft_gradient: Any
+    """what `.grad` of an input is asked of; None where it is not followed"""
+    ft_hooked: Value
+    """what its hooks are of; no attribute where it has none"""
+    ft_held: Any
+    """of one that wraps others: its attributes, and what it holds with the Values of that"""
+    ft_indexing: Any
+    ft_instance: Any
+    """a weak reference to the tensor that the program has in its place; None of most"""
+    ft_tangent: "Abstract"
+    """what forward-mode autograd has of it; no attribute where it has nothing"""
+    ft_told: "Told"
+    """what the program was told, of all tensors"""
+
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise Refusal(
+            f"{func} was called on an abstract tensor outside its capture",
+            kind="escaped", at=asking_line(),
+            do=("return the tensor from the captured program, and use what a cut of it gives",
+                "or, in a program that starts threads: compute in its own"),
+        )  # fmt: skip
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
+        """As `Tensor.requires_grad_`, on a tensor that the program has made."""
+        if self.ft_leaf and requires_grad != self.requires_grad:
+            if self.ft_told.switch is not None and self.ft_told.switch(self, requires_grad):
+                return self
+            raise Refusal(
+                "the program changes requires_grad of a leaf (an input, a parameter)",
+                kind="side effect", do="set it before the capture, or use detach()",
+            )  # fmt: skip
+        if not self.ft_leaf:
+            self._tell()
+            torch.ops.aten.requires_grad_.default(self, requires_grad)
+        return self
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """As eager has it: an input, or a tensor without a history."""
+        self._tell()
+        alias, value = self.ft_alias, self.ft_value
+        if self.ft_leaf or not self.requires_grad or (alias is not None and alias.loose):
+            return True
+        return value is not None and not value.type.requires_grad  # a factory has just made it
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """None for a leaf; of what a Function gave, what hooks can be registered on."""
+        self._tell()
+        node, hooking = torch_api.node_of(self), self.ft_told.hooking
+        if node is None and not self.is_leaf:
+            node = hooking and hooking.node(self)
+        if node is None and not self.is_leaf:
+            raise Refusal(
+                "the program reads tensor.grad_fn, which does not exist while it is captured",
+                kind="autograd inside", do="use requires_grad or is_leaf, which are as in eager",
+            )  # fmt: skip
+        return node
+
+    def stride(self, *dim: Any, **named: Any) -> Any:
+        """As `Tensor.stride`; that of a size 1 may be another with another size around it."""
+        self.ft_told.lies(sys._getframe(1))
+        self._lies_dense("strides")
+        return STRIDE(self, *dim, **named)
+
+    def is_contiguous(self, *form: Any, **named: Any) -> Any:
+        """As `Tensor.is_contiguous`."""
+        self.ft_told.lies(sys._getframe(1))
+        self._lies_dense("is_contiguous")
+        return IS_CONTIGUOUS(self, *form, **named)
+
+    def _lies_dense(self, asked: str) -> None:
+        if self.layout in COMPRESSED:
+            raise RuntimeError(f"Tensors of layout {self.layout} do not have {asked}")
+
+    def storage_offset(self) -> int | torch.SymInt:
+        """Where it begins in memory; a later call's input may begin elsewhere."""
+        self.note_asked()
+        return OFFSET(self)
+
+    def note_asked(self) -> None:
+        """Note that the program asks where the owner of the memory begins."""
+        owner = self if self.ft_alias is None else self.ft_alias.root.tensor()
+        if owner is not None:
+            owner.ft_begins = asking_line()
+
+    def _is_view(self) -> bool:
+        """False for what owns memory that the program has made; of others a call may decide."""
+        self.ft_told.written(self)
+        if self.ft_alias is not None and self.ft_alias.parent is not None:
+            raise of_a_call()
+        return False
+
+    _version = property(lambda self: self.ft_told.written(self))
+    _base = property(lambda self: self._is_view() or None)
+
+    def _gradient(self) -> Any:
+        """None, but for an input, whose gradient depends on what ran before."""
+        if self.ft_gradient is not None:
+            gradients, index = self.ft_gradient
+            return gradients.get(index)
+        if not self._made:
+            raise Refusal(
+                "the program reads the gradient of an input or parameter",
+                kind="autograd inside", do="pass it as an argument",
+            )  # fmt: skip
+        return getattr(self, "ft_grad", None)
+
+    @property
+    def _made(self) -> bool:
+        """Whether the program has made it, so that its gradient is nobody else's."""
+        return hasattr(self, "ft_grad") or not (self.ft_leaf and self.requires_grad)
+
+    def _set_gradient(self, new: Any) -> None:
+        if self.ft_gradient is None:
+            if not self._made:
+                raise Refusal(
+                    "the program sets tensor.grad", kind="side effect",
+                    do="set it before or after the captured program is called",
+                )  # fmt: skip
+            self.ft_grad = new
+            return
+        gradients, index = self.ft_gradient
+        gradients.set(index, new)
+
+    def _data(self) -> torch.Tensor:
+        """The same memory, whose writes torch's version counter of this tensor does not count."""
+        seen: Any = torch.ops.aten.detach.default(self)
+        if seen.ft_alias is not None:
+            seen.ft_alias.count_alone()
+        view: torch.Tensor = seen
+        return view
+
+    @property
+    def layout(self) -> torch.layout:  # type: ignore[override]
+        """As of what this stands for; a sparse one is dense to C++."""
+        value = self.ft_value
+        return layout_of(value.type.sparse) if value else torch.strided
+
+    @property
+    def is_sparse(self) -> bool:  # type: ignore[override]
+        """As of what this stands for."""
+        return self.layout is torch.sparse_coo
+
+    @property
+    def is_sparse_csr(self) -> bool:  # type: ignore[override]
+        """As of what this stands for."""
+        return self.layout is torch.sparse_csr
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Tensor.new`, of a sparse one."""
+        if not self.is_sparse:
+            return NEW(self, *args, **kwargs)
+        parts = args and isinstance(args[0], (torch.Tensor, torch.Size))
+        return torch.sparse_coo_tensor(
+            *(args if parts else [args or (0,)]), dtype=self.dtype, **kwargs
+        )
+
+    def _nnz(self) -> Any:
+        """As `Tensor._nnz`, in COO layout a size: C++ would ask for its number."""
+        return self._values().shape[0] if self.is_sparse else torch_api.stored_count(self)
+
+    def register_hook(self, hook: Any) -> Any:
+        """As `Tensor.register_hook`: an op that notes it."""
+        return self.ft_told.hooking.on_gradient(self, hook)
+
+    def retain_grad(self) -> None:
+        """As `Tensor.retain_grad`."""
+        self.ft_told.hooking.retain(self)
+
+    def _set_data(self, new: object) -> None:
+        """Nothing for its own memory, as `p.data -= x` sets; each call gives it another's."""
+        if new is self or _same_memory(self, new):
+            return
+        if self.ft_told.take is None or not isinstance(new, torch.Tensor):
+            raise Refusal(
+                "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
+            )
+        self.ft_told.take(self, new)
+
+    data = property(_data, _set_data)
+
+    def _requires_grad(self) -> bool:
+        """As recorded, too: what an autograd.Function gives has lost the flag."""
+        self._tell()
+        return bool(FLAG(self)) or (self.ft_value is not None and self.ft_value.type.requires_grad)
+
+    def _set_requires_grad(self, new: bool) -> None:
+        self._tell()
+        if not self.is_leaf:
+            raise RuntimeError("you can only change requires_grad flags of leaf variables.")
+        self.requires_grad_(new)
+
+    def _tell(self) -> None:
+        """Note what the program is told that the grad mode around it may decide."""
+        if (self.is_floating_point() or self.is_complex()) and not self.ft_leaf and asked(3):
+            followed = self.ft_value is not None and self.ft_value.type.requires_grad
+            self.ft_told.requires_grad.append(followed or FLAG(self))
+
+    requires_grad = property(_requires_grad, _set_requires_grad)
+    grad = property(_gradient, _set_gradient)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        told = self.ft_value.type if self.ft_value else "of a capture that has ended"
+        return f"Abstract({told!s})"
+
+    def __format__(self, format_spec: str) -> str:
+        """As `Tensor.__format__`: of a number, its value."""
+        number = format_spec and self.dim() == 0
+        return format(self.item() if number else repr(self), format_spec)
+
+    def as_subclass(self, cls: type) -> Any:
+        """The same tensor, as `torch.Tensor`; another class has no place in a record."""
+        if cls is torch.Tensor:
+            return torch.ops.aten.alias.default(self)
+        raise makes_subclass(cls.__name__)
+
+    def tolist(self) -> Any:
+        """Numbers, where they follow from constants."""
+        return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
+
+    def contiguous(  # the binding takes a device guard, which an absent device has not
+        self, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
+        """As `Tensor.contiguous`."""
+        result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+        return result
+
+    def __invert__(self) -> torch.Tensor:  # the same
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            raise TypeError("~ is for integers and booleans")
+        result: torch.Tensor = torch.ops.aten.bitwise_not.default(self)
+        return result
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
+            return INDEXING.get(self, index)
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
+            INDEXING.set(self, index, new)
+        else:
+            super().__setitem__(index, new)
+
+
+def _same_memory(tensor: Abstract, other: Any) -> bool:
+    """Whether another tensor is all of the same memory, as `.data` is."""
+    if not isinstance(other, Abstract) or None in (tensor.ft_alias, other.ft_alias):
+        return False
+    own, others = ((each.shape, STRIDE(each), each.dtype) for each in (tensor, other))
+    begins = [OFFSET(each) for each in (tensor, other)]
+    one = tensor.ft_alias.root is other.ft_alias.root
+    return bool(one and own == others and begins[0] == begins[1])
+
+
+class Prototype(torch.Tensor):
+    """What abstract tensors of a type are copied from, by torch's own kernel of `detach`."""
+
+    __torch_dispatch__ = torch_api.disabled_torch_dispatch
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
+
+
+def follow(tensor: Abstract, requires_grad: bool) -> None:
+    """Let autograd follow the tensor from now on, or not."""
+    TENSOR.requires_grad_(tensor, requires_grad)
+
+
+def become_like(tensor: Abstract, other: Abstract) -> None:
+    """Give a tensor the sizes of another, as an in-place op that changes the shape does."""
+    with torch_api.no_dispatch():
+        TENSOR.data.__set__(tensor, other)
+
+
+def _refused(name: str, what: str, kind: str, do: str) -> Any:
+    def method(self: Abstract, *args: object, **kwargs: object) -> NoReturn:
+        raise Refusal(f"tensor.{name} {what}", kind=kind, do=do)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
+    setattr(Abstract, _name, _refused(
+        _name, "reads values that do not exist before the program runs", "data-dependent",
+        "compute with the tensor instead, or do this outside the captured program",
+    ))  # fmt: skip
+
+
+def _cast(name: str) -> Any:
+    original = getattr(torch.Tensor, name)
+
+    def method(self: Abstract, *args: Any, **kwargs: Any) -> Any:
+        self.ft_asked = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.ft_asked = False
+
+    method.__name__ = name
+    return method
+
+
+for _name in torch_api.CASTS:
+    setattr(Abstract, _name, _cast(_name))
+for _name in ("register_post_accumulate_grad_hook",):
+    setattr(Abstract, _name, _refused(
+        _name, "asks autograd, which does not run while a program is captured", "autograd inside",
+        "return the tensor, and do it outside of the captured program",
+    ))  # fmt: skip
+
+
+class Types:
+    """One prototype per type; every abstract tensor is a cheap copy of its type's prototype."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._here = torch_api.device_types_here()
+        self._indexing = Indexing()
+        self._known: dict[TensorType, TensorType] = {}
+        self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
+        """by type; with what answers `x[...]` where a binding would ask for an absent device"""
+        self._made: list[ref[Abstract]] = []
+        self.told = Told(symbols)
+
+    def intern(self, type: TensorType) -> TensorType:
+        """The one object for all types equal to this."""
+        return self._known.setdefault(type, type)
+
+    def alive(self) -> list[Abstract]:
+        """The abstract tensors that something holds."""
+        self._made = [made for made in self._made if made() is not None]
+        return [tensor for made in self._made if (tensor := made()) is not None]
+
+    def of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
+        """The type of a real or fake tensor, labelled with another device if one is given."""
+        sizes, device = self.symbols.sizes, device or tensor.device
+        followed = torch_api.attribute_of(tensor, "requires_grad")  # not by the program
+        if sparse := sparse_of(tensor):
+            dense = TensorType(sizes(tensor.shape), (), tensor.dtype, device).contiguous()
+            return self.intern(dense.but(requires_grad=followed, sparse=sparse))
+        shape, stride = sizes(tensor.shape), sizes(tensor.stride())
+        if (wrapped := wrapping_of(tensor, partial(self.of, device=device))) is not None:
+            known = TensorType(shape, stride, tensor.dtype, device, 0, followed, wrapped=wrapped)
+            return self.intern(known)
+        offset = self.symbols.size(OFFSET(tensor))
+        lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
+        return self.intern(TensorType(shape, stride, tensor.dtype, device, offset, followed, lazy))
+
+    def fixed(self, type: TensorType) -> TensorType:
+        """The type with numbers for its symbols, which become guards."""
+        if not type.symbols:
+            return type
+        fixed = self.symbols.fixed
+        shape, stride = tuple(map(fixed, type.shape)), tuple(map(fixed, type.stride))
+        return self.intern(type.but(shape=shape, stride=stride, offset=fixed(type.offset)))
+
+    def abstract(self, value: Value, *, counted: bool = False) -> Abstract:
+        """A new abstract tensor for the value.
+
+        `counted`: autograd runs over it, so that writes to it are not those of its prototype.
+        """
+        type = value.type
+        known = self._prototypes.get(type)
+        if known is None:
+            here = type.device.type in self._here
+            known = self._prototype(type), None if here else self._indexing
+            self._prototypes[type] = known
+        prototype, indexing = known
+        if counted or type.lazy or torch_api.dispatch_modes():
+            tensor = self._unseen(prototype, type, counted)
+        else:  # the guard would take a third of the time
+            tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
+        tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
+        tensor.ft_instance = None
+        tensor.ft_leaf = tensor.ft_asked = False
+        tensor.ft_told, tensor.ft_indexing = self.told, indexing
+        self._made.append(ref(tensor))
+        return tensor
+
+    def _unseen(self, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
+        """A copy that no mode sees being made."""
+        with torch_api.no_dispatch():
+            like = torch_api.attribute_of(prototype, "data") if counted else prototype
+            tensor = torch_api.make_subclass(Abstract, like, type.requires_grad)
+            if type.lazy:
+                torch_api.put_off(tensor, type.lazy)
+        return tensor
+
+    def _prototype(self, type: TensorType) -> torch.Tensor:
+        number = self.symbols.number
+        wrapper = torch_api.unreadable(torch_api.make_wrapper(
+            Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
+            storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
+            storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
+        ))  # fmt: skip
+        with torch_api.no_dispatch():
+            return torch_api.make_subclass(Prototype, wrapper, False)

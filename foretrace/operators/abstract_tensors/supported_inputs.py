@@ -1,0 +1,163 @@
+"""Which tensors a capture takes: those of torch's own two classes, dense or sparse.
+
+A subclass of `torch.Tensor` may give every operator another meaning, in Python, or ask for its own
+class back. The record would not show that, so any other class is refused by its name.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from foretrace import torch_api
+from foretrace.errors import FirstCall, Refusal
+from foretrace.ir.program.op import Tree
+from foretrace.operators.abstract_tensors.sparse_layouts import is_compressed, of_layout
+from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
+
+Found = tuple[str, str | tuple[str, ...]]
+OLD_VMAP = torch.ops.aten._add_batch_dim.default
+"""What `torch.autograd.functional` maps by, where it vectorizes"""
+DUAL = (
+    "call make_dual inside of what is captured",
+    'or capture it with plain tensors, and give the dual number to its cut("export")',
+    "or to what foretrace.compile gives",
+)
+QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+
+
+def plain_class(kind: type) -> bool:
+    """Whether its operators are torch's; that of an abstract tensor is `==`, and another."""
+    return kind is torch.Tensor or kind is nn.Parameter
+
+
+def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
+    """Refuse a tensor that is of another class, or not dense, or has no data yet.
+
+    Args:
+        tensor: what the program is about to use.
+        name: how the refusal calls it.
+        fake: whether a FakeTensor is what is expected.
+
+    Raises:
+        Refusal: with what the program can do instead.
+    """
+    found = _unlike(tensor, fake=fake)
+    if found is not None:
+        what, do = found
+        raise Refusal(f"{name} is {what}", kind="unsupported tensor", do=do)
+
+
+def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
+    """What it is instead of a plain tensor, and the way out; None for a plain one."""
+    kind = type(tensor)
+    plain = plain_class(kind)
+    if not plain and is_lazy(tensor):
+        return "not initialized yet", FirstCall("call the module once before the capture")
+    if torch_api.is_fake(tensor):
+        return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
+    followed = tensor.layout is torch.sparse_coo or is_compressed(tensor)
+    if followed and not tensor.requires_grad and plain_class(kind):
+        return _transformed(tensor)
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return _of_another_layout(tensor)
+    if not plain:
+        if wraps(kind):
+            return _unlike_inside(tensor, kind.__name__, fake=fake)
+        return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
+    if tensor.is_quantized:
+        return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"
+    return _transformed(tensor)
+
+
+def _transformed(tensor: torch.Tensor) -> Found | None:
+    """What a transform around the capture has made of it; None of a plain one."""
+    if torch_api.is_functional(tensor):
+        return "a functional tensor, inside of torch.func.functionalize", (
+            "capture the function, and functionalize nothing around it"
+        )
+    if torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor):
+        return "of a level of torch.func or vmap", "call torch.func inside of what is captured"
+    if torch_api.has_tangent(tensor):
+        return "a dual number of forward_ad", DUAL
+    return None
+
+
+def _of_another_layout(tensor: torch.Tensor) -> Found:
+    if tensor.is_nested:
+        return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
+    return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
+
+
+def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | None:
+    """The same of one that wraps others: what it holds may be of such a class, too."""
+    for each in flattened(tensor)[0]:
+        inner = getattr(tensor, each)
+        found = _unlike(inner, fake=fake)
+        if found is None and inner.layout is not torch.strided:
+            found = _of_another_layout(inner)
+        if found is not None:
+            return f"a {name} that holds {found[0]}", "let it hold dense tensors of torch's own"
+        if inner.requires_grad:
+            return f"a {name} that holds what requires grad", (
+                f"make it of detached tensors, and call requires_grad_() of the {name}"
+            )
+    return None
+
+
+def way_out(kind: type[torch.Tensor]) -> str:
+    """How plain tensors are made of one of a class."""
+    if hasattr(kind, "to_local"):
+        return "pass what its to_local() gives, and let the module hold local parameters"
+    if hasattr(kind, "__tensor_flatten__"):
+        return "compute with its inner tensors (those that __tensor_flatten__ names)"
+    if issubclass(kind, nn.Parameter):
+        return "let the module hold nn.Parameter(parameter.detach().as_subclass(torch.Tensor))"
+    return "pass what .as_subclass(torch.Tensor) gives"
+
+
+def check_sparse_here(tensor: torch.Tensor, device: torch.device, name: str) -> None:
+    """Refuse a sparse tensor in a capture for another device, whose kernels are not asked.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if tensor.layout is not torch.strided and device.type != tensor.device.type:
+        raise Refusal(
+            f"{name} is {tensor.layout}, in a capture for {device.type}",
+            kind="unsupported tensor",
+            do=("pass it dense: .to_dense()", "or capture for its device"),
+        )
+
+
+def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+    """Refuse a call for a quantized result, or for one of a layout that is not followed.
+
+    Types do not tell a quantized one from a plain one; kernels ask what they compress for more
+    than stand-ins have. What torch's first `vmap` makes is no tensor of the run, and holds one.
+    """
+    if func is OLD_VMAP:
+        raise Refusal(
+            "torch.autograd.functional with vectorize=True maps by torch's first vmap",
+            kind="unsupported",
+            do=("use torch.func.jacfwd, jacrev or hessian", "or map by torch.vmap"),
+        )
+    for leaf in torch_api.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
+            raise of_layout(leaf)
+        if isinstance(leaf, torch.dtype) and leaf in QUANTIZED:
+            raise Refusal(
+                f"{func} makes a quantized tensor ({leaf})",
+                kind="unsupported tensor",
+                do="use torch.fake_quantize_per_tensor_affine, or quantize outside of the program",
+            )
+
+
+def makes_subclass(name: str) -> Refusal:
+    """The refusal of a program that makes a tensor of a class of its own."""
+    return Refusal(
+        f"the program makes a {name}, a tensor class of its own",
+        kind="unsupported tensor",
+        do="compute with torch.Tensor inside of the captured program",
+    )

@@ -1,0 +1,1 @@
+"""The types of an operator's results."""

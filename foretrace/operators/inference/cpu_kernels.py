@@ -1,0 +1,207 @@
+"""Types of a call's results by the CPU's kernel, run over zeros where no meta kernel can say.
+
+What the run gives does not matter, and nothing of it is seen: draws are undone, warnings held back.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Tree
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.sparse_layouts import compressed
+from foretrace.operators.inference.numeric_probe import probe
+from foretrace.operators.schemas.cache import ONE_AT_A_TIME
+from foretrace.operators.schemas.dispatch_result import Given
+from foretrace.operators.schemas.quirks import SIZED_BY_NUMBERS
+from foretrace.operators.schemas.schema import schema_of
+
+RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
+"""By kernels, of calls that they do not take"""
+NOT_SYMBOLIC: Final = "with symbolic sizes"
+"""Said by C++ that knows numbers only"""
+MOST_BYTES: Final = 2**28
+"""Of a call's operands, where a kernel is run"""
+MOST_ODD: Final = 2**18
+"""Elements of a tensor, where a kernel is run only to see how it lays out what it makes"""
+INSTEAD: Final = {torch.uint8: torch.bool, torch.float32: torch.bfloat16}
+"""Dtypes that eager takes and a meta kernel need not (a mask's, `_grouped_mm`'s), and others."""
+
+Make: TypeAlias = Callable[[TensorType], torch.Tensor]
+"""A tensor of a type; of its own where it may be written, as an op asks who shares memory"""
+
+
+@contextmanager
+def draws_undone() -> Iterator[None]:
+    """What is drawn inside from torch's generator was never drawn."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+class CpuKernels:
+    """Runs kernels of the CPU over zeros."""
+
+    def __init__(self, types: Types, symbols: Symbols) -> None:
+        self.types, self.symbols = types, symbols
+
+    def may_run(self, func: Any, call: Tree) -> bool:
+        """Whether nothing comes of a run but types: of torch's own operators, over plain tensors.
+
+        What is in a workspace no kernel checks. Where the build has CUDA, its kernels answer.
+        """
+        types = types_in(call)
+        size = sum(self.symbols.hint(type.numel) * type.dtype.itemsize for type in types)
+        plain = not any(type.sparse and isinstance(type.sparse, int) for type in types)
+        devices = {type.device.type for type in types}
+        here = devices == {"cpu"} or (len(devices) == 1 and torch.version.cuda is None)
+        drawn = any(isinstance(leaf, torch.Generator) for leaf in torch_api.tree_leaves(call))
+        own = func.namespace == "aten" and "workspace" not in schema_of(func).arguments
+        return own and plain and here and not drawn and size <= MOST_BYTES
+
+    def ask(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
+        """Types of the results of a call on the CPU, or of its operands `after` it.
+
+        Raises:
+            Refusal: a size of the results depends on a mask's elements.
+            Exception: what the kernel raises of the call, in eager's words.
+        """
+        found = self.both(func, args, kwargs, after=after)
+        sized = torch.Tag.dynamic_output_shape in func.tags and func not in SIZED_BY_NUMBERS
+        if found[0] != found[1] or sized:
+            raise depends_on_data(func)
+        return found[0]
+
+    def both(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
+    ) -> list[Tree]:
+        """What it says of masks that are false, or true, everywhere; see `filled`."""
+        found = []
+        for mask in (0, 1):
+            result, made = self.run(func, args, kwargs, partial(filled, mask))
+            described = (made, []) if after else (result, made)
+            found.append(describe(self.types, *described))
+        return found
+
+    def run(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], make: Make
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """The result of a call of what `make` makes, and that.
+
+        Raises:
+            Exception: what the kernel raises of the call, in eager's words.
+        """
+        made: list[torch.Tensor] = []
+        with _unseen():
+            real_args, real_kwargs = with_tensors((args, kwargs), made, make, self.symbols)
+            return func(*real_args, **real_kwargs), made
+
+    def laid_out(self, func: Any, call: Tree, result: Tree) -> Tree:
+        """The types of a result in eager's layout, where operands have odd strides, or might.
+
+        Of such, torch's Python kernels for meta tensors do not know what TensorIterator makes.
+        """
+        types = types_in((call, result))
+        if not any(type.odd for type in types_in(call)) or schema_of(func).viewed:
+            return result
+        small = all(self.symbols.hint(type.numel) <= MOST_ODD for type in types)
+        cpu = all(type.device.type == "cpu" for type in types)
+        if not (small and cpu and self.may_run(func, call)):
+            return result
+        try:
+            told = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
+        except RAISED:
+            return result
+        return _restrided(result, told, self.symbols)
+
+
+def recast(tree: Tree) -> Any:
+    """The structure in the dtypes of `INSTEAD`."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            return leaf.but(dtype=INSTEAD.get(leaf.dtype, leaf.dtype))
+        return INSTEAD.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
+
+    return map_tree(tree, of)
+
+
+def types_in(tree: Tree) -> list[TensorType]:
+    """The tensors' types in a structure."""
+    return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
+
+
+def with_tensors(tree: Tree, made: list[torch.Tensor], make: Make, symbols: Symbols) -> Any:
+    """The structure with a tensor for each type, which `made` lists, and symbolic numbers."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return symbols.symbolic(leaf)
+        made.append(make(leaf))
+        return made[-1]
+
+    return map_tree(tree, of)
+
+
+def describe(types: Types, result: Any, operands: list[torch.Tensor]) -> Tree:
+    """A result with a TensorType for each new tensor, `Given(n)` for the n-th operand."""
+    if isinstance(result, torch.Tensor):
+        for position, operand in enumerate(operands):
+            if result is operand:
+                return Given(position)
+        return types.of(result).with_grad(False)
+    if isinstance(result, (tuple, list)):
+        return type(result)([describe(types, item, operands) for item in result])
+    return result
+
+
+def depends_on_data(func: Any) -> Refusal:
+    """The refusal of a call whose results have sizes that depend on data."""
+    return Refusal(
+        f"the size of what {func} returns depends on data",
+        kind="data-dependent", do="use a form of fixed size: torch.where, a mask, or top-k",
+    )  # fmt: skip
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Nothing of what runs inside is recorded, warned of, or drawn."""
+    quiet = warnings.catch_warnings(action="ignore")
+    with ONE_AT_A_TIME, quiet, draws_undone(), torch_api.plain_torch():
+        yield
+
+
+def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
+    """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks.
+
+    One in a compressed layout stores nothing, or all.
+    """
+    if isinstance(type.sparse, str):
+        return compressed(type.sparse, type.shape, type.dtype, whole=bool(mask))
+    made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
+    full = number if type.differentiable else 0
+    made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
+    return torch_api.put_off(made, type.lazy)
+
+
+def _restrided(result: Tree, told: Tree, symbols: Symbols) -> Tree:
+    """The types of a result with the strides of others of the same shape."""
+    if isinstance(result, (tuple, list)):
+        pairs = zip(result, told, strict=True)
+        return type(result)([_restrided(one, other, symbols) for one, other in pairs])
+    if not (isinstance(result, TensorType) and isinstance(told, TensorType)):
+        return result
+    same = len(result.shape) == len(told.shape)
+    same = same and all(map(symbols.equal, result.shape, told.shape))
+    return result.but(stride=told.stride) if same else result

@@ -1,0 +1,126 @@
+"""What torch's meta kernels say otherwise than eager, found by comparing all of OpInfo on 2.13."""
+
+from functools import reduce
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Tree
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.schemas.quirks import (
+    COMPLEX_IN_ORDER,
+    IN_ORDER,
+    INDEXING,
+    ITERATED,
+    LOSSES,
+    MIXED,
+    ONE_EXAMPLE,
+    SUGGESTED,
+)
+from foretrace.operators.schemas.schema import schema_of
+
+aten = torch.ops.aten
+
+HALVES = (torch.bfloat16, torch.float16)
+CHANNELS_LAST: dict[int, tuple[int, ...]] = {4: (4, 1, 3, 2), 5: (5, 1, 4, 3, 2)}
+"""By the number of dimensions, strides in whose order a tensor lies that has its channels last"""
+
+
+def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
+    """The types that eager gives, where torch's meta kernel says otherwise.
+
+    One example without a batch gives one number, whatever the reduction. Batch norm lays out what
+    it makes of its input in order, or with the channels last, and not as the input lies.
+    Sources: LossMultiLabelMargin.cpp, Normalization.cpp in aten/src/ATen/native, torch 2.13.
+    """
+    if func in ONE_EXAMPLE and len(args[0].shape) <= 1:
+        loss, rest = result
+        return TensorType((), (), loss.dtype, loss.device), rest
+    if func in MIXED:
+        result = _with_full_statistics(args, result)
+    angle = func in COMPLEX_IN_ORDER and args[0].dtype.is_complex
+    loss = func in LOSSES and result.shape == args[1].shape
+    if func in IN_ORDER or angle or loss:
+        return map_tree(result, _in_order)
+    if func in SUGGESTED:
+        return _suggested(result, args[SUGGESTED[func]])
+    if "batch_norm" in func.name():
+        given = args[schema_of(func).arguments.index("input")]
+        made, *rest = result if isinstance(result, tuple) else (None,)
+        if isinstance(made, TensorType) and made.shape == given.shape:
+            return _suggested(made, given), *rest
+    return result
+
+
+def _with_full_statistics(args: Tree, result: Tree) -> Tree:
+    """The results of a norm, its statistics in float32 where its operands are of two dtypes."""
+    given, *others = [arg for arg in args if isinstance(arg, TensorType)]
+    mixed = any(other.dtype is torch.float32 for other in others)
+    if given.device.type != "cpu" or given.dtype not in HALVES or not mixed:
+        return result
+    made, mean, deviation, *rest = result
+    full = [t.but(dtype=torch.float32) for t in (mean, deviation)]
+    return (made, *full, *rest)
+
+
+def _in_order(leaf: Any) -> Any:
+    here = isinstance(leaf, TensorType) and leaf.device.type == "cpu"
+    return leaf.contiguous() if here else leaf
+
+
+def _suggested(made: TensorType, given: TensorType) -> TensorType:
+    """The type in the memory format that the layout of an operand suggests, on the CPU."""
+    if given.device.type != "cpu":
+        return made
+    if not (made.symbols or given.symbols):
+        return made.but(stride=torch_api.suggested_strides(given.shape, given.stride, made.shape))
+    last = CHANNELS_LAST.get(len(given.shape))
+    if last is not None and given.stride == given.ordered(last).stride:
+        return made.but(stride=made.ordered(last).stride)
+    return made.but(stride=made.contiguous().stride) if last is None or given.dense else made
+
+
+def as_iterated(func: Any, args: Any, result: Any) -> Any:
+    """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand."""
+    if func in ITERATED:
+        order = ITERATED[func]
+        if func is aten.rrelu_with_noise_backward.default and not args[5]:
+            order = ITERATED[aten.leaky_relu_backward.default]
+        operands = [args[n] for n in order if n < len(args) and isinstance(args[n], torch.Tensor)]
+        return _iterated(func, operands, result)
+    if func in INDEXING and all(i is None or i.dtype != torch.bool for i in args[1]):
+        return _indexed(args, result)
+    return result
+
+
+def _iterated(func: Any, operands: list[Any], result: Any) -> Any:
+    """Lay out a result as TensorIterator does, which has cast the operands to one dtype before."""
+    if all(one.stride() == result.stride() for one in operands):
+        return result
+    dtype = result.dtype
+    if dtype is torch.bool:
+        dtype = reduce(torch.promote_types, [one.dtype for one in operands])
+    cast = [one.to(dtype) for one in operands]
+    if func is aten.ldexp.Tensor:
+        cast[1] = cast[1].contiguous()  # as `2 ** x` is
+    spread = torch.broadcast_tensors(*cast)
+    return result.as_strided(result.shape, torch_api.iterated_strides(*spread))
+
+
+def _indexed(args: Any, result: Any) -> Any:
+    """Lay out what indexing gives by the strides of what is indexed and by those of the indices.
+
+    Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
+    """
+    given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
+    indices, first = torch.broadcast_tensors(*(args[1][n] for n in places)), places[0]
+    if places[-1] - first >= len(places):  # not side by side: their dimensions are put in front
+        given, first = given.movedim(places, [*range(len(places))]), 0
+    before, after = given.stride()[:first], given.stride()[first + len(places) :]
+    sizes = (*indices[0].shape, *[1] * len(after))
+    strides = (*before, *[0] * indices[0].dim(), *after)
+    spread = [index.reshape(sizes).expand(result.shape) for index in indices]
+    laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
+    return result.as_strided(result.shape, laid_out)

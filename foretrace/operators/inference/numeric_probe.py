@@ -1,0 +1,272 @@
+"""Symbolic result types of operators whose meta kernel knows numbers only.
+
+The kernel runs twice, with two sets of numbers for the symbols. A size of the result that equals
+the same operand's size both times is that size; one that is the same number both times is fixed.
+Strides without gaps are products of the sizes.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sympy
+
+from foretrace import torch_api
+from foretrace.errors import Refusal, Way
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Definition, Op, Tree, Value
+from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.symbols.symbols import Symbols
+
+Numbers = dict[sympy.Symbol, int]
+ORDINARY: Final = (0.75, 2.5)
+"""Floats that nearly every kernel takes, of which no integer part is the other's"""
+CLOSE: Final = 1e-6
+"""How far apart two are, if it takes no others"""
+
+
+def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str) -> Tree:
+    """The types of a call's results, found by two runs with numbers for the symbols.
+
+    Raises:
+        Refusal: a size of the result is no size of an operand.
+    """
+    numbers, other = symbols.numbers(), symbols.other_numbers()
+    one = infer(at_numbers(call, numbers))
+    try:
+        two = infer(at_numbers(call, other))
+    except RuntimeError as error:
+        if isinstance(error, Refusal):
+            raise
+        # the kernel wants sizes to be equal that are; it says so at each call
+        other = {symbol: 2 * number + 6 for symbol, number in numbers.items()}
+        two = infer(at_numbers(call, other))
+    sizes = dict.fromkeys(_sizes(call))
+    known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
+    return _Merge(numbers, other, known, name).of(one, two)
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """Makes one type of two, which were found with two sets of numbers."""
+
+    numbers: Numbers
+    other: Numbers
+    known: dict[tuple[int, ...], Size]
+    name: str
+
+    def of(self, one: Tree, two: Tree) -> Tree:
+        if isinstance(one, (tuple, list)):
+            return type(one)([self.of(a, b) for a, b in zip(one, two, strict=True)])
+        if not isinstance(one, TensorType):
+            return one
+        shape = tuple(map(self._size, zip(one.shape, two.shape, strict=True)))
+        offset = self._size((one.offset, two.offset))
+        stride = self._stride(shape, one, two)
+        return one.but(shape=shape, stride=stride, offset=offset, requires_grad=False, lazy="")
+
+    def _size(self, pair: tuple[Any, Any]) -> Size:
+        if pair in self.known:
+            return self.known[pair]
+        if pair[0] == pair[1]:
+            return int(pair[0])
+        raise Refusal(
+            f"{self.name} has no meta kernel for symbolic sizes, and its result has a new size",
+            kind="no meta kernel",
+            do=(
+                Way(
+                    "capture it without dynamic_shapes, or make the sizes that it works on static",
+                    ("capture", "export", "aot_export_module"),
+                ),
+                Way("compile it with dynamic=False", ("compile", "dynamo")),
+            ),
+        )
+
+    def _stride(
+        self, shape: tuple[Size, ...], one: TensorType, two: TensorType
+    ) -> tuple[Size, ...]:
+        """Products of sizes where there are no gaps; else each is to be one that is known."""
+        stride: dict[int, Size] = {}
+        step: Size = 1
+        for dim in reversed(one.memory_order()):
+            stride[dim], step = step, step * shape[dim]
+        dense = tuple(stride[dim] for dim in range(len(shape)))
+        sets = (self.numbers, self.other)
+        found = [tuple(_number(size, each) for size in dense) for each in sets]
+        if found == [one.stride, two.stride]:
+            return dense
+        return tuple(map(self._size, zip(one.stride, two.stride, strict=True)))
+
+
+def _sizes(tree: Tree) -> Iterator[Size]:
+    for leaf in torch_api.tree_leaves(tree):
+        if isinstance(leaf, TensorType):
+            yield from (*leaf.shape, *leaf.stride, leaf.offset)
+        elif isinstance(leaf, sympy.Basic):
+            yield leaf
+
+
+def at_numbers(tree: Tree, numbers: Numbers) -> Tree:
+    """The structure with numbers for the symbols."""
+
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            shape = tuple(_number(size, numbers) for size in leaf.shape)
+            stride = tuple(_number(size, numbers) for size in leaf.stride)
+            offset = _number(leaf.offset, numbers)
+            return leaf.but(shape=shape, stride=stride, offset=offset, requires_grad=False)
+        return _number(leaf, numbers) if isinstance(leaf, sympy.Basic) else leaf
+
+    return map_tree(tree, of)
+
+
+def _number(size: Any, numbers: Numbers) -> int:
+    return int(size.xreplace(numbers)) if isinstance(size, sympy.Basic) else size
+
+
+def of_any_number(infer: Callable[[Tree], Any], call: Tree, symbols: Symbols) -> Any:
+    """The types of the results of a call that takes floats which data decides.
+
+    They are asked with two sets of numbers; with those of the captured run where a kernel refuses
+    others, and with others close by. None: they depend on the numbers.
+    """
+    known = symbols.floats.known
+    try:
+        found = [infer(at_floats(call, dict.fromkeys(known, n))) for n in ORDINARY]
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError):
+        near = {symbol: number * (1 + CLOSE) for symbol, number in known.items()}
+        found = [infer(at_floats(call, numbers)) for numbers in (known, near)]
+    one, other = found
+    return one if one == other else None
+
+
+def at_floats(tree: Tree, numbers: Mapping[sympy.Symbol, float]) -> Tree:
+    """The structure with numbers for the floats."""
+
+    def of(leaf: Any) -> Any:
+        return numbers.get(leaf, leaf) if isinstance(leaf, sympy.Symbol) else leaf
+
+    return map_tree(tree, of)
+
+
+# ---- what is recorded of any float --------------------------------------------------------------
+
+Floats = Mapping[sympy.Symbol, float]
+GENERIC: Final = (0.3137, 0.8713, 1.618, 2.71, 7.77, 123.4, -0.377, -5.3)
+"""Floats that no formula asks for, some in each interval that one may"""
+SPECIAL: Final = (0.0, 1.0, 2.0, -1.0, 0.5, 3.0, math.inf, math.nan)
+"""Floats for which a formula may have a case of its own: `x * 1` is left out"""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Ops that were recorded with numbers in the place of symbols."""
+
+    params: tuple[Any, ...]
+    ops: tuple[Op, ...]
+    result: Tree
+
+
+def with_any_number(
+    record: Callable[[Floats], Recording], symbols: Collection[sympy.Symbol], known: Floats
+) -> tuple[list[Op], list[tuple[sympy.Symbol, float]]] | None:
+    """What is recorded whatever floats the symbols are, and the floats that they must not be.
+
+    It is recorded with many sets of numbers. What differs is to be these numbers themselves.
+
+    Returns:
+        The ops of the first recording, with symbols in the place of its numbers. None: what is
+        recorded depends on the numbers in another way, or those of the captured run are special.
+    """
+    sets = [_numbers_for(symbols, number) for number in GENERIC]
+    first, *others = [_words(record(numbers)) for numbers in sets]
+    if not all(_alike(first, sets[0], *pair) for pair in zip(others, sets[1:], strict=True)):
+        return None
+    apart = list[tuple[sympy.Symbol, float]]()
+    for symbol in symbols:
+        for number in SPECIAL:
+            numbers = {**sets[0], symbol: number}
+            if not _alike(first, sets[0], _words(record(numbers)), numbers):
+                apart.append((symbol, number))
+    special = any(_same_float(known[symbol], number) for symbol, number in apart)
+    if special or not all(math.isfinite(number) for _, number in apart):
+        return None
+    ops = list(record(sets[0]).ops)
+    put_back(ops, symbols)
+    return ops, apart
+
+
+def stand_in_numbers(symbols: Collection[sympy.Symbol]) -> dict[sympy.Symbol, float]:
+    """Numbers by which `put_back` knows the symbols again."""
+    return _numbers_for(symbols, GENERIC[0])
+
+
+def _numbers_for(symbols: Collection[sympy.Symbol], number: float) -> dict[sympy.Symbol, float]:
+    return {symbol: number * (1 + i / 7) for i, symbol in enumerate(symbols)}
+
+
+def _words(recording: Recording) -> list[Any]:
+    """All that a recording says, in order; values go by numbers."""
+    names: dict[Value, int] = {}
+    words = list[Any]()
+
+    def tell(tree: Any) -> None:
+        for leaf in torch_api.tree_leaves(tree):
+            if isinstance(leaf, Value):
+                words.append((names.setdefault(leaf, len(names)), leaf.type))
+            else:
+                words.append(leaf)
+
+    def tell_ops(ops: Iterable[Op]) -> None:
+        for op in ops:
+            words.append(op.target)
+            tell((op.args, op.kwargs, op.result))
+            definition = op.definition
+            if definition is not None:
+                tell_ops(definition.ops)
+            elif op.region is not None:
+                tell_ops(op.region)
+
+    tell(recording.params)
+    tell_ops(recording.ops)
+    tell(recording.result)
+    return words
+
+
+def _alike(one: list[Any], its: Floats, other: list[Any], others: Floats) -> bool:
+    if len(one) != len(other):
+        return False
+    back = {number: symbol for symbol, number in its.items()}
+    for word, then in zip(one, other, strict=True):
+        if type(word) is float and word in back:
+            if type(then) is not float or not _same_float(then, others[back[word]]):
+                return False
+        elif type(word) is not type(then) or not _same_word(word, then):
+            return False
+    return True
+
+
+def _same_word(one: Any, other: Any) -> bool:
+    return _same_float(one, other) if type(one) is float else bool(one == other)
+
+
+def _same_float(one: float, other: float) -> bool:
+    return one.hex() == other.hex()
+
+
+def put_back(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> None:
+    """Let new ops speak of the symbols in whose place the numbers stood."""
+    back = {number: symbol for symbol, number in stand_in_numbers(symbols).items()}
+
+    def of(leaf: Any) -> Any:
+        return back.get(leaf, leaf) if type(leaf) is float else leaf
+
+    for op in ops:
+        op.args, op.kwargs, op.alike = map_tree(op.args, of), map_tree(op.kwargs, of), None
+        if (shared := op.definition) is not None:
+            copies = [each.but() for each in shared.ops]
+            put_back(copies, symbols)
+            op.below = Definition(shared.params, tuple(copies), shared.outs, shared.seen)
+        elif op.region is not None:
+            put_back(op.region, symbols)

@@ -1,0 +1,170 @@
+"""The outcome of a call, learned once for all calls with operands of the same types."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Choice, Definition, Tree, Value, values_in
+from foretrace.ir.program.tensor_type import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result that is the operand at this position, handed back."""
+
+    operand: int
+
+
+class Share(IntEnum):
+    """What a result that shares an operand's memory has of it beside; each lacks more."""
+
+    VIEW = 0
+    """autograd follows a write to it back to the operand"""
+    VERSION = 1
+    """torch's version counter, as `detach()` has"""
+    MEMORY = 2
+    """nothing: neither schema nor autograd says that it shares memory"""
+
+
+View: TypeAlias = tuple[int, int, Share]
+"""(position of a result, that of the operand whose memory it shares, what it has of it)"""
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """Types of the results, the body, and which results are views of operands.
+
+    `result` has a TensorType for each new value; `views` tells which of them share memory.
+    `inline` says that the body depends on more than the operands' types (it writes to an operand,
+    or reads a constant), so it is recorded anew for each call.
+    """
+
+    result: Tree
+    definition: Definition | None = None
+    choice: Choice | None = None
+    views: tuple[View, ...] = ()
+    inline: Callable[..., Any] | None = None
+    lasting: bool = True
+    """whether it holds in other captures too"""
+    factory: bool = False
+    """makes tensors of nothing, which torch's bindings may mark as leaves afterwards"""
+    form: "Outcome | None" = None
+    """of one that writes, that of its functional form, once it was called"""
+
+    def again(self) -> "Outcome":
+        """The same of a call with other constants."""
+        return Outcome(
+            self.result, self.definition, self.choice, self.views, self.inline, self.lasting,
+            self.factory, self.form and self.form.again(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Functional:
+    """The functional form of an op that writes to operands.
+
+    `call` takes the same arguments, without those named in `dropped`. Its results are the new
+    contents of `out=` arguments first, then the op's own results, then the new contents of what
+    else it writes.
+    """
+
+    call: Any
+    dropped: frozenset[str]
+    defaults: tuple[Any, ...] = ()
+    """what the op's positional arguments are when they are not given"""
+    order: tuple[int, ...] = ()
+    """where each positional argument comes from, if they are in another order"""
+    options: frozenset[str] = frozenset()
+    """arguments that, where not given, are the written tensor's: dtype and device of a factory,
+    the dtype in which a sum is computed"""
+
+    held: tuple[Any, tuple[str, ...]] | None = None
+    """of `auto_functionalized`: the op itself, which it takes, and the names of its arguments"""
+
+    def arguments(self, args: Tree, kwargs: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
+        """The op's arguments as `call` takes them."""
+        if self.held is not None:
+            op, names = self.held
+            return (op,), dict(zip(names, args, strict=False)) | kwargs
+        if not self.dropped and not self.order:
+            return (*args, *self.defaults[len(args) :]), kwargs
+        kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
+        given = values_in([kwargs.get(name) for name in self.dropped])
+        for name in self.options & {"dtype", "device"} if given else ():
+            if kept.get(name) is None:
+                kept[name] = getattr(given[0].type, name)
+        args = (*args, *self.defaults[len(args) :])
+        return tuple(args[i] for i in self.order) or args, kept
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Facts about an operator that do not depend on its operands' types."""
+
+    arguments: tuple[str, ...]
+    writes: tuple[str, ...]
+    """names of the arguments it writes to; those given as `out=` first"""
+    writes_lists: bool
+    """writes to lists of tensors, one after the other, as `_foreach_add_` does"""
+    writes_if: str | None
+    """the boolean argument without which it does not"""
+    viewed: tuple[str, ...]
+    """the argument whose memory every result shares"""
+    share: Share
+    """what such a result has of that argument"""
+    random: bool
+    """draws from the generator, so runs exactly once and in order"""
+    draws_over: bool
+    """fills its first argument with what it draws, in the order of memory"""
+    reshapes_in_place: bool
+    """changes the sizes of its argument, such as unsqueeze_"""
+    returns_tensors: bool
+    """or nothing at all; else it returns numbers, which depend on data"""
+    returns_something: bool
+    returns_written: bool
+    """hands back the arguments that it wrote to, and nothing else"""
+    multiple: bool
+    """returns a tuple or a list"""
+    outs: tuple[str, ...]
+    """names of the arguments that are there to be written alone, as `out`"""
+    keeps_shape: bool
+    """an `out` of another shape is not resized if it has as many elements"""
+    functional: Functional | None
+
+    def bind(self, args: Tree, kwargs: dict[str, Tree]) -> dict[str, Tree]:
+        """The given arguments by name."""
+        return dict(zip(self.arguments, args, strict=False)) | kwargs
+
+    def written_now(self, args: Tree, kwargs: dict[str, Tree]) -> list[Value]:
+        """The operands that this call writes to."""
+        named = self.bind(args, kwargs)
+        if self.writes_if is not None and not named.get(self.writes_if):
+            return []
+        if len(self.writes) == 1 and type(found := named.get(self.writes[0])) is Value:
+            return [found]
+        return [value for name in self.writes for value in values_in(named.get(name))]
+
+    def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
+        """Which of the results share memory with an operand."""
+        if not self.viewed:
+            return ()
+        named, operands = self.bind(args, kwargs), values_in((args, kwargs))
+        bases = [value for name in self.viewed for value in values_in(named[name])[:1]]
+        return tuple(
+            (position, operands.index(base), self.share)
+            for position in range(count) for base in bases
+        )  # fmt: skip
+
+
+def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
+    """The result structure with a new value for each type and the operand for each Given."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return operands[leaf.operand] if isinstance(leaf, Given) else leaf
+        made.append(Value(leaf))
+        return made[-1]
+
+    return map_tree(result, of)

@@ -1,0 +1,186 @@
+"""Operators that hold programs, such as `torch.cond`: how each calls what it holds.
+
+Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_ops, torch 2.13, and
+2.15 of `switch`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from foretrace.ir.program.op import Choice, Subgraph, Value
+from foretrace.ir.program.tensor_type import TensorType
+
+SIDES: Final = Choice("the answer", "both", "the program asks data, and each answer was run")
+"""Of a cond that is a Python `if`: what calls it in Python may run the one side alone"""
+Groups: TypeAlias = list[list[Any]]
+"""Operands, in the groups in which an operator takes them"""
+Hint: TypeAlias = Callable[[Any], int]
+"""The number that a size was in the captured run"""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """How an operator takes its programs and their operands.
+
+    A program is called with the operands of all groups, in order. The last group is the one to
+    which that is added what a program reads from around it.
+    """
+
+    subgraphs: tuple[tuple[int, str], ...]
+    """the programs among its arguments, by position, with torch's name for each"""
+    groups: tuple[int, ...]
+    """positions of the arguments that are groups of operands"""
+    branches: int | None = None
+    """the argument that is a tuple of any number of programs, besides `subgraphs`"""
+    chooses: bool = False
+    """one of the programs runs, and data decides which: all give results of one kind"""
+    rest: int | None = None
+    """from here on each argument is an operand by itself: one more group"""
+    rows: int | None = None
+    """the group of which a program is given one row after the other"""
+    carried: int | None = None
+    """the group whose place the first results take at the next call"""
+    stacks: bool = False
+    """gives rows: one for each call, of all results but those that are carried"""
+    condition: int | None = None
+    """which of the programs says yes or no, and gives no tuple"""
+    loops: bool = False
+    """how often a program runs is not known before it runs"""
+    counted: bool = False
+    """gives rows: one for each round, of all results"""
+    trains: bool = True
+    """whether torch has a derivative of it"""
+    drops: bool = True
+    """an operand of the last group that no program reads is none; Dynamo passes none such"""
+
+    def split(self, args: Sequence[Any]) -> Groups:
+        """The operands of a call."""
+        found = [list(args[place]) for place in self.groups]
+        return found if self.rest is None else [*found, list(args[self.rest :])]
+
+    def join(self, args: Sequence[Any], programs: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
+        """The arguments of a call with other programs and operands."""
+        made = list(args if self.rest is None else args[: self.rest])
+        if self.branches is not None:
+            made[self.branches] = tuple(programs)
+        for (place, _), program in zip(self.subgraphs, programs, strict=False):
+            made[place] = program
+        for place, group in zip(self.groups, groups, strict=False):
+            made[place] = type(args[place])(group)
+        return (*made, *(groups[-1] if self.rest is not None else ()))
+
+    def programs(self, args: Sequence[Any]) -> list[Any]:
+        """The programs of a call."""
+        if self.branches is not None:
+            return list(args[self.branches])
+        return [args[place] for place, _ in self.subgraphs]
+
+    def names(self, args: Sequence[Any]) -> list[str]:
+        """The name of each by torch."""
+        if self.branches is not None:
+            return [f"branch{place}_graph" for place in range(len(args[self.branches]))]
+        return [name for _, name in self.subgraphs]
+
+
+HOLDERS: Mapping[str, Holder] = MappingProxyType({
+    "cond": Holder(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
+    "switch": Holder((), (2,), branches=1, chooses=True),
+    "while_loop": Holder(
+        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
+        condition=0, loops=True,
+    ),
+    "while_loop_stack_output": Holder(
+        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
+        condition=0, loops=True, counted=True,
+    ),
+    "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
+    "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),
+    "invoke_subgraph": Holder(((0, "repeated_subgraph"),), (), rest=2),
+    "strict_mode": Holder(((0, "strict_graph"),), (1,), trains=False),
+    "hints_wrapper": Holder(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
+    "run_const_graph": Holder(((0, "const_graph"),), (1,), trains=False),
+    "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
+    "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
+})  # fmt: skip
+"""By the operator's name in `torch.ops.higher_order`"""
+
+
+def holder_of(func: Any) -> Holder | None:
+    """How an operator holds programs; None if that is not known, or it holds none."""
+    return HOLDERS.get(getattr(func, "__name__", ""))
+
+
+ATTENTION = (
+    *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+    *("score_mod_other_buffers", "mask_mod_other_buffers"),
+)
+"""The arguments of `flex_attention`; the last of the block mask is a program, too"""
+ATTENTION_BACKWARD = (
+    *("query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp"),
+    *("fw_graph", "joint_graph", "block_mask", "scale", "kernel_options"),
+    *("score_mod_other_buffers", "mask_mod_other_buffers"),
+)
+"""Those of `flex_attention_backward`"""
+
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Dtypes of a query for which scores are computed in float32"""
+
+
+def runs_wider(program: Subgraph) -> bool:
+    """Whether a program is given wider scores than it was recorded with.
+
+    What its ops are made of says how they compute with these, and has to be asked when it runs.
+    """
+    scores = program.name in ("sdpa_score", "fw_graph")
+    return scores and program.values[0].type.dtype in NARROW
+
+
+def attention_types(query: TensorType, value: TensorType, hint: Hint) -> tuple[TensorType, ...]:
+    """What `flex_attention` gives: [B, H, Q, E] laid out as the query, and twice [B, H, Q].
+
+    The last two are computed in float32, or float64 where the query is. torch's own FakeTensor
+    says float32 always; source: `math_attention` in torch/_higher_order_ops/flex_attention.py.
+    """
+    out = query.but(shape=(*query.shape[:-1], value.shape[-1]), requires_grad=False)
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    rows = out.but(shape=query.shape[:-1], stride=(0, 0, 0), dtype=wide).contiguous()
+    return permuted(out, query, hint), rows, rows
+
+
+def attention_gradients(args: Mapping[str, Any], hint: Hint) -> list[Any]:
+    """What `flex_attention_backward` gives, for its arguments by name.
+
+    The gradient of what requires none among the tensors that the scores follow from is None.
+    """
+    laid = [args[name].type.with_grad(False) for name in ATTENTION_BACKWARD[:3]]
+    buffers = [item.type if isinstance(item, Value) else None for item in args[ATTENTION[7]]]
+    more = tuple(
+        type.with_grad(False).contiguous() if type and type.requires_grad else None
+        for type in buffers
+    )
+    return [*(permuted(type, type, hint) for type in laid), more]
+
+
+def permuted(type: TensorType, like: TensorType, hint: Hint) -> TensorType:
+    """The type in the order of another's strides, the last dimension first of all.
+
+    Source: `_permute_strides` in torch/_higher_order_ops/flex_attention.py, torch 2.13.
+    """
+    steps, last = list(map(hint, like.stride)), len(type.shape) - 1
+    order = sorted(range(len(steps)), key=lambda dim: (steps[dim], -dim))
+    laid = _laid(type, order)
+    if hint(laid.stride[-1]) != 1:
+        laid = _laid(type, [last, *(dim for dim in order if dim != last)])
+    return laid
+
+
+def _laid(type: TensorType, order: Sequence[int]) -> TensorType:
+    strides, step = dict[int, Any](), 1
+    for dim in order:
+        strides[dim], step = step, step * type.shape[dim]
+    return type.but(stride=tuple(strides[dim] for dim in range(len(order))), offset=0)

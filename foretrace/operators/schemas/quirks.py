@@ -1,0 +1,297 @@
+"""What operators do otherwise than their schema, their meta kernel or their name says: one table.
+
+Each entry has the operators by name, what its reader needs of each, and where torch's source has
+it. `tools/quirks.py` prints them as docs/torch-quirks.md. What follows from a rule is no quirk.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+NATIVE = "aten/src/ATen/native/"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quirk:
+    """One thing that some operators do."""
+
+    differs: str
+    """what eager does, and what would be thought instead"""
+    operators: Mapping[str, Any]
+    """by an operator's name, what a reader needs of it: arguments, a name, positions; or None"""
+    source: str
+    since: str
+    """the versions of torch on which it was seen"""
+    asked: str
+    """the file that asks"""
+
+    def __contains__(self, func: Any) -> bool:
+        return func.name() in self.operators
+
+    def __getitem__(self, func: Any) -> Any:
+        return self.operators[func.name()]
+
+    @property
+    def overloads(self) -> dict[Any, Any]:
+        """The same by torch's own objects, of which an older torch may lack some."""
+        found = ((overload(name), value) for name, value in self.operators.items())
+        return {func: value for func, value in found if func is not None}
+
+    def get(self, func: Any, otherwise: Any = None) -> Any:
+        """What is noted of an operator."""
+        return self.operators.get(func.name(), otherwise)
+
+
+SEEN = "2.13, 2.14, 2.15"
+
+
+def overload(name: str) -> Any:
+    """The operator of a name such as `aten::index.Tensor`; None if this torch has none."""
+    packet, _, kind = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), kind or "default", None)
+
+
+def _none(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(f"aten::{name}" for name in names)
+
+
+def _each(value: Any, *names: str) -> dict[str, Any]:
+    return {f"aten::{name}": value for name in names}
+
+
+# ---- schemas ------------------------------------------------------------------------------------
+
+HIDDEN_WRITES = Quirk(
+    "writes to these arguments where `training` is set; the schema says nothing",
+    _each(
+        ("running_mean", "running_var"), "native_batch_norm", "cudnn_batch_norm",
+        "miopen_batch_norm",
+    ),
+    NATIVE + "Normalization.cpp", SEEN, "operators/schemas/schema.py",
+)  # fmt: skip
+HIDDEN_VIEWS = Quirk(
+    "gives a result in the memory of these operands; neither schema nor autograd says so",
+    _each(
+        ("self",), "_unsafe_view", "unsafe_split.Tensor", "unsafe_split_with_sizes", "lift",
+    ),
+    NATIVE + "TensorShape.cpp", SEEN, "operators/schemas/schema.py",
+)  # fmt: skip
+KEPT_OPERANDS = Quirk(
+    "gives a sparse tensor that keeps these operands as what it stores; its schema does not say so",
+    _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
+    NATIVE + "sparse/SparseTensor.cpp",
+    "2.13",
+    "operators/schemas/schema.py",
+)
+NO_VIEWS = Quirk(
+    "a view to the schema and none to autograd: it shares the version counter, and no history",
+    _none("detach", "view.dtype"),
+    "tools/autograd/derivatives.yaml: no differentiable output",
+    SEEN,
+    "operators/schemas/schema.py",
+)
+FUNCTIONAL_NAMES = Quirk(
+    "has a functional variant whose name does not follow from its own. One may write to the other"
+    " operands: the derivative of `rrelu_with_noise_functional` reads the noise that it was given,"
+    " not what it drew",
+    {
+        "aten::native_batch_norm": "_native_batch_norm_legit_functional",
+        "aten::cudnn_batch_norm": "_batch_norm_with_update_functional",
+        "aten::miopen_batch_norm": "_batch_norm_with_update_functional",
+        "aten::normal_": "normal_functional",
+        "aten::bernoulli_.float": "bernoulli.p",
+        "aten::rrelu_with_noise_": "rrelu_with_noise",
+    },
+    NATIVE + "native_functions.yaml", SEEN, "operators/schemas/schema.py",
+)  # fmt: skip
+FUNCTIONAL_ORDER = Quirk(
+    "has a functional variant that takes fewer arguments, in these positions: it chooses the"
+    " library by itself, as the composite did",
+    _each((0, 1, 2, 3, 4, 6, 7), "cudnn_batch_norm", "miopen_batch_norm"),
+    NATIVE + "Normalization.cpp: _select_batch_norm_backend",
+    SEEN,
+    "operators/schemas/schema.py",
+)
+SHAPELESS = Quirk(
+    "fills an `out` of any shape that has as many elements; torch's own Python kernels resize it",
+    _none("arange", "range", "linspace", "logspace"),
+    NATIVE + "RangeFactories.cpp", SEEN, "operators/schemas/schema.py",
+)  # fmt: skip
+
+MIXED = Quirk(
+    "keeps mean and deviation of 16-bit numbers as float32 on the CPU, where a weight, a bias or a"
+    " running statistic is float32; torch's decomposition says the input's dtype",
+    _none(
+        "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+    ),
+    NATIVE + "mixed_data_type.h, layer_norm.cpp, group_norm.cpp, Normalization.cpp", SEEN,
+    "operators/inference/eager_strides.py",
+)  # fmt: skip
+
+# ---- layouts: what meta kernels say otherwise than the CPU's kernels ----------------------------
+
+IN_ORDER = Quirk(
+    "gives contiguous results on the CPU; its meta kernel keeps the operand's layout",
+    _none(
+        "rrelu_with_noise",
+        "pow.Scalar",
+        "log_sigmoid_forward",
+        "normal.Tensor_Tensor",
+        "normal.Tensor_float",
+        "normal.float_Tensor",
+        "_log_softmax_backward_data",
+        "native_layer_norm_backward",
+    ),
+    NATIVE + "Activation.cpp, DistributionTemplates.h, layer_norm.cpp",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
+LOSSES = Quirk(
+    "the same, where nothing is broadcast",
+    _none("mse_loss_backward", "huber_loss_backward", "smooth_l1_loss_backward"),
+    NATIVE + "BinaryOps.cpp, Loss.cpp", SEEN, "operators/inference/eager_strides.py",
+)  # fmt: skip
+SUGGESTED = Quirk(
+    "has its channels last on the CPU if the operand at this position has; its meta kernel gives"
+    " results in order",
+    _each(0, "channel_shuffle")
+    | _each(0, "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
+    | _each(
+        1, "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad2d_backward",
+        "replication_pad3d_backward",
+    ),
+    NATIVE + "ReflectionPad.cpp", SEEN, "operators/inference/eager_strides.py",
+)  # fmt: skip
+ITERATED = Quirk(
+    "lays results out as TensorIterator does, which sees the operands at these positions in this"
+    " order; its meta kernel misses one",
+    _each(
+        (0, 1), "copysign.Tensor", "div.Tensor_mode", "floor_divide", "heaviside", "ldexp.Tensor",
+        "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "special_xlog1py",
+        "xlogy.Tensor", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward",
+        "logit_backward", "native_dropout_backward", "softplus_backward",
+    )
+    | _each((0, 1, 2), "clamp.Tensor")
+    | _each((0, 5), "elu_backward")
+    | _each((0,), "index_fill.int_Scalar", "index_fill.int_Tensor")
+    | _each((1, 0), "leaky_relu_backward", "threshold_backward")
+    | _each((2, 0), "rrelu_with_noise_backward"),
+    "aten/src/ATen/TensorIterator.cpp", SEEN, "operators/inference/eager_strides.py",
+)  # fmt: skip
+INDEXING = Quirk(
+    "lies by the strides of what is indexed and by those of the indices",
+    _none("index.Tensor", "_unsafe_index.Tensor"),
+    NATIVE + "TensorAdvancedIndexing.cpp: AdvancedIndex",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
+ONE_EXAMPLE = Quirk(
+    "gives one number for one example without a batch, whatever the reduction is",
+    _none("multilabel_margin_loss_forward"),
+    NATIVE + "LossMultiLabelMargin.cpp", SEEN, "operators/inference/eager_strides.py",
+)  # fmt: skip
+COMPLEX_IN_ORDER = Quirk(
+    "gives contiguous results of complex numbers on the CPU",
+    _none("angle"), NATIVE + "UnaryOps.cpp", SEEN, "operators/inference/eager_strides.py",
+)  # fmt: skip
+
+# ---- kernels that do otherwise than a call of them shows ----------------------------------------
+
+CASTS_BELOW = Quirk(
+    "its kernel calls operators that autocast casts to lower precision",
+    _none("_trilinear", "convolution", "linalg_matrix_exp", "linalg_polar"),
+    "aten/src/ATen/autocast_mode.h; seen by the profiler over OpInfo",
+    SEEN,
+    "tracer/recorder/dispatch.py",
+)
+UNTRACED = Quirk(
+    "takes another way while any mode is active than in eager (`isTensorSubclassLike` says yes of"
+    " every tensor), takes numbers only, or writes to the memory of a tensor that it makes",
+    _none(
+        "matmul", "linalg_eigvals", "linalg_eigvalsh", "linalg_svdvals",
+        "tensor_split.tensor_indices_or_sections", "ctc_loss.IntList", "one_hot", "lstm.input",
+        "unsafe_chunk", "upsample_linear1d.vec", "upsample_bilinear2d.vec",
+        "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec",
+        "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
+        "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
+        "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
+    ),
+    "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
+    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp", SEEN,
+    "operators/targets/mode_sensitive_bodies.py",
+)  # fmt: skip
+
+READS_NUMBERS = Quirk(
+    "reads the numbers in this operand's memory, to decide what it calls",
+    _each(
+        "batch_sizes",
+        "lstm.data",
+        "gru.data",
+        "rnn_tanh.data",
+        "rnn_relu.data",
+        "_pad_packed_sequence",
+    ),
+    NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
+    SEEN,
+    "tracer/recorder/dispatch.py",
+)
+
+SIZED_BY_NUMBERS = Quirk(
+    "is said to give a size that data decides; a list of Python numbers in its call does",
+    _none("_ctc_loss"),
+    NATIVE + "native_functions.yaml, LossCTC.cpp",
+    SEEN,
+    "operators/inference/infer.py",
+)
+
+# ---- derivatives --------------------------------------------------------------------------------
+
+FIRST_MADE_LIKE_OPERAND = Quirk(
+    "gives the gradient of its first operand in that one's layout, but in order for a tensor of a"
+    " class of its own",
+    _none("linalg_householder_product", "ormqr"),
+    "torch/csrc/autograd/FunctionsManual.cpp: householder_product_backward",
+    SEEN,
+    "autograd/derivatives/derive.py",
+)
+BY_DATA = Quirk(
+    "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
+    _none("prod", "prod.dim_int", "max", "min", "median", "nanmedian"),
+    "torch/csrc/autograd/FunctionsManual.cpp: prod_backward, evenly_distribute_backward",
+    SEEN,
+    "autograd/derivatives/registered_reductions.py",
+)
+WRONG_NOISE = Quirk(
+    "has a derivative that reads the noise it was given, and not what it drew",
+    _none("rrelu_with_noise_functional"),
+    "tools/autograd/derivatives.yaml",
+    SEEN,
+    "autograd/eager_history/spell_history.py",
+)
+SCATTERED = Quirk(
+    "has a wrong derivative for some dtypes and layouts of the base, or none (complex numbers); a"
+    " copy into this view has the right one",
+    {
+        "aten::slice_scatter": "slice.Tensor",
+        "aten::select_scatter": "select.int",
+        "aten::diagonal_scatter": "diagonal",
+        "aten::as_strided_scatter": "as_strided",
+    },
+    "tools/autograd/derivatives.yaml",
+    SEEN,
+    "autograd/eager_history/spell_history.py",
+)
+
+QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
+    ("What schemas leave out",
+     (HIDDEN_WRITES, HIDDEN_VIEWS, KEPT_OPERANDS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER,
+      SHAPELESS)),
+    ("What meta kernels say of layouts and dtypes",
+     (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
+    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, SIZED_BY_NUMBERS)),
+    ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
+)  # fmt: skip
+"""All of them, under the headings of the page."""

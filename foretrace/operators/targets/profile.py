@@ -1,0 +1,90 @@
+"""What a device decides, as data: its capabilities and the kernels it has of its own."""
+
+import re
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.recording import Target
+
+aten = torch.ops.aten
+
+BOTH_KINDS = (
+    aten._fused_rms_norm.default,
+    aten.mish_backward.default,
+    aten.native_channel_shuffle.default,
+    aten.silu_backward.default,
+)
+"""All aten operators of torch 2.13 that have a composite kernel and, on some device, their own.
+
+Where a device has its own, eager keeps the operator whole; elsewhere it takes it apart.
+"""
+
+CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
+"""Those with a CUDA kernel, read off the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
+
+KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
+"""Dispatch keys of the devices that every build has."""
+
+KNOWN = ("cpu", "meta", "cuda", "cuda:sm80", "cuda:sm90", "cuda:smNN")
+ON_CUDA_BUILDS = (
+    "attention: what the C++ of CUDA builds of 2.13.0, 2.14.0 and 2.15.0 picks; kernels: read off"
+    " the dispatchers of these builds; leaves and strides: no record yet"
+)
+VERIFIED_BY: dict[str, str] = {
+    "cpu": "the installed torch, and tests/data/cpu-torch2.13.0.json.xz",
+    "meta": "the installed torch",
+    **dict.fromkeys(
+        ("cuda:sm75", "cuda:sm80", "cuda:sm86", "cuda:sm90", "cuda:sm100"), ON_CUDA_BUILDS
+    ),
+}
+"""What a target is held against; docs/targets.md has the same. Other `cuda:smNN`: the same, not
+compared"""
+
+SM = re.compile(r"cuda:sm(\d+)(\d)")
+
+
+def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
+    """The target that `spec` names; for None, the one that the inputs are on.
+
+    Raises:
+        Refusal: there is no profile for it.
+    """
+    if isinstance(spec, Target):
+        return spec
+    if spec is None and inputs_device.type == "cuda":
+        return _cuda_here(inputs_device)
+    name = inputs_device.type if spec is None else spec
+    if name in KEYS:
+        return Target(name, torch.device(name), own_kernels=_kernels_here(KEYS[name]))
+    found = SM.fullmatch("cuda:sm80" if name == "cuda" else name)
+    if found is None:
+        raise _unknown(name)
+    major, minor = int(found[1]), int(found[2])
+    device = inputs_device if inputs_device.type == "cuda" else torch.device("cuda", 0)
+    name, cudnn = f"cuda:sm{major}{minor}", torch_api.PINNED_CUDNN
+    return Target(name, device, (major, minor), cudnn, CUDA_KERNELS)
+
+
+def _kernels_here(key: str) -> frozenset[str]:
+    """Those of BOTH_KINDS for which the installed build has a kernel under the dispatch key."""
+    return frozenset(op.name() for op in BOTH_KINDS if torch_api.kernel_for(op, key))
+
+
+def _cuda_here(device: torch.device) -> Target:
+    """The profile of a CUDA device that is there."""
+    major, minor = torch.cuda.get_device_capability(device)
+    version = torch.backends.cudnn.version()
+    cudnn = None if version is None else (version // 10000, version // 100 % 100, version % 100)
+    name = f"cuda:sm{major}{minor}"
+    return Target(name, device, (major, minor), cudnn, _kernels_here("CUDA"))
+
+
+def _unknown(name: str) -> Refusal:
+    known = ", ".join(KNOWN)
+    return Refusal(
+        f"unknown target: {name}",
+        do=(f"name one of: {known}", "or pass a foretrace.Target"),
+        kind="unknown target",
+    )

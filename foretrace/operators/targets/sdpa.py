@@ -1,0 +1,114 @@
+"""Which kernel eager's scaled_dot_product_attention takes on a target, and why."""
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Choice
+from foretrace.ir.program.recording import Target
+from foretrace.operators.targets.sdpa_call import AttentionCall, Condition, Enabled, Question
+from foretrace.operators.targets.sdpa_conditions import CPU, META
+from foretrace.operators.targets.sdpa_cuda import CUDA
+
+__all__ = ["AttentionCall", "Enabled", "choose_attention"]
+
+WHAT = "attention kernel"
+ZEROS = "zeros"
+
+TABLES: dict[str, dict[str, tuple[Condition, ...]]] = {"cpu": CPU, "cuda": CUDA, "meta": META}
+ORDERS: dict[str, tuple[str, ...]] = {
+    "cpu": ("flash", "math"),
+    "cuda": ("flash", "efficient", "math", "cudnn"),
+    "meta": ("math",),
+}
+CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
+
+
+def choose_attention(target: Target, call: AttentionCall) -> Choice:
+    """The kernel that eager takes: "flash", "efficient", "cudnn" or "math", with the reason.
+
+    "zeros" where there is nothing to sum: eager then returns zeros without any kernel.
+
+    Raises:
+        Refusal: eager would raise, too: a wrong call, or every kernel that fits is switched off.
+    """
+    _check(call)
+    if torch_api.UNBATCHED_IS_BATCH_OF_ONE:
+        call = call.batched()
+    ask = Question(target, call)
+    sizes = (call.query.shape[-2], *call.value.shape)
+    if torch_api.NO_ROWS_IS_ZEROS and any(ask.same(size, 0) for size in sizes):
+        reason = "query has no rows or value no elements, so the result is zeros"
+        return Choice(WHAT, ZEROS, _noting(reason, ask))
+    order, why = _order(target, call.enabled)
+    rejected: list[tuple[str, str]] = []
+    for place, kernel in enumerate(order):
+        reasons = (condition(ask) for condition in TABLES[target.device.type][kernel])
+        refused = next((reason for reason in reasons if reason), None)
+        if refused is None:
+            ask.same(call.key.shape[-2], call.value.shape[-2])  # which a kernel takes for granted
+            later = tuple((other, f"{kernel} comes before it") for other in order[place + 1 :])
+            reason = f"the first of {', '.join(order)} ({why}) that takes the call"
+            return Choice(WHAT, kernel, _noting(reason, ask), (*rejected, *later))
+        rejected.append((kernel, refused))
+    raise _none_left(target, rejected)
+
+
+def _order(target: Target, enabled: Enabled) -> tuple[tuple[str, ...], str]:
+    """The kernels in the order in which eager asks them, and where that order comes from."""
+    kind = target.device.type
+    if kind not in TABLES:
+        raise Refusal(
+            f"no attention kernels are known for {target}",
+            kind="unknown target",
+            do="capture for a target of type cpu, meta or cuda, or write attention out",
+        )
+    if kind != "cuda":
+        return ORDERS[kind], f"the order on {kind}"
+    if enabled.order is not None:
+        return enabled.order, "the user's order"
+    if (target.capability or (0, 0))[0] in (9, 10) and (target.cudnn or ()) > (9, 15, 0):
+        return CUDNN_FIRST, "cuDNN newer than 9.15.0 on compute capability 9 or 10"
+    return ORDERS[kind], "the order on cuda"
+
+
+def _noting(reason: str, ask: Question) -> str:
+    if not ask.assumed:
+        return reason
+    return f"{reason}, with sizes where {', '.join(dict.fromkeys(ask.assumed))}"
+
+
+def _check(call: AttentionCall) -> None:
+    """What eager asks of every call before it chooses."""
+    dtypes = {operand.dtype for operand in call.operands}
+    if len(dtypes) > 1:
+        raise _wrong("query, key and value differ in dtype: " + _each(call, "dtype"))
+    if len({operand.device for operand in call.operands}) > 1:
+        raise _wrong("query, key and value are on different devices: " + _each(call, "device"))
+    if any(len(operand.shape) < 2 for operand in call.operands):  # noqa: PLR2004 - rows and columns
+        raise _wrong("query, key and value need two dimensions at least: " + _each(call, "shape"))
+    if call.mask is not None and call.mask.dtype not in (torch.bool, torch.float32, *dtypes):
+        raise _wrong(f"attn_mask of {call.mask.dtype} is neither bool, float32 nor query's dtype")
+    if torch_api.MASK_EXCLUDES_CAUSAL and call.mask is not None and call.causal:
+        raise _wrong("attn_mask and is_causal exclude each other")
+
+
+def _each(call: AttentionCall, fact: str) -> str:
+    return ", ".join(str(getattr(operand, fact)) for operand in call.operands)
+
+
+def _wrong(what: str) -> Refusal:
+    return Refusal(
+        f"scaled_dot_product_attention: {what}",
+        kind="wrong call",
+        do="mend the call: eager raises here too",
+    )
+
+
+def _none_left(target: Target, rejected: list[tuple[str, str]]) -> Refusal:
+    reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in rejected)
+    return Refusal(
+        f"scaled_dot_product_attention: no kernel of {target} takes the call ({reasons})",
+        kind="no attention kernel",
+        do="switch math on: torch.backends.cuda.enable_math_sdp(True)",
+    )

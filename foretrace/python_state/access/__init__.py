@@ -1,0 +1,1 @@
+"""What a run reads and changes outside of its arguments."""

@@ -1,0 +1,318 @@
+"""Python state outside of the arguments: what the program's own code reads of it and changes.
+
+While the program runs, the interpreter tells of every function that is entered. The bytecode of
+each names the globals and closure cells that it may read or bind. They are kept as they were before
+the function first ran, so that what the run changed is known, and can be put back.
+"""
+
+import builtins
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Protocol
+
+from foretrace import torch_api
+from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
+from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.source.code_owner import NO_FILE, origin
+from foretrace.ir.symbols.builtin_casts import Chosen, Like
+from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
+from foretrace.python_state.snapshot.restore import changes_of
+from foretrace.tracer.functionalization.builder import Unwatched, nobody_watches
+from foretrace.tracer.recorder.recorder import Recorder
+
+MOST_FRAMES = 64
+"""Frames that are kept before those that have ended are let go"""
+
+
+TELLING: Final = frozenset({"id", "type"})
+"""Names that tell an object from one that stands for it"""
+
+Notes = tuple[Callable[[types.FrameType], None], ...]
+"""What is noted at each call of a function"""
+
+
+class Refusing(Protocol):
+    """Raises what the program is refused for."""
+
+    def called(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called from a frame."""
+
+    def marks(self, code: types.CodeType) -> bool:
+        """Whether it wants to be told of each call of a Python function."""
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Such a function begins."""
+
+
+class Later:
+    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Place] = {}
+        self.attributes: set[str] = set()
+        self.codes: dict[int, types.CodeType] = {}
+
+
+class Outside(Unwatched):
+    """Watches one run: what it reads from outside."""
+
+    def __init__(self) -> None:
+        self.holes: Refusing | None = None
+        """refuses what the run is about to do outside of a graph; None: it may"""
+        self.places: dict[tuple[int, str], Place] = {}
+        self.attributes: set[str] = set()
+        """names of attributes that the program's code, or torch's layers, mention"""
+        self.counts: set[str] = set()
+        """names of what the program's code, or torch's layers, read and store to"""
+        self.stores: set[str] = set()
+        """names that the program's own code stores to; what it does not read by name it may read by
+        another way (`vars(self)`)"""
+        self.asks_types = False
+        """whether the program's code has Python's own `type` at hand, by whatever name"""
+        self.tells_apart = False
+        """whether it has `type` or `id`, or names either, whatever it is"""
+        self._met: dict[int, Notes] = {}
+        """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
+        self._codes: list[types.CodeType] = []
+        """what ran; alive, so that no other gets the same id"""
+        self._frames: list[tuple[types.FrameType, dict[str, Any]]] = []
+        """their calls, with what was in the cells when each began"""
+        self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
+        """the functions that were called so"""
+        self.later = Later()
+        self._tell: Callable[[Any], None] | None = None
+        """lets the interpreter tell a function of events; None before and after the run"""
+        self._watch: Callable[[], Any] = nobody_watches
+        """lets it tell this of them"""
+        self._rests_at = list[types.CodeType]()
+        self.lent = dict[int, tuple[Any, Any]]()
+        """what the run finds in the place of something else, and that, by the id of the one"""
+        self.resting = 0
+        """how deep work of ours is going on"""
+
+    @contextmanager
+    def watching(self, fn: Any) -> Iterator[None]:
+        """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
+        fn = getattr(fn, "__func__", fn)
+        self._cells(fn, {})
+        self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
+        for code in self._rests_at:
+            self._meet_as(code, (self._rest_now,))
+        # A profiler written in C cannot be put back by its object, so that one is left alone.
+        profiled: Any = sys.getprofile()
+        traces = profiled is not None and not callable(profiled)
+        before = sys.gettrace() if traces else profiled
+        tell: Any = sys.settrace if traces else sys.setprofile
+        self._tell, self._watch = tell, partial(tell, self._event)
+        tell(self._event)
+        try:
+            yield
+        finally:
+            self._tell, self._watch = None, nobody_watches
+            tell(before)
+            self._closures()
+            self._met.clear()
+            self._codes.clear()
+
+    def __enter__(self) -> None:
+        """Watch nothing inside: work of ours."""
+        self.resting += 1
+        if self.resting == 1 and self._tell is not None:
+            self._tell(None)
+
+    def __exit__(self, *error: object) -> None:
+        self.ended()()
+
+    def ended(self) -> Callable[[], Any]:
+        """Work of ours has ended; what is given watches again, where it was the outermost.
+
+        Its caller calls it last: of each function that returns after it, the interpreter tells.
+        """
+        self.resting -= 1
+        return nobody_watches if self.resting else self._watch
+
+    def rests_at(self, code: types.CodeType) -> None:
+        """Watch nothing more where a call of this code begins, which says `__enter__` then."""
+        self._rests_at.append(code)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Watch inside: the program's own code, in the midst of work of ours."""
+        resting, self.resting = self.resting, 1
+        self.ended()()
+        try:
+            yield
+        finally:
+            self.__enter__()
+            self.resting = resting
+
+    def names(self) -> dict[int, str]:
+        """What the globals and closure cells held, by id, with their names."""
+        return {id(place.before): place.name for place in self.places.values()}
+
+    def changes(self) -> list[Change]:
+        """What the run changed of globals and closure cells."""
+        return changes_of(self.places.values())
+
+    def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
+        """What the interpreter calls."""
+        if event != "call":
+            if event == "c_call" and self.holes is not None:
+                self.holes.called(frame, arg)
+            return
+        notes = self._met.get(id(frame.f_code))
+        if notes is None:
+            notes = self._meet(frame, frame.f_code)
+        for note in notes:
+            note(frame)
+
+    def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
+        space = frame.f_globals
+        kind = origin(code, space)
+        if self.holes is not None and self.holes.marks(code):
+            return self._meet_as(code, (self.holes.entered,))
+        # what is imported runs once, not at each call, unlike a text that the program runs
+        imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
+        if kind == "library" or imported:
+            return self._meet_as(code, ())
+        if kind == "layer":
+            self.attributes |= reads_of(code).attributes
+            self._note_counts(frame, code)
+            return self._meet_as(code, ())
+        self._read(code, space, self)
+        if frame.f_locals is space:  # a text that binds the names themselves
+            for name in reads_of(code).names:
+                self._note(name, space, self)
+        self._note_counts(frame, code)
+        self.stores |= reads_of(code).stores
+        own = {*_python_own(frame, reads_of(code))}
+        self.tells_apart |= bool(own) or not TELLING.isdisjoint(reads_of(code).globals)
+        self.asks_types |= "type" in own
+        free = set(code.co_freevars) - {"__class__"}
+        return self._meet_as(code, (self._note_cells,) if free else ())
+
+    def _note_counts(self, frame: types.FrameType, code: types.CodeType) -> None:
+        """What the code counts with, and methods of its object that it names and may call."""
+        reads = reads_of(code)
+        self.counts |= reads.counts
+        if code.co_argcount and code.co_varnames[0] == "self":
+            for base in type(frame.f_locals.get("self")).__mro__:
+                for name in reads.attributes.intersection(vars(base)):
+                    if isinstance(method := vars(base)[name], types.FunctionType):
+                        self.counts |= reads_of(method.__code__).counts
+
+    def _read(self, code: types.CodeType, space: dict[str, Any], notes: "Later | Outside") -> None:
+        reads = reads_of(code)
+        notes.attributes |= reads.attributes
+        for name in reads.globals:
+            if name in space or name in reads.binds:
+                self._note(name, space, notes)
+        for first, *way, name in reads.of_modules:
+            module = space.get(first)
+            for each in way:  # without a lookup of a class's, which may run
+                module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
+            if isinstance(module, types.ModuleType):
+                self._note(name, vars(module), notes)
+        for name in imported(code, space):
+            self._note(name, sys.modules, notes)
+
+    def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
+        known = name == ANNOTATED or (id(space), name) in notes.places
+        if not known and type(space.get(name)) not in (Like, Chosen):
+            held = self._as_it_was(space.get(name, MISSING))
+            notes.places[id(space), name] = Place(name, space, held)
+
+    def will_run(self, function: types.FunctionType) -> None:
+        """Note what a function reads that runs in the backward, and those that it names."""
+        code, space = function.__code__, function.__globals__
+        if id(code) in self.later.codes or origin(code, space) != "user":
+            return
+        self.later.codes[id(code)] = code
+        waiting = [code]
+        while waiting:
+            code = waiting.pop()
+            self._read(code, space, self.later)
+            waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            for name in reads_of(code).globals:
+                if isinstance(named := space.get(name), types.FunctionType):
+                    self.will_run(named)
+
+    def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
+        self._codes.append(code)
+        self._met[id(code)] = notes
+        return notes
+
+    def _note_cells(self, frame: types.FrameType) -> None:
+        """What is in the cells of a function when it is called."""
+        local = frame.f_locals
+        before = {name: local.get(name, MISSING) for name in frame.f_code.co_freevars}
+        self._frames.append((frame, before))
+        if len(self._frames) > MOST_FRAMES:
+            self._called()
+
+    def _rest(self, frame: types.FrameType) -> None:
+        """Watch nothing more if the recorder is next, which watches again when it has answered."""
+        if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._tell(None)
+
+    def _rest_now(self, frame: types.FrameType) -> None:
+        if self._tell is not None:
+            self._tell(None)
+
+    def _cells(self, function: Any, before: dict[str, Any]) -> None:
+        """The cells of a function, with what they held if that is known."""
+        if not isinstance(function, types.FunctionType):
+            return
+        for name, cell in cells_of(function).items():
+            if name != "__class__" and (id(cell), "") not in self.places:
+                held = self._as_it_was(before.get(name, cell_content(cell)))
+                self.places[id(cell), ""] = Place(name, cell, held)
+
+    def _as_it_was(self, item: Any) -> Any:
+        return self.lent[id(item)][1] if id(item) in self.lent else item
+
+    def _closures(self) -> None:
+        """The cells of functions that ran.
+
+        Not of functions that the run itself has made: what they close over is local to it.
+        """
+        self._called()
+        every = [each for code in self._codes for each in code.co_consts]
+        made = {id(each) for each in every if isinstance(each, types.CodeType)}
+        for function, before in self._functions.values():
+            if id(function.__code__) not in made:
+                self._cells(function, before)
+        self._frames.clear()
+        self._functions.clear()
+
+    def _called(self) -> None:
+        """Find the functions of the calls that have ended: what is left of a frame holds it."""
+        running = []
+        for frame, before in self._frames:
+            held, code = gc.get_referents(frame), frame.f_code
+            functions = (each for each in held if type(each) is types.FunctionType)
+            found = [each for each in functions if each.__code__ is code]
+            for function in found:
+                self._functions.setdefault(id(function), (function, before))
+            if not found:
+                running.append((frame, before))
+        self._frames = running
+
+
+def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
+    """Which of TELLING a function that begins has, Python's own: in a global, a cell, an argument.
+
+    What pytest puts into an `assert` is none of them.
+    """
+    space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
+    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
+    items += local.values() if local is not space else ()
+    items += [builtins] if "builtins" in reads.imports else ()
+    for item in items:
+        if item is builtins or item is names:
+            yield from TELLING & reads.attributes
+        yield from (name for name in TELLING if item is names[name])

@@ -1,0 +1,321 @@
+"""What the program's code may read outside of its arguments, and what was there when it ran.
+
+It is found after the run, from the globals and closure cells that the code names, its modules and
+the objects among its arguments: their attributes that the code mentions, and so on, six levels
+deep. Plain data is kept as a copy, all else as the object that it is.
+"""
+
+import functools
+import itertools
+import types
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.ir.program.call_requirements import (
+    Held,
+    HeldLength,
+    HeldMembers,
+    HeldNames,
+    How,
+    ModuleState,
+    Requirements,
+)
+from foretrace.ir.pydata.members import (
+    MISSING,
+    OWN,
+    attributes_of,
+    own_items,
+    own_kind,
+    own_length,
+    reached,
+)
+from foretrace.ir.pydata.places import Change, Entry, Place
+from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
+from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
+from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
+from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.snapshot.restore import Called
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TABLES = ("_parameters", "_buffers", "_modules")
+REGISTERED = (*TABLES, *HOOKS)
+OF_MODULES = frozenset({*REGISTERED, "training"})
+DEEPEST = 6
+"""How far attributes of attributes are followed"""
+PARTS = ("func", "args", "keywords", "__self__", "__func__")
+"""Attributes in C of partial functions and bound methods"""
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+"""Attributes in C of functions; where there are none, the caller gives what is read"""
+NO_INSIDE = (type, torch.Tensor)
+SLOT = types.MemberDescriptorType
+
+
+def read_outside(
+    outside: Outside,
+    fn: Any,
+    leaves: Iterable[tuple[str, Any]],
+    requires: Requirements,
+    inputs: Iterable[Any],
+    open: set[int],
+) -> None:
+    """Note what the run of `fn` that was watched may have read, now that all is as before it.
+
+    `open`: containers, by id, whose content a call reads, or leaves otherwise.
+    """
+    leaves, later = list(leaves), outside.later
+    reading = _read(outside.attributes, outside.places.values(), fn, leaves, requires, open)
+    if later.codes:
+        places = {**later.places, **outside.places}.values()
+        named = outside.attributes | later.attributes
+        more = _read(named, places, fn, leaves, requires, open)
+        known = {(type(each), each.name) for each in reading.found}
+        requires.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
+    for index, tensor in enumerate(inputs):
+        if isinstance(tensor, torch.Tensor) and vars(tensor):
+            requires.set_on += reading.set_on(index, tensor)
+    requires.held, requires.met = reading.found, reading.met
+    requires.mentioned = reading.mentioned
+
+
+def _read(
+    mentioned: Iterable[str], places: Iterable[Place], fn: Any, leaves: Iterable[tuple[str, Any]],
+    requires: Requirements, open: set[int],
+) -> "Reading":  # fmt: skip
+    reading = Reading(mentioned, open, set(map(id, requires.filled)))
+    reading.modules(requires.modules)
+    reading.places(places)
+    reading.follow("the program", fn)
+    for name, leaf in leaves:
+        reading.follow(name, leaf)
+    return reading
+
+
+def bound_before(change: Change) -> Held:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    if isinstance(place.name, Called):
+        name = place.name.of(place.key if entry else "the optimizer's state")
+    how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
+    if isinstance(place.holder, dict):
+        how = "item"
+    return Held(name, how, place.holder, place.key, place.copy)
+
+
+class Reading:
+    """Follows what the code may read; each object is looked at once.
+
+    Args:
+        mentioned: the names of attributes that it mentions.
+        open: containers, by id, whose content a call reads, or leaves otherwise.
+        unread: those whose content it does not read at all.
+    """
+
+    def __init__(
+        self, mentioned: Iterable[str], open: Collection[int] = (), unread: Collection[int] = ()
+    ) -> None:
+        self._open, self._unread = open, unread
+        self.mentioned = frozenset(mentioned) | {"forward"}
+        self.found = list[Held | HeldNames | HeldLength]()
+        self.met: list[ModuleState] = []
+        """modules that are not the program's own: their tensors are constants of the graph"""
+        self._seen: dict[int, Any] = {}
+        self._slots: dict[type, list[str]] = {}
+        """by class, for those that were looked at"""
+        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
+        """by class and attributes, which most objects of a class have alike"""
+
+    def modules(self, states: Iterable[ModuleState]) -> None:
+        """The modules of the program."""
+        self._seen |= {id(state.module): state.module for state in states}
+        for state in states:
+            self._object(state.path or type(state.module).__name__, state.module, DEEPEST)
+
+    def places(self, places: Iterable[Place]) -> None:
+        """Globals and closure cells."""
+        for place in places:
+            if isinstance(place.holder, dict):
+                name = f"the global {place.name}"
+                self._take(name, "item", place.holder, place.name, place.before, DEEPEST)
+            elif place.before is not MISSING:
+                name = f"the closed-over {place.name}"
+                self._take(name, "cell", place.holder, None, place.before, DEEPEST)
+
+    def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
+        """What Python has set on an input, but for the tensors that it wraps: these are its own."""
+        own = flattened(tensor)[0] if wraps(type(tensor)) else ()
+        space = vars(tensor).items()
+        mentioned = [(n, item) for n, item in space if n in self.mentioned and n not in own]
+        for name, item in mentioned:
+            self.follow(name, item)
+        return [(index, n, snapshot(item) if plain(item) else item) for n, item in mentioned]
+
+    def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
+        """What an object leads to; that it is the same object is known already."""
+        kind = type(item)  # its class as it says itself is Python of the user's
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
+            return
+        if self._data(item) and not _leads_on(item):
+            return
+        self._seen[id(item)] = item
+        if issubclass(kind, nn.Module):
+            self._met_module(name, item)
+        elif issubclass(kind, OWN):
+            self._items(name, item, depth)
+        elif not _of_a_library(item):
+            self._object(name, item, depth)
+
+    def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
+        """One place, and what it leads to."""
+        is_data = self._data(item)
+        # a dict of numbers that holds a list which each call fills is no value to compare
+        itself = id(item) in self._open or (not is_data and plain(item))
+        data = id(item) not in self._seen and is_data
+        before = snapshot(item) if data else item
+        self.found.append(Held(name, how, holder, key, before, itself=itself))
+        if issubclass(type(item), type):
+            self._classes(item, 0)
+        elif depth and (not data or _leads_on(item)):
+            self.follow(name, item, depth - 1)
+
+    def _data(self, item: Any) -> bool:
+        """Whether it is plain data, none of which a call reads anew."""
+        if not plain(item):
+            return False
+        return not self._open or not any(id(x) in self._open for x in reached([item], _items, 9))
+
+    # ---- objects -----------------------------------------------------------------------------
+
+    def _object(self, name: str, item: Any, depth: int) -> None:
+        """The attributes that the code mentions: the object's own, in slots, of its class."""
+        space = attributes_of(item)
+        if space is not None:
+            names, keys = self._asked_of(item, space)
+            if not isinstance(item, types.ModuleType):  # an import adds names to a package
+                self.found.append(HeldNames(name, space, type(item), names))
+            for key in keys:
+                self._take(f"{name}.{key}", "item", space, key, space[key], depth)
+        for key in (*_parts(item), *self._classes(type(item), depth)):
+            held = getattr(item, key, MISSING)
+            self._take(f"{name}.{key}", "attribute", item, key, held, depth)
+
+    def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
+        """The attributes of an object, and those of them that the code mentions.
+
+        That no other is added which the code mentions is asked too: it may hide that of a class.
+        """
+        known = self._asked.get(shape := (type(item), *space))
+        if known is None:
+            names = frozenset(space)
+            registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
+            known = names, sorted(self.mentioned.intersection(names) - registered)
+            self._asked[shape] = known
+        return known
+
+    def _classes(self, kind: type, depth: int) -> list[str]:
+        """A class of the user and what it inherits from; gives the names of slots."""
+        known = self._slots.get(kind)
+        if known is not None:
+            return known
+        slots = self._slots[kind] = list[str]()
+        for each in kind.__mro__:
+            if not _of_a_library(each):
+                mentioned = sorted(self.mentioned.intersection(vars(each)))
+                slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
+                if id(each) not in self._seen:
+                    self._seen[id(each)] = each
+                    self._class(each, mentioned, depth)
+        return slots
+
+    def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
+        space = vars(kind)
+        self.found.append(HeldNames(kind.__name__, space, kind.__base__, frozenset(space)))
+        for key in mentioned:
+            if not key.startswith("__") and not isinstance(space[key], SLOT):
+                self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)
+
+    def _items(self, name: str, item: Any, depth: int) -> None:
+        """A container of more than plain data; of a large one, how many items it has."""
+        length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
+        if own_kind(item) in (set, frozenset) and length == len(items):
+            members = tuple(held for _, held in items)
+            self.found.append(HeldMembers(name, item, length, members))
+            for held in members if depth else ():
+                self.follow(f"a member of {name}", held, depth - 1)
+            return
+        self.found.append(HeldLength(name, item, length))
+        for key, held in items if own_kind(item) not in (set, frozenset) else ():
+            if (shown := _shown(key)) is not None:
+                self._take(f"{name}[{shown}]", "item", item, key, held, depth)
+
+    def _met_module(self, name: str, module: nn.Module) -> None:
+        states = [
+            state_of(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
+        ]
+        self.met += states
+        self.modules(states)
+        for state in states:
+            for table in torch_api.tensor_tables(state.module):
+                for key, tensor in table.items():
+                    self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
+
+
+def _shown(key: Any) -> str | None:
+    """A key of a dict in words; None if to look it up may call its class."""
+    if plain(key):
+        return repr(key)
+    if isinstance(key, torch.Tensor):
+        return f"a tensor{list(key.shape)}"
+    if type(key) is tuple:
+        parts = [_shown(part) for part in key]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    kind: Any = type(key)
+    own = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    return f"a {kind.__name__}" if own else None
+
+
+def _items(item: Any) -> Iterable[Any]:
+    return (each for _, each in own_items(item)) if own_kind(item) else ()
+
+
+def state_of(path: str, module: nn.Module) -> ModuleState:
+    """How a module is now."""
+    space = vars(module)
+    kept = {name: dict(space[name]) for name in REGISTERED if space.get(name)}
+    return ModuleState(path, module, module.training, kept)
+
+
+def _parts(item: Any) -> tuple[str, ...]:
+    """Attributes in C by which an object is what it is; of a function, those that may change it."""
+    if isinstance(item, functools.partial):
+        return PARTS[:3]
+    if isinstance(item, types.FunctionType):
+        return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
+    return PARTS[3:] if isinstance(item, types.MethodType) else ()
+
+
+def _leads_on(item: Any) -> bool:
+    """Whether it is a function or a file, and none of a library's, which leaves its own as is.
+
+    Or a container with a file in it.
+    """
+    if isinstance(item, types.ModuleType):
+        return origin_in(vars(item)) == "user"
+    if type(item) in (dict, list, tuple):
+        items = itertools.islice(_items(item), LARGEST)
+        return any(isinstance(each, types.ModuleType) and _leads_on(each) for each in items)
+    return isinstance(item, types.FunctionType) and (
+        origin(item.__code__, item.__globals__) == "user"
+    )
+
+
+def _of_a_library(item: Any) -> bool:
+    """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
+    if isinstance(item, type):
+        return origin_of_class(item) != "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) != "user"

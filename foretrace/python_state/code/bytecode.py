@@ -1,0 +1,128 @@
+"""What code reads and binds outside of its locals, read from its bytecode."""
+
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from foretrace.ir.source.code_owner import origin_in
+from foretrace.ir.source.instructions import (
+    ATTRIBUTE,
+    CELL,
+    CONSTANT,
+    DELETE,
+    GLOBAL,
+    ITEM,
+    LOAD,
+    NAME,
+    STORE,
+    Word,
+    words,
+)
+
+GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
+ANNOTATED = "__annotations__"
+"""Where the body of a module or a class, as it is imported, notes its annotations"""
+ATTRIBUTES = frozenset({(LOAD, ATTRIBUTE), (STORE, ATTRIBUTE), ("import from", "")})
+COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
+    ATTRIBUTE: (ATTRIBUTE,), GLOBAL: (GLOBAL, NAME), CELL: (CELL,),
+})  # fmt: skip
+"""Where code stores to a name, and where it reads the same from"""
+STORES = frozenset((STORE, place) for place in COUNTING)
+READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)
+CONSTANTS, IMPORTED = (LOAD, CONSTANT), ("import", "")
+NAMED = GLOBALS | ATTRIBUTES | STORES | {(STORE, NAME), (DELETE, NAME), IMPORTED}
+LONGEST = 60
+"""Letters of a text constant that may be the name of an attribute (`getattr(self, "scale")`)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What one code object may read."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+    binds: frozenset[str]
+    """globals that it may bind"""
+    of_modules: tuple[tuple[str, ...], ...]
+    """what it may bind in modules: a global, the names from there to a module, and one in that"""
+    counts: frozenset[str]
+    """attributes, globals, cells of others and keys that it reads and stores to"""
+    stores: frozenset[str]
+    """attributes, globals and cells of others that it stores to"""
+    names: frozenset[str]
+    """what it binds where no function is: globals, or the members of a class"""
+    imports: tuple[str, ...]
+    """the files that it imports where it runs, as it names them"""
+
+
+@cache
+def reads_of(code: types.CodeType) -> Reads:
+    """The names in its bytecode; a nested function is met when it runs."""
+    found = words(code)
+    texts = {text for text in _texts(code.co_consts) if len(text) <= LONGEST}
+    # a cell of its own is a local, where a comprehension or a function inside reads it
+    own = frozenset(code.co_cellvars)
+    named = [(kind, arg) for kind, arg in found if kind in NAMED]
+    stored = [word for word in named if word[0] in STORES]
+    stored = [(kind, arg) for kind, arg in stored if kind[1] != CELL or arg not in own]
+    return Reads(
+        tuple(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
+        frozenset(arg for kind, arg in named if kind in ATTRIBUTES)
+        | {text for text in texts if text.isidentifier() and not text.startswith("__")},
+        frozenset(arg for kind, arg in named if kind == (STORE, GLOBAL)),
+        tuple(_stored_through(found)),
+        frozenset(_counted(found, stored)),
+        frozenset(arg for _, arg in stored),
+        frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
+        tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
+    )
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """The texts among constants, those in tuples too: `for name in ("scale", "bias")`."""
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _texts(each)
+
+
+def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
+    """The user's files that code imports where it runs; of a relative name all that it may be."""
+    for name in reads_of(code).imports:
+        package = str(space.get("__package__") or "").split(".")
+        above = (".".join(package[:end]) for end in range(len(package), 0, -1))
+        known = (name, *(f"{each}.{name}".strip(".") for each in above))
+        for each in known:
+            file = sys.modules.get(each)
+            if isinstance(file, types.ModuleType) and origin_in(vars(file)) == "user":
+                yield each
+
+
+def _counted(code: list[Word], stored: list[Word]) -> Iterator[str]:
+    """What it both reads and stores to, by name, or under a key that is text."""
+    read = {(kind[1], arg) for kind, arg in code if kind in READS} if stored else set()
+    for (_, place), arg in stored:
+        if any((of, arg) in read for of in COUNTING[place]):
+            yield arg
+    for at, (kind, arg) in enumerate(code):
+        if kind == CONSTANTS and type(arg) is str:
+            after = [word[0] for word in code[at + 1 : at + 3]]
+            if after[:1] == [(STORE, ITEM)] or after == [("copy", "")] * 2:
+                yield arg
+
+
+def _stored_through(code: list[Word]) -> Iterator[tuple[str, ...]]:
+    """The names in what it stores at attributes of globals: `package.module.name = 1`."""
+    for place, (kind, arg) in enumerate(code):
+        if kind != (STORE, ATTRIBUTE):
+            continue
+        names, before = [arg], place - 1
+        while before > 0 and code[before][0] == (LOAD, ATTRIBUTE):
+            names.append(code[before][1])
+            before -= 1
+        if code[before][0] in ((LOAD, GLOBAL), (LOAD, NAME)):
+            yield code[before][1], *reversed(names)

@@ -1,0 +1,1 @@
+"""What a call has to read and to leave behind."""

@@ -1,0 +1,271 @@
+"""Numbers that a program counts with: inputs of open value, and outputs.
+
+`self.step += 1` leaves another number than there was. Once a run has shown that, the program runs
+again with a symbol in the place of the number, so that the graph takes the one of its call.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import is_not
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from foretrace.ir.program.call_requirements import Held
+from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
+from foretrace.ir.pydata.places import NUMBERS, OPEN, Change, Contents, Entry, Place, StateRead
+from foretrace.ir.pydata.plain_data import plain
+from foretrace.python_state.snapshot.restore import Called, told_of
+
+
+def is_open(item: Any) -> bool:
+    """Whether it is a number of the run: an example's, or what follows from it."""
+    return issubclass(type(item), SYMBOLIC)
+
+
+def counted(before: Any, after: Any) -> bool:
+    """Whether a number was there, and the run has left another."""
+    if type(before) not in NUMBERS or before is after:
+        return False
+    return type(after) in NUMBERS or (is_open(after) and not issubclass(type(after), torch.SymBool))
+
+
+def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
+    """The places that a run has bound to other numbers; which of their leaves these are."""
+    for change in changes:
+        if change.rebound and type(change.place) in (Place, Entry, Contents):
+            (then, form), (now, other) = map(take_apart, (change.place.before, change.after))
+            if form == other:
+                for number, ((_, old), (_, new)) in enumerate(zip(then, now, strict=True)):
+                    if counted(old, new):
+                        yield replace(change, after=None), number
+
+
+def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+    """The numbers that a capture has found in groups of optimizers, and that are others now.
+
+    Also elsewhere, but these are guesses (`of_optimizer`).
+    """
+    for each in held:
+        if not isinstance(each, Held):
+            continue
+        in_group = type(each.holder) is dict and "params" in each.holder
+        if in_group or type(each.before) in NUMBERS:
+            place = place_of(each)
+            if place is not None:
+                yield from counted_in([Change(place, place.now, rebound=True)])
+
+
+def of_optimizer(change: Change) -> bool:
+    """Whether a place is in a group of an optimizer."""
+    return type(change.place.holder) is dict and "params" in change.place.holder
+
+
+def may_be_counted(
+    held: Iterable[object], names: Container[object]
+) -> Iterator[tuple[Change, int]]:
+    """The numbers at places whose names the code stores to, on whatever way."""
+    for each in held:
+        if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
+            continue
+        place, name = place_of(each), _variable(each) if each.how == "cell" else each.key
+        if place is not None and type(each.before) not in NUMBERS:
+            yield from _entries_counted(each.name, place.now, names)
+        elif place is not None and type(name) is str and name in names:
+            yield Change(place, None, rebound=True), 0
+
+
+def _entries_counted(
+    name: str, holder: Any, names: Container[object]
+) -> Iterator[tuple[Change, int]]:
+    """The numbers in a dict of plain data, under such keys."""
+    if own_kind(holder) is dict:
+        found = [(key, number) for key, number in own_items(holder) if type(number) in NUMBERS]
+        found = [(key, number) for key, number in found if type(key) is str and key in names]
+        for key, number in found if found and plain(holder) else ():
+            yield Change(Entry(name, holder, key, number), None, rebound=True), 0
+
+
+def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
+    """The numbers that containers hold, where these are few: each is an input."""
+    for place in contents:
+        leaves = take_apart(place.before)[0]
+        for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
+            if type(leaf) in NUMBERS:
+                yield Change(place, None, rebound=True), number
+
+
+FEW: Final = 64
+"""Leaves of a container, up to which the numbers among them are inputs"""
+
+
+SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
+"""In a group of an optimizer's: what a schedule notes there first, and the number that it changes.
+
+Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
+"""
+
+
+def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+    """The numbers that a schedule changes between calls of the program, or on another way."""
+    places = [each for each in held if isinstance(each, Held)]
+    found = (each.before for each in places if isinstance(each.before, LRScheduler))
+    groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
+    for each in places:
+        if type(each.holder) is not dict:
+            continue
+        marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
+        if marked or (each.key == "lr" and id(each.holder) in groups):
+            place = place_of(each)
+            (_, number), *_ = take_apart(each.before)[0] or [("", None)]
+            if place is not None and type(number) in NUMBERS:
+                yield Change(place, None, rebound=True), 0
+
+
+def place_of(held: Held) -> Place | None:
+    """The place of what was found; None where it is an item of a list, or none of ours."""
+    if held.how == "item" and not isinstance(held.holder, dict):
+        return None
+    if held.how == "item" and type(held.key) is not str:
+        return Entry(held.name, held.holder, held.key, held.before)  # type: ignore[arg-type]
+    if held.how == "item":
+        return Entry(held.key, held.holder, held.key, held.before)  # type: ignore[arg-type]
+    return Place(str(held.key or _variable(held)), held.holder, held.before)
+
+
+def _variable(held: Held) -> str:
+    """The name of a closure cell, as it is told: `the closed-over best`."""
+    return held.name.rpartition(" ")[2]
+
+
+class Counts:
+    """The numbers of one program, as far as its runs and calls have shown.
+
+    `opens`: whether a number may be open at all, as what is asked of it is a guard then.
+    """
+
+    def __init__(self, *, opens: bool = True) -> None:
+        self.names: set[str] = set()
+        """of leaves of the arguments"""
+        self._places: dict[Any, tuple[Change, set[int]]] = {}
+        """by holder and key: changes, and which leaves of them are numbers"""
+        self._closed: set[Any] = set()
+        """what a graph needs the number of"""
+        self._guessed: list[tuple[Change, int]] = []
+        """those of them that no run has left other than they were"""
+        self.never = not opens
+        """whether all are closed: with one open the program has no graph"""
+
+    def note(self, found: Iterable[tuple[Change, int] | str]) -> bool:
+        """Take what a run has found; whether it is more than was known."""
+        more = False
+        for each in found:
+            if self.never or _key(each) in self._closed:
+                continue
+            if isinstance(each, str):
+                more |= each not in self.names
+                self.names.add(each)
+            else:
+                change, number = each
+                _, known = self._places.setdefault(_key(each)[:2], (change, set()))
+                more |= number not in known
+                known.add(number)
+        return more
+
+    def guess(self, found: Iterable[tuple[Change, int]]) -> bool:
+        """Take what may be counted with, until it is shown that a graph needs the number."""
+        new = [each for each in found if self.note([each])]
+        self._guessed += new
+        return bool(new)
+
+    def drop_guesses(self) -> bool:
+        """Close them; whether there were any."""
+        dropped, self._guessed = self._guessed, []
+        for change, number in dropped:
+            self.close((change.place, number))
+        return bool(dropped)
+
+    def close_all(self) -> bool:
+        """Leave all of them as they are: with one open the program has no graph, or another.
+
+        Whether there were any.
+        """
+        had = bool(self.names) or any(numbers for _, numbers in self._places.values())
+        self.never = True
+        self._places.clear()
+        self.names.clear()
+        self._guessed.clear()
+        return had
+
+    def close(self, each: tuple[Place, int] | str) -> None:
+        """Leave one as the number that it is."""
+        self._closed.add(key := _key(each))
+        if isinstance(each, str):
+            self.names.discard(each)
+        else:
+            self._places[key[:2]][1].discard(each[1])
+
+    @contextmanager
+    def lent(
+        self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
+    ) -> Iterator[list[Change]]:
+        """Inside, the program finds symbols; what it has left there is in the list at the end.
+
+        Args:
+            symbol: makes one for the number at a place.
+            outside: its `lent` takes each, and the number, by the id of the one.
+            called: what dicts of optimizers are about, by id.
+        """
+        given: dict[int, Any] = getattr(outside, "lent", {})
+        left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
+        try:
+            for change, known in self._places.values():
+                place = anew(change.place)
+                leaves, structure = take_apart(place.before)
+                every = [leaf for _, leaf in leaves]
+                # what an earlier capture has found there may be something else by now
+                numbers = {i for i, leaf in enumerate(every) if i in known and _counts(leaf)}
+                opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
+                for i in sorted(numbers):
+                    read = StateRead(place, structure, tuple(opened), i, type(every[i]))
+                    about, path = called.get(id(place.holder)), leaves[i][0]
+                    name = about.of(place.key, path) if about else told_of(change, path)
+                    every[i] = symbol(read, name)
+                put = structure.build(iter(every)) if numbers else place.before
+                lent.append((place, put, every, change.name))
+                given[id(put)] = put, place.before
+                place.bind(put)
+            yield left
+        finally:
+            for place, put, every, name in lent:
+                now = place.now
+                if not (now is put or isinstance(place, Contents)) or _others(now, every):
+                    left.append(Change(place, now, rebound=True, path=name))
+                place.bind(place.before)
+
+
+def _counts(item: object) -> bool:
+    return type(item) in NUMBERS
+
+
+def _others(now: Any, then: list[Any]) -> bool:
+    leaves = [leaf for _, leaf in take_apart(now)[0]]
+    return len(leaves) != len(then) or any(map(is_not, leaves, then))
+
+
+def _key(each: tuple[Change | Place, int] | str) -> Any:
+    if isinstance(each, str):
+        return each
+    place = each[0].place if isinstance(each[0], Change) else each[0]
+    return id(place.holder), place.key, each[1]
+
+
+def anew(place: Place) -> Place:
+    """The place, as it is now."""
+    if isinstance(place, Entry):
+        return Entry(place.name, place.holder, place.key, place.now)
+    return type(place)(place.name, place.holder, place.now)

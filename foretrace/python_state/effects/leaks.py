@@ -1,0 +1,253 @@
+"""Abstract tensors that outlive their run: somewhere the program has stored one.
+
+A module's own attributes are looked at by name (`module_state.py`). Anything else, such as a list
+of the module's file, a memoized function or an object deep inside another, is seen by this: an
+abstract tensor that is still alive when nothing of the capture needs it any more.
+"""
+
+import gc
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.function import Function
+
+from foretrace.errors import FirstCall, Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL, Requirements
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.walk import every_op
+from foretrace.ir.pydata.members import (
+    attributes_of,
+    cell_content,
+    cells_of,
+    members,
+    own_kind,
+    reached,
+)
+from foretrace.ir.pydata.places import Change, Contents, Entry, Filling, State, StateRead
+from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.source.call_site import function_of
+from foretrace.ir.source.instructions import CELL, STORE, instructions
+from foretrace.ir.source.returned_frames import let_go
+from foretrace.ir.source.state_change_lines import Lines, attribute
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.python_state.effects.counters import is_open
+from foretrace.python_state.snapshot.code_references import mentioned_by
+from foretrace.tracer.functionalization.alias import Stranded
+from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
+from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
+
+YOUNG_TO_OLD = 0, 1, 2
+"""The generations of the collector"""
+METHODS = (staticmethod, classmethod, types.FunctionType)
+"""What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
+
+
+LEFT_BEHIND = Stranded(
+    "the program uses an abstract tensor that an earlier capture left behind",
+    "clear what holds it: a list, an attribute, an object",
+)
+
+
+def collected(gone: Callable[[], bool]) -> bool:
+    """Whether something is gone, once what only cycles hold is let go: the youngest objects first.
+
+    To look at all takes as long as the process is large.
+    """
+    for generation in YOUNG_TO_OLD:
+        if gone():
+            return True
+        gc.collect(generation)
+    return gone()
+
+
+@contextmanager
+def stranding(types: Types) -> Iterator[None]:
+    """What is left of a run that fails is of no use to another."""
+    try:
+        yield
+    except BaseException:
+        LEFT_BEHIND.strand(types.alive())
+        raise
+
+
+def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
+    """Refuse a program that stored a tensor where it outlives the run.
+
+    Raises:
+        Refusal: it did; with the line that stored the tensor, or else the one that made it. Or it
+            keeps the handle of a hook.
+    """
+    _check_handles(recorded)
+    if collected(gone := lambda: not _stored(types, recorded)):
+        return
+    if _kept_by_frames(types, recorded) and collected(gone):
+        return
+    refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
+    if refusal is not None:
+        raise refusal
+
+
+def _kept_by_frames(types: Types, recorded: Recorded) -> bool:
+    """Whether frames that have ended kept some of them, which they no longer do.
+
+    A debugger has such frames, and so has the traceback of an exception that the program caught.
+    """
+    stored = {id(tensor) for tensor in _stored(types, recorded)}
+    return let_go(lambda item: any(id(each) in stored for each in abstract_in([item])))
+
+
+def _check_handles(recorded: Recorded) -> None:
+    """Refuse a hook that whoever called the program could remove: each call has one of its own."""
+    collected(lambda: not any(op.target.held for op in recorded.hooks))
+    held = next((op for op in recorded.hooks if op.target.held), None)
+    if held is not None:
+        raise Refusal(
+            "the program keeps or returns the handle of a hook, and a graph has no other to give",
+            kind="side effect", at=held.origin.frame,
+            do=("do not keep what register_hook returns",
+                "or remove the hook before the program returns"),
+        )  # fmt: skip
+
+
+def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
+    """The living tensors that the record itself does not hold."""
+    alive = types.alive()
+    ours = {id(each) for each in _needed(recorded)} if alive else set()
+    ours -= {id(tensor()) for tensor in recorded.requires.stored}
+    return [tensor for tensor in alive if id(tensor) not in ours]
+
+
+def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
+    name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
+    if attribute(holder, "cache_info"):
+        return _memoized(name, lines)
+    maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
+    kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
+    where = f"in {name}, " if name else ""
+    stored = lines.binding(name, content=True) if name else None
+    calls = any(isinstance(op.target, FunctionCall) for op in every_op(recorded.ops))
+    in_ctx = ("or, in an autograd.Function: in ctx itself, and in no object there",) * calls
+    return Refusal(
+        f"the program stores a tensor, {kind}, {where}where it outlives the call",
+        kind="side effect", at=stored or (maker.origin.frame if maker is not None else None),
+        do=("return the tensor, or register it as a buffer", FIRST_CALL, *in_ctx),
+    )  # fmt: skip
+
+
+def _memoized(name: str, lines: Lines) -> Refusal:
+    return Refusal(
+        f"the program has {name} keep a tensor in its memo, which outlives the call",
+        kind="side effect",
+        at=lines.binding(name),
+        do=(
+            f"call {name}.__wrapped__ in the program, which keeps nothing",
+            FirstCall("or, if no argument is a tensor of the program: call it once before"),
+        ),
+    )
+
+
+def _needed(recorded: Recorded) -> Iterator[Abstract]:
+    """Abstract tensors that the record itself holds."""
+    calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
+    # what an autograd.Function is given, and keeps for its backward or around its methods
+    yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
+    yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
+    saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
+    yield from abstract_in([each for call in saving for each in call.packs.values()])
+    changed = [change.after for change in recorded.requires.changed]
+    yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
+
+
+def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
+    """The abstract tensors that objects, containers and closures hold."""
+    return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
+
+
+def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
+    """The tensors that they hold, of the run or from outside, and the numbers of the run."""
+    every = reached(roots, _inside, depth)
+    return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
+
+
+def held_before(function: type[Function], args: Any) -> bool:
+    """Whether a Function is given or holds a tensor or number of the run that it does not bind."""
+    forward, anew = function_of(function.forward), set[int]()
+    if forward is not None:
+        found = instructions(forward.__code__)
+        bound = {each.arg for each in found if each.kind == (STORE, CELL)}
+        cells = cells_of(forward).items()
+        anew = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
+    return any(id(each) not in anew for each in _of_the_run((function, args)))
+
+
+def comes_to(forward: Any, requires: Requirements) -> bool:
+    """Whether code names a container that the run has filled, or plain data that it has bound.
+
+    A tensor and a number of the run are seen where it reads them.
+    """
+    changes = [each for each in requires.changed if each.itself or plain(each.after)]
+    filled: list[Change | State | StateRead] = [*changes, *requires.states, *requires.forms]
+    held = {*map(id, requires.filled), *(id(e.place.holder) for e in filled if _content(e))}
+    bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
+    function = function_of(forward) if held or bound else None
+    if function is None:
+        return False
+    found = [mentioned_by(function)]
+    found += map(mentioned_by, found[0].called)
+    names = set[str]().union(*(each.names for each in found), function.__code__.co_freevars)
+    roots = [table.get(name) for each in found for table, name in each.values]
+    roots += [function.__globals__, *map(cell_content, function.__closure__ or ())]
+
+    def named(item: Any) -> Iterable[Any]:
+        space = attributes_of(item) if item is not function.__globals__ else {}
+        return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
+
+    there = {id(each) for each in reached(roots, named, 4)}
+    met = (id(e.holder) in there and (isinstance(e, Entry) or e.key in names) for e in bound)
+    return not held.isdisjoint(there) or any(met)
+
+
+def _content(left: Change | State | StateRead) -> bool:
+    return isinstance(left.place, (Contents, Filling))
+
+
+def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:
+    every = carried_in(roots)
+    return (each for each in every if isinstance(each, Abstract) or is_open(each))
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, Context | Packed) or wraps(type(item)):
+        return item.objects if isinstance(item, Packed) else list(vars(item).values())
+    if isinstance(item, type) and issubclass(item, Function):
+        return [each for each in vars(item).values() if isinstance(each, METHODS)]
+    if isinstance(item, (staticmethod, classmethod)):
+        return (item.__func__,)
+    if isinstance(item, weakref.ref | types.BuiltinMethodType):  # such as the `append` of a list
+        return (item() if isinstance(item, weakref.ref) else item.__self__,)
+    if isinstance(item, types.FunctionType):
+        return map(cell_content, item.__closure__ or ())
+    if isinstance(item, partial):
+        return (item.func, item.args, item.keywords)
+    if isinstance(item, types.MethodType):
+        return (item.__func__, *(attributes_of(item.__self__) or {}).values())
+    return (each for _, each in members(item)) if own_kind(item) else ()
+
+
+def _leads_to(tensor: Abstract, root: Any) -> bool:
+    """Whether containers, memos and plain objects lead to a tensor."""
+    return any(each is tensor for each in reached([root], _known_by, 3))
+
+
+def _known_by(item: Any) -> Iterable[Any]:
+    if attribute(item, "cache_info"):  # a memoized function, which has no attribute for its memo
+        return gc.get_referents(item)
+    if isinstance(item, (type, types.ModuleType, types.FunctionType)):
+        return ()
+    return (each for pair in members(item) for each in pair)

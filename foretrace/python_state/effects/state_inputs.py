@@ -1,0 +1,281 @@
+"""What a run finds where calls leave it: inputs that are read at each call, and no guards."""
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import CellType
+from typing import Any, Protocol
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import (
+    FIRST_CALL,
+    Held,
+    HeldLength,
+    HeldMembers,
+    HeldNames,
+    Requirements,
+)
+from foretrace.ir.program.recording import Input, Role
+from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.places import (
+    Change,
+    Contents,
+    Entry,
+    Filling,
+    OnArguments,
+    OnData,
+    OnGradient,
+    OnInput,
+    Place,
+    StateRead,
+    content_of,
+)
+from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.effects.counters import place_of
+from foretrace.python_state.effects.module_state import located
+from foretrace.python_state.snapshot.restore import told_of
+
+CONTAINERS = (dict, list, tuple)
+FILLED = (dict, list, set, deque)
+ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput, Filling)
+"""Places that each call has of its own, and those of which it asks nothing"""
+
+
+class Run(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    inputs: list[Input]
+    placeholders: list[Any]
+    real: list[Any]
+
+    def lift(self, tensor: torch.Tensor) -> Abstract:
+        """The placeholder of a tensor from outside."""
+
+
+def read_again(
+    kept: Sequence[Change], moved: Iterable[Change], run: Run, requires: Requirements
+) -> None:  # fmt: skip
+    """Let the tensors that are in such places be inputs that are read there at each call.
+
+    Args:
+        kept: what the run leaves there.
+        moved: what others bind there for each call.
+        run: its inputs.
+        requires: takes further places of one tensor, and which inputs are of the second kind.
+    """
+    _read_left(kept, run, requires)
+    left = {(id(each.place.holder), each.place.key) for each in kept}
+    others = (each for each in moved if (id(each.place.holder), each.place.key) not in left)
+    _read_moved(others, run, requires)
+
+
+def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
+    for change in requires.changed:
+        if change.itself and own_kind(change.after) in FILLED:
+            content = Contents(change.name, change.after, content_of(change.after))
+            requires.forms.append(_read(content, -1))
+    counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
+    for change in kept:
+        place = change.place
+        if isinstance(place, OnInput) and place.before is MISSING:
+            requires.set_on.append((place.index, place.name, MISSING))
+        if isinstance(place, ON_THE_CALL):
+            continue  # what was there before is an argument, a guard on inputs, or is not read
+        every = counted.get(id(place))
+        if isinstance(place, Contents):
+            requires.forms.append(_read(place, -1, every))
+        for read, tensor in _tensors_in(place, every):
+            index = _lifted(run, tensor)
+            if not _let_read(run, index, read, change):
+                requires.tied.append((read, index))
+
+
+def _read_moved(moved: Iterable[Change], run: Run, requires: Requirements) -> None:
+    for change in moved:
+        for read, tensor in _tensors_in(change.place):
+            index = _lifted(run, tensor)
+            if _let_read(run, index, read, change):
+                requires.rebound.append(index)
+            elif run.inputs[index].argument is not None:
+                requires.tied.append((read, index))
+
+
+def _lifted(run: Run, tensor: torch.Tensor) -> int:
+    """Which input a tensor is."""
+    placeholder = run.lift(tensor)
+    return next(i for i, each in enumerate(run.placeholders) if each is placeholder)
+
+
+def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
+    """Read an input in a place at each call; False where it is one by another way."""
+    item = run.inputs[index]
+    if item.role.kind != "captured" or item.read is not None or item.gradient_of is not None:
+        return False
+    run.inputs[index] = replace(item, role=role_of(change, ""), tensor=None, read=read)
+    return True
+
+
+def _read(place: Place, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
+    """A leaf of what is in a place; `every`: all of them, with open numbers."""
+    leaves, structure = take_apart(place.before)
+    return StateRead(place, structure, every or tuple([leaf for _, leaf in leaves]), number)
+
+
+def _tensors_in(
+    place: Place, every: tuple[Any, ...] | None = None
+) -> Iterator[tuple[StateRead, torch.Tensor]]:
+    for number, (_, leaf) in enumerate(take_apart(place.before)[0]):
+        if isinstance(leaf, torch.Tensor):
+            yield _read(place, number, every), leaf
+
+
+def seen_rebound(held: Iterable[object]) -> Iterator[Change]:
+    """The places where a capture has found tensors, and where there are others now."""
+    for each in held:
+        if isinstance(each, Held) and isinstance(each.before, (torch.Tensor, *CONTAINERS)):
+            yield from () if each.itself else _rebound(each)
+
+
+def _rebound(held: Held) -> Iterator[Change]:
+    place, name = place_of(held), held.name
+    now = MISSING if place is None else place.now
+    if isinstance(held.holder, (list, deque)) and held.key in range(len(held.holder)):
+        name = held.name.rpartition("[")[0]
+        place = Contents(name, held.holder, content_of(held.holder))
+        now = place.before[held.key]
+    if place is not None and _others(held.before, now):
+        yield Change(place, None, rebound=True, path=name)
+
+
+def may_be_bound(requires: Requirements, names: Container[object]) -> Iterator[Change]:
+    """The places of tensors whose names the code stores to, if on another way.
+
+    Not those of modules, nor of others that are trained: what trains them holds the very tensor.
+    """
+    tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
+    for each in requires.held:
+        if isinstance(each, Held) and isinstance(tensor := each.before, torch.Tensor):
+            place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
+            name = place.name if each.how == "cell" and place is not None else each.key
+            known = type(name) is str and name in names and id(each.holder) not in tables
+            if known and place is not None and not trained:
+                yield Change(place, None, rebound=True, path=each.name)
+
+
+def _others(before: Any, now: Any) -> bool:
+    """Whether tensors are others, alone or in a container that is nested as it was."""
+    (then, form), (found, other) = map(take_apart, (before, now))
+    pairs = [(a, b) for (_, a), (_, b) in zip(then, found, strict=False)]
+    both = [type(a) is type(b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    return before is not now and form == other and bool(both) and all(both)
+
+
+def unread(
+    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], real: Sequence[Any],
+    requires: Requirements,
+) -> Iterator[Held | HeldNames | HeldLength]:  # fmt: skip
+    """What of the Python state has to be as it was: not the state that is read at each call.
+
+    `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
+    that is read in one place, and that another one has to hold still, is to be that very one.
+    """
+    reads = [item.read for item in inputs if item.read is not None]
+    reads += [read for read, _ in requires.tied]
+    if not (reads or requires.forms):
+        yield from held
+        return
+    places = {(id(read.place.holder), _key(read.place)) for read in reads}
+    requires.set_on = [
+        each for each in requires.set_on if (id(vars(real[each[0]])), each[1]) not in places
+    ]
+    inside = {id(each) for read in reads for each in _containers(read.place.before)}
+    contents = [read for read in reads if isinstance(read.place, Contents)]
+    inside |= {id(read.place.holder) for read in (*requires.forms, *contents)}
+    anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
+    for each in held:
+        place = (id(each.holder), each.key) if isinstance(each, Held) else None
+        itself = isinstance(each, Held) and each.itself
+        if itself or (place not in places and id(each.holder) not in inside):
+            tensors = [x for x in _tensors_of(each) if id(x) in anew]
+            requires.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
+            if not tensors:
+                yield each
+
+
+def _elsewhere(held: Held | HeldNames | HeldLength, tensor: torch.Tensor) -> StateRead:
+    """The tensor in one more place, which is not left.
+
+    Raises:
+        Refusal: it is one of a set.
+    """
+    if isinstance(held, HeldMembers):
+        raise Refusal(
+            f"the program leaves another tensor in the place of one that {held.name} holds",
+            kind="side effect", do="keep them in a list, or in a dict",
+        )  # fmt: skip
+    place = place_of(held) if isinstance(held, Held) else None
+    if isinstance(place, Entry):
+        place.name = held.name
+    if place is not None:
+        return _read(place, 0)
+    place = Contents(held.name, held.holder, content_of(held.holder))
+    return next(read for read, each in _tensors_in(place) if each is tensor)
+
+
+def _tensors_of(held: Held | HeldNames | HeldLength) -> Iterator[torch.Tensor]:
+    """The tensors of which it says that they are the same."""
+    members = held.members if isinstance(held, HeldMembers) else ()
+    every = (held.before,) if isinstance(held, Held) else members
+    return (each for each in every if isinstance(each, torch.Tensor))
+
+
+def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
+    """The containers of which a part is read at each call, by id."""
+    reads = [item.read for item in inputs if item.read is not None]
+    reads += [*requires.forms, *(read for read, _ in requires.tied)]
+    read = {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+    return read.union(map(id, requires.filled))
+
+
+def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
+    """Refuse what is left in a container of which no guard says where it is.
+
+    Raises:
+        Refusal: with the line that filled it.
+    """
+    found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
+    fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
+    for place in (*(read.place for read in requires.forms), *fillings):
+        if id(place.holder) not in found:
+            change = Change(place, None, rebound=True)
+            raise Refusal(
+                f"the program changes the content of {place.name}, which lives on after the"
+                " call where no guard finds it", kind="side effect", at=located(change, lines).at,
+                do=("return the value instead, or change it outside of the program", FIRST_CALL),
+            )  # fmt: skip
+
+
+def _key(place: Place) -> Any:
+    return None if isinstance(place.holder, CellType) else place.key
+
+
+def _containers(item: Any) -> Iterator[Any]:
+    if isinstance(item, CONTAINERS):
+        yield item
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _containers(each)
+
+
+def role_of(change: Change, path: str) -> Role:
+    """What a leaf of a state is; of an optimizer's, `exp_avg of layers.0.weight`."""
+    place = change.place
+    if isinstance(place, OnGradient):
+        return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
+    if isinstance(place, OnData):
+        return Role("state", f"memory of {place.name.removesuffix('.data')}")
+    return Role("state", told_of(change, path))

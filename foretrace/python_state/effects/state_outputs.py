@@ -1,0 +1,287 @@
+"""Tensors that a run leaves in Python state: outputs of the record, which each call puts there.
+
+The place is bound at once to what was there before, so that the program is as it was. A tensor that
+an earlier call has left there is an input, read at each call.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import Held, Requirements
+from foretrace.ir.program.recording import Input, Output, Role
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
+from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.places import (
+    NUMBERS,
+    Change,
+    Contents,
+    Entry,
+    Kept,
+    OnArguments,
+    OnInput,
+    State,
+)
+from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.reads import bound_before
+from foretrace.python_state.effects.counters import counted, is_open
+from foretrace.python_state.effects.leaks import carried_in
+from foretrace.python_state.effects.module_state import Borrowed, located
+from foretrace.python_state.effects.state_inputs import (
+    CONTAINERS,
+    FILLED,
+    ON_THE_CALL,
+    Run,
+    role_of,
+)
+from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.objects import ATOMS
+from foretrace.tracer.subclasses.dispatch import of_the_run
+
+
+def left_in(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run, requires: Requirements,
+    lines: Callable[[], Lines],
+) -> tuple[list[Change], list[Change]]:  # fmt: skip
+    """The places that the run has bound to tensors or numbers of its own, and what it has filled.
+
+    Each holds again what it held. `requires` takes names that are bound to what was there.
+
+    Returns:
+        Those that a call can bind anew; and those that hold what no call has, with their lines.
+    """
+    found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
+    real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
+    known = before.met.union(map(id, run.real))
+    every = _that_lives([*_everywhere(before, loan, outside, run)], before)
+    sorted_out = [(change, *_sorted(change, known)) for change in every]
+    filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
+    for change, can_be_left, made, held in sorted_out:
+        new = change.place.before is MISSING and id(change.place.holder) in filled
+        left = can_be_left or (new and plain(change.after))
+        content = isinstance(change.place, Contents)
+        again = change.rebound and id(change.place.before) in filled and plain(change.after)
+        if change.itself or again:  # a new container may hold what the old one held
+            requires.changed.append(change)
+        elif content and not left:  # stays as it is, for `leaks.py` to find what it keeps
+            one = located(replace(change, after=None), lines)
+            others.setdefault((id(change.place.holder), change.place.key), one)
+            continue
+        elif not (made and change.rebound and _as_before(change, real)):
+            if (made and not left) or not (held or left) or _as_before(change, real):
+                continue
+            kind, one = (found, change) if left else (others, located(change, lines))
+            kind.setdefault((id(change.place.holder), change.place.key), one)
+        change.undo()
+    requires.changed = [
+        each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
+    ]  # fmt: skip
+    return [*found.values()], [*others.values()]
+
+
+def _that_lives(changes: list[Change], before: Before) -> list[Change]:
+    """The changes, but for those of containers that are gone, which are undone."""
+    dropped = {id(item): item for item in _dropped(changes, before)}
+    for change in changes:
+        if id(change.place.holder) in dropped:
+            change.undo()
+    return [change for change in changes if id(change.place.holder) not in dropped]
+
+
+def _dropped(changes: Iterable[Change], before: Before) -> Iterator[Any]:
+    """Containers of which the only place holds another one now."""
+    for change in changes:
+        old = change.place.before
+        gone = change.rebound and own_kind(old) in FILLED and plain(change.after)
+        if gone and change.after is not old and before.places_of(old) == 1:
+            yield old
+
+
+def _everywhere(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run
+) -> Iterator[Change]:  # fmt: skip
+    """All that the run has bound or filled, as far as it lives on."""
+    globals = outside.changes() if outside is not None else []
+    # what a container holds is told by `before`, which knows the very items
+    globals = [change for change in globals if not before.keeps(change.place)]
+    for group in (globals, loan.bound(), before.bound(), _set_on(run, before.met)):
+        for change in group:
+            yield before.itself(told(change, outside))
+
+
+def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
+    """Whether a call can leave it; whether it holds what the run has made; or any tensor.
+
+    `known`: what was there before the run, so that a tensor among it is no other thread's.
+    """
+    after, content = change.after, isinstance(change.place, Contents)
+    atom = type(after) in ATOMS
+    inside = [] if atom else [*carried_in([after]), *(x for _, x in take_apart(after)[0])]
+    made = any(isinstance(each, Abstract) or is_open(each) for each in inside)
+    held = made or any(isinstance(each, torch.Tensor) for each in inside)
+    left = held or content or isinstance(change.place, OnInput)
+    shown = replace(change, after=_by_place(change)) if content else change
+    return change.rebound and left and all_given(shown, known), made, held
+
+
+def told(change: Change, outside: Outside | None) -> Change:
+    """The change; of what a global or a cell holds, by the name of that."""
+    place = change.place
+    if outside is None or not isinstance(place, (Contents, Entry)):
+        return change
+    name = outside.names().get(id(place.holder))
+    if name is None:
+        return change
+    if isinstance(place, Contents):
+        return replace(change, place=Contents(name, place.holder, place.before))
+    return replace(change, place=Entry(name, place.holder, place.key, place.before))
+
+
+def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
+    """The inputs that the program has no stand-ins of: tensors that it met, and was not given.
+
+    `met`: what is kept of Python's state, by id; their attributes are, too.
+    """
+    return {
+        index for index, (item, tensor) in enumerate(zip(run.inputs, run.real, strict=True))
+        if id(tensor) in met and item.argument is None and item.gradient_of is None
+    }  # fmt: skip
+
+
+def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
+    """The attributes that the run has set on what stands for its inputs."""
+    own = themselves(run, met)
+    for index, (tensor, placeholder) in enumerate(zip(run.real, run.placeholders, strict=True)):
+        if index in own:
+            continue
+        if isinstance(placeholder, Abstract) and not torch_api.is_fake(tensor):
+            before, now = vars(tensor), vars(placeholder)
+            for name in [name for name in now if now[name] is not before.get(name, MISSING)]:
+                place = OnInput(name, now, before.get(name, MISSING), index)
+                yield Change(place, now[name], rebound=True)
+
+
+def arguments_changed(
+    given: list[Any], form: Structure, call: Any, real: Any, requires: Requirements,
+    lines: Callable[[], Lines],
+) -> list[Change]:  # fmt: skip
+    """What the run has changed of containers and objects among its arguments; one change at most.
+
+    It is `rebound` where a call can do it again.
+
+    Args:
+        given: the leaves of the call, as it began.
+        form: how they were nested.
+        call: the arguments, as the run has left them.
+        real: those of the caller.
+        requires: takes the names of numbers that are others now.
+        lines: of the program.
+    """
+    now, now_form = take_apart(call)
+    pairs = zip((leaf for _, leaf in now), given, strict=False)
+    if now_form == form and all(new is old for new, old in pairs):
+        return []
+    if now_form == form:
+        leaves = zip(requires.names, now, given, strict=True)
+        requires.counted += [name for name, (_, new), old in leaves if counted(old, new)]
+    names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
+    names += [name for name, _ in now[len(given) :]]
+    name = names[0].rpartition(".")[2] if names else "one of its arguments"
+    change = Change(OnArguments(name, {}, None), call, rebound=True)
+    if shared_in(real):
+        at = located(change, lines).at
+        raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
+    kept = all_given(change, set(map(id, given)))
+    return [change if kept else replace(change, after=None, rebound=False)]
+
+
+def all_given(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all in a place is what the run has made, plain data, and what is `known`."""
+    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
+    return all(
+        isinstance(x, Kept) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        for x in leaves
+    )
+
+
+def _by_place(change: Change) -> Any:
+    """The content that the run has left; the items that were there before by their places."""
+    if not isinstance(change.place, Contents):
+        return change.after
+    before, after = change.place.before, change.after
+    if isinstance(after, set):
+        return after
+    pairs = isinstance(change.place.holder, dict)
+    old = dict[int, Kept]()
+    for place, item in enumerate(before):
+        for part, each in enumerate(item if pairs else (item,)):
+            if type(each) not in NUMBERS:
+                old.setdefault(id(each), Kept(place, part) if pairs else Kept(place))
+    if pairs:
+        return [tuple([old.get(id(each), each) for each in pair]) for pair in after]
+    return [old.get(id(item), item) for item in after]
+
+
+def _as_before(change: Change, real: dict[int, Any]) -> bool:
+    """Whether it holds the inputs that it held, as an LSTM its list of weights."""
+    (then, structure), (now, other) = map(take_apart, (change.place.before, change.after))
+    pairs = zip(then, now, strict=False)
+    return structure == other and all(
+        old is real.get(id(new), new) or (plain(old) and plain(new) and same(old, new))
+        for (_, old), (_, new) in pairs
+    )
+
+
+def states_of(
+    left: Iterable[Change],
+    made: Callable[[Role, Any], Output],
+    first: int,
+    lines: Callable[[], Lines],
+) -> tuple[list[State], list[Output]]:
+    """The states, and their outputs, which `made` makes; `first`: the number of the first."""
+    states, outputs, places = list[State](), list[Output](), dict[int, int]()
+    for change in left:
+        at = change.at or located(change, lines).at
+        like = places.get(id(change.after))
+        if like is not None and not isinstance(change.place, Contents):
+            states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
+            continue
+        leaves, structure = take_apart(_by_place(change))
+        begin = first + len(outputs)
+        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
+        for path, leaf in leaves:
+            if not isinstance(leaf, Kept):
+                role = role_of(change, path)
+                outputs.append(made(role, leaf))
+        if isinstance(change.after, CONTAINERS):
+            places[id(change.after)] = len(states)
+        states.append(
+            State(change.place, structure, begin, len(leaves) - len(kept), at, kept)
+        )  # fmt: skip
+    return states, outputs
+
+
+def bound_to_data(
+    kept: Iterable[Change], inputs: Iterable[Input], lines: Callable[[], Lines]
+) -> Iterator[Held]:  # fmt: skip
+    """That there is plain data, or nothing, where there was and the run has bound a tensor."""
+    read = {id(item.read.place) for item in inputs if item.read is not None}
+    places = (
+        change for change in kept
+        if not isinstance(change.place, (*ON_THE_CALL, Contents)) and id(change.place) not in read
+    )  # fmt: skip
+    kept = (change for change in places if _without_tensors(change.place.before))
+    return (
+        replace(bound_before(change), left=True, at=located(change, lines).at) for change in kept
+    )  # fmt: skip
+
+
+def _without_tensors(item: Any) -> bool:
+    return item is MISSING or plain(item)

@@ -1,0 +1,1 @@
+"""The heap as it was before a run, and how it is put back."""

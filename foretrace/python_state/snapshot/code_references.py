@@ -1,0 +1,223 @@
+"""What code names: the globals, classes, files and functions behind the names in its bytecode.
+
+Asked of the same functions in every capture, so each answer is kept as long as its function lives.
+It has names and tables and no values: those are looked up anew.
+"""
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from foretrace.ir.pydata.members import attributes_of
+from foretrace.ir.source.code_owner import module_of, origin, origin_in
+from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
+from foretrace.ir.symbols.builtin_call_sites import CASTS
+from foretrace.python_state.code.bytecode import imported
+from foretrace.python_state.snapshot.objects import ATOMS, states
+
+FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
+"""Libraries of which objects are followed as those of the user's classes are"""
+TOOLS = ("torch._", "torch.fx", "torch.jit", "torch.export", "torch.library", "torch.utils._")
+"""Parts of torch that look at programs: no program keeps its state there"""
+NO_STATE = frozenset({"builtins", "numpy", "sympy", "mpmath", "networkx", "foretrace"})
+MEMO = type(functools.cache(len))
+NO_VALUES = (
+    types.FunctionType, staticmethod, classmethod, property, MEMO, functools.cached_property,
+    type, types.ModuleType,
+)  # fmt: skip
+"""What names stand for that holds no state itself"""
+CODE = (*NO_VALUES[:-2], types.MethodType, functools.partial)
+HOLDING = (
+    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), Iterator,
+)  # fmt: skip
+"""Of types that are no user's, what may hold state, beside what `states` names; None: it may be
+something else next time"""
+FOLLOWS = frozenset({"user", "followed"})
+"""Homes of classes whose objects may hold state of the program"""
+OWNERS = (type, types.ModuleType, types.FunctionType)
+"""Whose members code may ask for by name"""
+MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+"""Run when code calls the class"""
+UNNAMED = frozenset({
+    "forward", "setup_context", "__call__", "__enter__", "__exit__", "__getattr__", "__setattr__",
+    "__delattr__", "__getitem__", "__setitem__", "__iter__", "__next__", "__len__",
+    "__torch_function__",
+})  # fmt: skip
+"""Methods that run without a mention of their name"""
+
+
+@dataclass(slots=True)
+class Mentioned:
+    """What a function may reach by name outside of what it is given."""
+
+    values: list[tuple[Mapping[str, Any], str]] = field(default_factory=list)
+    """tables and names of what may hold state"""
+    bound: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """tables and names that the code may bind anew"""
+    classes: list[type] = field(default_factory=list)
+    """classes of which it may set attributes"""
+    functions: list[types.FunctionType] = field(default_factory=list)
+    """functions of which it may"""
+    called: list[types.FunctionType] = field(default_factory=list)
+    """functions that it may call"""
+    memos: list[Any] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    """every name, of attributes too"""
+    followed: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
+    """what names stood for that were looked through here"""
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the names still stand for what was looked through."""
+        # a generator takes twice the time, and each capture asks of hundreds of functions
+        for table, name, item in self.followed:  # noqa: SIM110
+            if table.get(name) is not item:
+                return False
+        return True
+
+    def read(self, function: types.FunctionType) -> None:
+        """Note what a function mentions."""
+        if _of_user(function):
+            items = self._scan(function.__code__, function.__globals__)
+            called = (each for item in items for each in self._functions(item))
+            self.called += [each for each in called if each.__closure__ or _of_user(each)]
+
+    def _functions(self, item: Any) -> list[types.FunctionType]:
+        if isinstance(item, MEMO):
+            self.memos.append(item)
+        return functions_in(item) if isinstance(item, CODE) else []
+
+    def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
+        """Note the names in code; gives the functions and classes that they stand for."""
+        names, told = code.co_names, opcodes(code)
+        self.names.update(names)
+        if told & BINDS_GLOBAL:
+            self.bound += [(space, name) for name in names if name in space or name not in CASTS]
+        here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
+        here += ((sys.modules, name) for name in imported(code, space))
+        met, setting = set[int](), bool(told & SETS_ATTRIBUTE)
+        for table, name in here:  # and of what it finds: `package.file.Class.method`
+            if isinstance(owner := table[name], OWNERS) and id(owner) not in met:
+                met.add(id(owner))
+                here += self._members(owner, names, setting=setting)
+        items = [self._value(table, name) for table, name in here]
+        for inner in code.co_consts:
+            if type(inner) is types.CodeType:
+                items += self._scan(inner, space)
+        return items
+
+    def _members(
+        self, owner: Any, names: Iterable[str], *, setting: bool
+    ) -> list[tuple[Mapping[str, Any], str]]:
+        """What the code may ask of a class or a file that it names."""
+        if isinstance(owner, type):
+            if setting and home(owner) == "user":
+                self.classes.append(owner)
+            tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
+            asked = {*names, *MAKING, *UNNAMED}
+            return [(table, name) for table in tables for name in asked if name in table]
+        if isinstance(owner, types.FunctionType) and setting:
+            self.functions.append(owner)
+        if isinstance(owner, types.ModuleType):
+            space = vars(owner)
+            if is_users(owner):
+                known = [name for name in names if name in space]
+                self.bound += [(space, name) for name in known if setting]
+                return [(space, name) for name in known]
+        return []
+
+    def _value(self, table: Mapping[str, Any], name: str) -> Any:
+        """The value of a name, noted if it may hold state."""
+        item = table[name]
+        if isinstance(item, (*CODE, type, types.ModuleType)):
+            self.followed.append((table, name, item))
+        if isinstance(item, types.ModuleType) and is_users(item):
+            self.values.append((table, name))
+        if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
+            return item
+        holding = isinstance(item, (HOLDING, tuple(states())))
+        if holding or attributes_of(item) or home(type(item)) in FOLLOWS:
+            self.values.append((table, name))
+        return item
+
+
+def is_users(file: types.ModuleType) -> bool:
+    """Whether a file, or what is typed into a session, may hold state of the program."""
+    return origin_in(vars(file)) == "user"
+
+
+def functions_in(item: Any) -> list[types.FunctionType]:
+    """The functions that a method, a property, a partial or a memoized function is made of."""
+    if type(item) is types.FunctionType:
+        return [item]
+    if not isinstance(item, CODE):
+        return []
+    found, queue = list[types.FunctionType](), [item]
+    while queue:
+        each = queue.pop()
+        if type(each) is types.FunctionType:
+            found.append(each)
+        elif isinstance(each, CODE):
+            names = ("__func__", "__wrapped__", "func", "fget", "fset")
+            queue += [inner for name in names if (inner := getattr(each, name, None)) is not None]
+    return found
+
+
+KNOWN: Final = WeakKeyDictionary[types.FunctionType, Mentioned]()
+
+
+def mentioned_by(function: types.FunctionType) -> Mentioned:
+    """What its code mentions; what it closes over is no name."""
+    known = KNOWN.get(function)
+    if known is None or not known.unchanged:
+        known = Mentioned()
+        known.read(function)
+        if not known.names or _of_a_module(function):
+            KNOWN[function] = known
+    return known
+
+
+def _of_a_module(function: types.FunctionType) -> bool:
+    """Whether its globals live as long as a module: others would live for what is known of it."""
+    space = function.__globals__
+    return getattr(sys.modules.get(space.get("__name__", "")), "__dict__", None) is space
+
+
+def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """What of these names a class has, its own before those that it inherits; no library's."""
+    for base in kind.__mro__:
+        if home(base) == "user":
+            table = vars(base)
+            yield from ((name, table[name]) for name in table.keys() & names if name not in MAKING)
+
+
+def _of_user(function: types.FunctionType) -> bool:
+    return origin(function.__code__, function.__globals__) == "user"
+
+
+@functools.cache
+def spaces_of(kind: type) -> tuple[dict[str, Any], ...]:
+    """The globals of the code of a class of torch's optimizers or schedulers."""
+    members = [each for base in kind.__mro__ for each in vars(base).values()]
+    spaces = [each.__globals__ for member in members for each in functions_in(member)]
+    known = {id(s): s for s in spaces if str(s.get("__name__")).startswith("torch.optim.")}
+    return tuple(known.values())
+
+
+def home(kind: type) -> str:
+    """Whose class it is: "user", "followed" (containers, torch's classes) or "library"."""
+    return _home_of(module_of(kind))
+
+
+@functools.cache
+def _home_of(module: str) -> str:
+    top = module.partition(".")[0]
+    if top in FOLLOWED:
+        return "library" if module.startswith(TOOLS) else "followed"
+    if top in NO_STATE or (top in sys.stdlib_module_names and top != "__main__"):
+        return "library"
+    return "user"

@@ -1,0 +1,189 @@
+"""A pair as torch hands it to compilers: its names, its order, one gradient for each input.
+
+Forward: `primals_1`, ... in; new contents of inputs, outputs, saved tensors, saved sizes out.
+Backward: saved sizes, saved tensors, `tangents_1`, ... in; a gradient or None for each primal out.
+Tensors that the program reached from outside its arguments are attributes of the forward's module,
+or primals if they have a gradient.
+Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/partitioners.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.ir.program.recording import Graph, Input, Output, Role, size_input
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.lowering.cuts.dead_code import needs
+from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
+from foretrace.lowering.emit.fx import interpretable, to_fx
+from foretrace.lowering.partition.partition import Pair, Saved
+from foretrace.lowering.reinplace.in_place_calls import COPY
+
+ORDER = ("mutation", "output", "saved")
+"""The order of what a forward gives."""
+RESULTS = "num_fwd_outputs"
+"""In a forward's `meta`: how many of its outputs are not there for the backward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Half:
+    """One graph as a compiler gets it.
+
+    `inputs` are the places of its inputs among those of the pair's graph, `outputs` those of the
+    pair's outputs among its own.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def examples(self) -> list[Any]:
+        """A fake tensor or a symbolic number for each input."""
+        return [node.meta["val"] for node in self.module.graph.find_nodes(op="placeholder")]
+
+    def as_the_pair(self, compiled: Callable[..., Any]) -> Callable[..., list[Any]]:
+        """The compiled graph with the inputs and outputs of the pair's; it may be a boxed one."""
+        boxed = getattr(compiled, "_boxed_call", False)
+        inputs, outputs = self.inputs, self.outputs
+
+        def run(*given: Any) -> list[Any]:
+            ordered = [given[i] for i in inputs]
+            found = compiled(ordered) if boxed else compiled(*ordered)
+            return [found[i] for i in outputs]
+
+        return run
+
+
+class TorchHalves:
+    """Makes the halves of one program.
+
+    Args:
+        symbols: its sizes.
+        fakes: makes the `val`s.
+    """
+
+    def __init__(self, symbols: Symbols, fakes: torch_api.FakeTensors) -> None:
+        self.symbols, self.fakes = symbols, fakes
+
+    def whole(self, graph: Graph) -> Half:
+        """A forward that nothing is trained through."""
+        return self._first(graph, lambda n: f"arg{n}_1")
+
+    def forward(self, pair: Pair) -> Half:
+        """The first half."""
+        return self._first(pair.forward, lambda n: f"primals_{n + 1}")
+
+    def _first(self, graph: Graph, name: Callable[[int], str]) -> Half:
+        order = sorted(range(len(graph.outputs)), key=lambda i: _rank(graph.outputs[i]))
+        places = _given(graph)
+        slots = [Slot(name(n), i) for n, i in enumerate(places)]
+        module = interpretable(arranged(self._fx(graph), slots, order, held_inputs(graph)))
+        module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
+        return Half(module, tuple(places), _inverse(order))
+
+    def backward(
+        self, pair: Pair, graph: Graph, forward: Half, given: Sequence[bool] | None = None
+    ) -> Half:
+        """A second half; what is saved goes by its name in the forward.
+
+        Args:
+            pair: the pair.
+            graph: its backward, or one for some of the tangents, with the same inputs.
+            forward: its first half.
+            given: which of the tangents it takes; None: all.
+        """
+        names = _saved_names(pair, forward)
+        count, total = len(names), len(graph.inputs)
+        there = given if given is not None else [True] * (total - count)
+        order = sorted(range(count), key=lambda i: graph.inputs[i].size is None)
+        order += [i for i, yes in enumerate(there, start=count) if yes]
+        names += [f"tangents_{n}" for n in range(1, total - count + 1)]
+        outputs, places = _gradients(pair, graph)
+        slots = [Slot(names[i], i) for i in order]
+        module = interpretable(arranged(self._fx(graph), slots, outputs, {}))
+        return Half(module, tuple(order), places)
+
+    def _fx(self, graph: Graph) -> fx.GraphModule:
+        named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module")
+        return to_fx(named, self.symbols, self.fakes, needs)
+
+
+def with_sizes(pair: Pair, symbols: Symbols) -> Pair:
+    """The pair with every symbol of the backward's inputs handed over, as compilers expect it.
+
+    Only sizes that the forward gets as inputs: others are there as a tensor's dimension.
+    """
+    inputs = pair.backward.inputs
+    there = {item.size for item in inputs if item.size is not None}
+    given = {item.size for item in pair.forward.inputs if item.size is not None}
+    used = {symbols.simplify(s) for item in inputs for s in item.value.type.symbols}
+    free = {s for size in used if isinstance(size, sympy.Basic) for s in size.free_symbols}
+    more = sorted(free & given - there, key=str)
+    roles = [Role("saved", str(size)) for size in more]
+    place = sum(item.role.kind == "saved" for item in inputs)
+    added = [size_input(size, role) for size, role in zip(more, roles, strict=True)]
+    outputs = [Output(size, role) for size, role in zip(more, roles, strict=True)]
+    reason = "the size of what the backward gets"
+    return Pair(
+        replace(pair.forward, outputs=[*pair.forward.outputs, *outputs]),
+        replace(pair.backward, inputs=[*inputs[:place], *added, *inputs[place:]]),
+        (*pair.saved, *(Saved(size, 0, reason, None) for size in more)),
+    )
+
+
+def _rank(output: Output) -> tuple[int, bool]:
+    saved_size = output.role.kind == "saved" and isinstance(output.value, sympy.Basic)
+    return (ORDER.index(output.role.kind), saved_size)
+
+
+def _given(graph: Graph) -> list[int]:
+    """The inputs that a call gives."""
+    return [i for i, item in enumerate(graph.inputs) if not held(item, graph)]
+
+
+def held(item: Input, graph: Graph) -> bool:
+    """Whether the module holds an input: one from outside the arguments, without a gradient.
+
+    Not one that the graph writes to.
+    """
+    outside = item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
+    written = (op.args[0] for op in graph.ops if op.target is COPY)
+    given = (output.value for output in graph.outputs)
+    return outside and all(value is not item.value for value in (*given, *written))
+
+
+def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
+    """The inputs that the module holds, and by what name."""
+    return as_attributes((i, item) for i, item in enumerate(graph.inputs) if held(item, graph))
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    places = {old: new for new, old in enumerate(order)}
+    return tuple(places[i] for i in range(len(order)))
+
+
+def _saved_names(pair: Pair, forward: Half) -> list[str]:
+    """Of what is saved: the name of the node that the forward returns for it."""
+    returned: Any = forward.module.graph.output_node().args[0]
+    kinds = [output.role.kind for output in pair.forward.outputs]
+    return [
+        str(getattr(returned[place], "name", "saved"))
+        for place, kind in zip(forward.outputs, kinds, strict=True)
+        if kind == "saved"
+    ]
+
+
+def _gradients(pair: Pair, graph: Graph) -> tuple[list[int | None], tuple[int, ...]]:
+    """For each primal, which output is its gradient; and where each output is among these."""
+    inputs = pair.forward.inputs
+    requiring = [i for i, item in enumerate(inputs) if item.value.type.requires_grad]
+    gradient_of = {source: place for place, source in enumerate(requiring)}
+    primals = _given(pair.forward)
+    outputs = [gradient_of.get(i) for i in primals]
+    return outputs, tuple(primals.index(i) for i in requiring)

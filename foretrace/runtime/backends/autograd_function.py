@@ -1,0 +1,226 @@
+"""A pair of graphs as one differentiable call: torch.autograd runs the second when it is asked to.
+
+What eager's autograd has is kept: a gradient is None where no gradient arrives, and the backward is
+that of the outputs whose gradients arrived, as they lie; a saved tensor that was written to since
+is an error. What one node cannot have is refused: a gradient of a gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.tensor_type import Arrived, Size
+from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.symbols.symbols import Numbers
+from foretrace.lowering.partition.partition import Pair
+from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.runtime.backends.scalar_prelude import NOTHING
+from foretrace.runtime.calls.tangents import lay_out, sizes_by_data, strides_of
+from foretrace.runtime.guards.cut_guards import number
+
+Flat = Callable[..., Sequence[Any]]
+"""Flat inputs, one an argument, to flat results"""
+Partial = Callable[[Arrived], Flat]
+"""Makes the backward, called like the pair's own, for some tangents (the others have no data)"""
+
+
+class Trained:
+    """Calls a pair; `call(*inputs)` gives outputs and new contents.
+
+    Args:
+        recorded: the program; its outputs own their memory.
+        pair: its halves.
+        forward: what runs the first half.
+        backward: what runs the second; None: it is made when it first runs.
+        partial: makes the second half for some of the tangents.
+        relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
+    """
+
+    def __init__(
+        self, recorded: Recorded, pair: Pair, forward: Flat, backward: Flat | None,
+        partial: Partial, *, relaid: bool,
+    ) -> None:  # fmt: skip
+        self.inputs, self.forward = recorded.inputs, forward
+        self.early, self.written = NOTHING, frozenset[int]()
+        self.count = len(recorded.outputs) + len(recorded.mutations)
+        outputs = [o.value for o in recorded.outputs]
+        self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
+        self.followed = [i for i in self.wanting if recorded.followed(outputs[i])]
+        halves = pair.backward.inputs
+        self.numbers = [i.size is not None for i in halves if i.role.kind == "saved"]
+        self.tangents = [item for item in halves if item.role.kind == "tangent"]
+        self.open = any(item.value.type.symbols for item in self.tangents)
+        self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
+        self.alone = not any(self.wanted)
+        """whether only leaves that the program makes are behind what it gives"""
+        self.unreached = _unreached(pair, self.wanted)
+        """inputs that no gradient ever reaches: their hooks are not to be told of that"""
+        self.relaid, self._make = relaid, partial
+        self._backwards = {pair.strides: backward} if backward is not None else {}
+        self._loose: list[int] | None = None
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the first half; the second when autograd gets there."""
+        anchor = torch.zeros((), requires_grad=True) if self.alone else None
+        if self.unreached:
+            hidden = self.unreached
+            inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
+        results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
+        return results
+
+    def for_tangents(self, given: Arrived) -> Flat:
+        """The backward for the tangents that arrived."""
+        if given not in self._backwards:
+            self._backwards[given] = self._make(given)
+        return self._backwards[given]
+
+    def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
+        """Those in which the backward takes a tangent."""
+        found = strides_of(item, tangent, sizes)
+        return found if self.relaid else item.value.type.laid
+
+    def place(self, outputs: list[Any], inputs: Sequence[Any]) -> None:
+        """Make the outputs what autograd may give a history: one tensor for each place.
+
+        A view of memory that nothing else outside shares may be written to later, as in eager; it
+        is detached, which shares the count of writes. What shares memory stays a view: torch
+        refuses to write to it, as the other's history would not know.
+        """
+        if self._loose is None:
+            self._loose = _loose(outputs, inputs)
+        for place in self._loose:
+            outputs[place] = outputs[place].detach()
+
+    def sizes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Numbers:
+        """What the symbols are in this call: those of the inputs, and those that data decides."""
+        found = numbers_of(self.inputs, inputs)
+        for item, place in zip(self.tangents, self.wanting, strict=True):
+            found = sizes_by_data(item, outputs[place], found)
+        return found
+
+
+def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:
+    """Places of the inputs that require grad and get none, if others get one."""
+    given = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
+    places = [place for place, want in enumerate(wanted) if want]
+    none = frozenset(p for p, v in zip(places, given, strict=True) if v is None)
+    return none if len(none) < len(places) else frozenset()
+
+
+def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
+    """What the symbols are that the inputs have as sizes and strides; one may be missing (None)."""
+    found: Numbers = {}
+    for item, each in zip(inputs, given, strict=True):
+        if each is None:
+            continue
+        type = item.value.type
+        sizes = [item.size] if item.size is not None else [*type.shape, *type.stride, type.offset]
+        for size, there in zip(sizes, _numbers(each), strict=True):
+            if isinstance(size, sympy.Symbol):
+                found.setdefault(size, there)
+    return found
+
+
+def _numbers(given: Any) -> list[Any]:
+    if not isinstance(given, torch.Tensor):
+        return [given]
+    return [*given.shape, *given.stride(), given.storage_offset()]
+
+
+class _Run(torch.autograd.Function):
+    """One call of a Trained."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Trained, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
+        # Some kernels do another thing under no_grad, so the grad mode is eager's (decision 009).
+        plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+        with torch.enable_grad():
+            results = trained.forward(*plain)
+        outputs, saved = list(results[: trained.count]), results[trained.count :]
+        trained.place(outputs, plain)
+        followed = set(trained.followed)
+        loose = [each for i, each in enumerate(outputs) if i not in followed]
+        ctx.mark_non_differentiable(*(each for each in loose if isinstance(each, torch.Tensor)))
+        ctx.set_materialize_grads(False)
+        both = list(zip(saved, trained.numbers, strict=True))
+        ctx.save_for_backward(*(each for each, number in both if not number))
+        ctx.trained, ctx.numbers = trained, [each for each, number in both if number]
+        ctx.sizes = trained.sizes(inputs, outputs) if trained.open else {}
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise _twice()
+        trained: Trained = ctx.trained
+        arrived = [tangents[place] for place in trained.wanting]
+        gradients = iter(_gradients(ctx, trained, arrived))
+        return None, None, *(next(gradients) if wanted else None for wanted in trained.wanted)
+
+
+def _gradients(
+    ctx: Any, trained: Trained, arrived: list[torch.Tensor | None]
+) -> Sequence[torch.Tensor | None]:
+    if all(tangent is None for tangent in arrived):
+        return [None] * sum(trained.wanted)
+    for index, place in enumerate(trained.wanting):
+        if place not in trained.followed:  # any will do, as no gradient goes through it
+            arrived[index] = zeros(trained.tangents[index], ctx.sizes)
+    both = list(zip(trained.tangents, arrived, strict=True))
+    given = tuple([t if t is None else trained.strides(item, t, ctx.sizes) for item, t in both])
+    tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
+    saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
+    placed = [
+        _absent(item, ctx.sizes) if t is None or s is None else lay_out(t, s, ctx.sizes)
+        for (item, t), s in zip(both, given, strict=True)
+    ]
+    return trained.for_tangents(given)(*saved, *placed)
+
+
+def zeros(item: Input, sizes: Numbers) -> torch.Tensor:
+    """A tangent of zeros, as its output lies."""
+    type = item.value.type
+    shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
+    return torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device).zero_()
+
+
+def _absent(item: Input, sizes: Numbers) -> torch.Tensor | None:
+    """What stands for a tangent that did not arrive: nothing, or what has its open sizes alone."""
+    if not item.value.type.symbols:
+        return None
+    return torch.empty([number(size, sizes) for size in item.value.type.shape], device="meta")
+
+
+def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
+    """Places of outputs that are to be detached: sole views of their memory, and repetitions."""
+    memories = [_memory(each) if isinstance(each, torch.Tensor) else None for each in outputs]
+    others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
+    seen: set[int] = set()
+    found = []
+    for place, (output, memory) in enumerate(zip(outputs, memories, strict=True)):
+        if memory is None:  # a number
+            continue
+        sole = not memory or (memories.count(memory) == 1 and memory not in others)
+        if (sole and torch_api.is_view(output)) or id(output) in seen:
+            found.append(place)
+        seen.add(id(output))
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    if wraps(type(tensor)) or tensor.layout is not torch.strided:
+        return 0  # it has none of its own
+    return tensor.untyped_storage().data_ptr()
+
+
+def _twice() -> Refusal:
+    return Refusal(
+        "a gradient of a gradient is asked for (create_graph=True), and this backward is one graph",
+        kind="double backward", at=asking_line(),
+        do='use foretrace.compile(..., backend="eager"), which torch differentiates again',
+    )  # fmt: skip

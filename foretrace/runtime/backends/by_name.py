@@ -1,0 +1,90 @@
+"""Backends by name: what is made of a capture."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusal
+from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
+from foretrace.runtime.backends.eager import eager_entry
+from foretrace.runtime.backends.graph_backend import ByBackend, Compile, pair_with
+from foretrace.runtime.backends.inductor import inductor_compilers
+from foretrace.runtime.backends.scalar_custom_op import numbers_refused, with_opaque_steps
+from foretrace.runtime.calls.compiled import Building
+from foretrace.runtime.guards.guarded_entry import Entry
+
+
+def _eager(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = SAVE_ALL
+) -> Entry:
+    """Straight-line Python; the two halves where a hook holds a tensor of the run."""
+    if any(map(holds_tensors, standing(captured.recorded))):
+        return pair_with(lambda: ByBackend(_as_it_is))(captured, args, kwargs)
+    return eager_entry(captured, args, kwargs, policy)
+
+
+def _as_it_is(module: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+    return module
+
+
+def _inductor(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = MIN_CUT
+) -> Entry:
+    return pair_with(partial(inductor_compilers, policy))(captured, args, kwargs)
+
+
+BACKENDS: Mapping[str, Callable[..., Entry]] = MappingProxyType(
+    {"eager": _eager, "inductor": _inductor}
+)
+"""Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
+
+Backend = str | Callable[..., Any]
+
+
+def building(backend: Backend, policy: Policy | None = None) -> Building:
+    """What makes entries with a backend.
+
+    Args:
+        backend: by name, or a function of graphs.
+        policy: what a step keeps of its forward, and Inductor's first half saves; None: "min_cut"
+            for Inductor, else "save_all".
+
+    Raises:
+        Refusal: there is no such backend, or no such policy.
+    """
+    check_policy(policy or SAVE_ALL)
+    if isinstance(backend, str) and backend in BACKENDS:
+        make = BACKENDS[backend]
+        return make if policy is None else partial(make, policy=policy)
+    kept = policy or SAVE_ALL
+    if callable(backend):
+        return pair_with(lambda: ByBackend(backend, kept))
+    known = [*BACKENDS, *torch_api.torch_backends()]
+    if backend in known:
+        return pair_with(lambda: ByBackend(_retracing(torch_api.torch_backend(backend)), kept))
+    near = difflib.get_close_matches(str(backend), known, n=3)
+    raise Refusal(
+        f"there is no backend {backend!r}",
+        kind="unknown backend",
+        do=(
+            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}",
+            "or give a function of a graph module and example inputs",
+        ),
+    )
+
+
+def _retracing(compile: Compile) -> Compile:
+    """A backend of torch's, which traces the graph again: over numbers of sympy's, not Python's."""
+
+    def compiled(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with numbers_refused():
+            return compile(with_opaque_steps(module), inputs)
+
+    return compiled

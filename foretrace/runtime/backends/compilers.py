@@ -1,0 +1,226 @@
+"""What compilers make of a program: the calls of fw_compiler, bw_compiler, inference_compiler.
+
+They are called when and with what AOTAutograd calls them (`aot_convention.py`): the forward's at
+once; the backward's at once if it has open sizes, since compiling it may then add guards, and else
+when it first runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.errors import Refusal
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.walk import binds, leaves_that_run
+from foretrace.ir.source.call_site import asking_line
+from foretrace.lowering.cuts.cut import Level, forward_graph
+from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.partition.partial_tangents import partial_backward
+from foretrace.lowering.partition.partition import Pair, partition
+from foretrace.lowering.partition.policies import MIN_CUT, Policy
+from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.reinplace.final_copies import losses_first, written_at_end
+from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
+from foretrace.lowering.subclasses.desugar import unwrapped
+from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
+from foretrace.runtime.backends.aot_convention import Half, TorchHalves, with_sizes
+from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of
+from foretrace.runtime.backends.scalar_prelude import NOTHING, Whole, found_early
+
+Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCompilers:
+    """A compiler for each kind of graph, and how the graphs are made."""
+
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    policy: Policy = MIN_CUT
+    writes: bool = False
+    """the compiler knows graphs that write to their inputs at their end"""
+    retypes: bool = False
+    """the compiler asks FakeTensor again for the types of a graph"""
+    relaid: ClassVar[bool] = False
+
+    def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
+        """The graph with the operators of the table opened.
+
+        Raises:
+            Refusal: it has an operator that torch has no rule for where data decides its sizes, or
+                an input that is sparse.
+        """
+        _check_sizes(graph, retypes=self.retypes)
+        _check_dense(graph)
+        return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+        """What runs a forward that is not trained."""
+        graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
+        halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
+        graph, written = unwrapped(graph, semantics), frozenset[int]()
+        writes = self.writes and recorded.asks_gradients
+        if writes:
+            early = found_early(graph, recorded)
+            graph = losses_first(early.given(graph))
+        graph = self.opened(graph, semantics)
+        graph = made_again(graph, recorded, semantics, self.policy)
+        if writes:
+            graph, written = written_at_end(graph, recorded, semantics.may_raise)
+        edges = Edges(graph)
+        half = halves.whole(edges.graph)
+        with torch_api.compiling(semantics.fakes.mode):
+            run = half.as_the_pair(self.inference(half.module, half.examples))
+        if recorded.asks_gradients:
+            run = _keeping(run)
+        return Whole(edges.around(run), early, written)
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat, Partial]:
+        """The pair of a joint graph, and what runs each half, and a half for some tangents."""
+        joint = self.opened(joint, semantics)
+        pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
+        halves = TorchHalves(recorded.symbols, semantics.fakes)
+        counts = gradient_counts(pair.backward)
+        ends = Edges(pair.forward, counts), Edges(pair.backward, counts)
+        flat = replace(pair, forward=ends[0].graph, backward=ends[1].graph)
+        forward = halves.forward(flat)
+        backward = halves.backward(flat, flat.backward, forward)
+        both = CompiledPair(self, flat, forward, backward, halves)
+
+        def partial(given: Arrived) -> Flat:
+            part = partial_backward(
+                recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
+            )
+            edges = Edges(part, counts)
+            arrived = edges.spread([strides is not None for strides in given], "tangent", part)
+            return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
+
+        return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
+
+
+def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """A step's graph: kernels keep what its backward reads, and autograd follows nothing.
+
+    Under no_grad some keep nothing (decision 009).
+    """
+
+    def kept(*inputs: Any) -> list[Any]:
+        with torch_api.below_autograd(), torch.enable_grad():
+            return run(*inputs)
+
+    return kept
+
+
+def _check_sizes(graph: Graph, *, retypes: bool) -> None:
+    """FakeTensor takes such an operator's sizes for data's, also where numbers decide them."""
+    for op in leaves_that_run(graph.ops):
+        sized = hasattr(op.target, "tags") and torch_api.sized_by_data(op.target)
+        asked = sized and (retypes or (op.outs and binds(op)))
+        if asked and not torch_api.has_fake_rule(op.target):
+            raise Refusal(
+                f"data may decide the sizes of what {op.target} returns, and torch's compilers"
+                " have no rule for it",
+                kind="data-dependent", at=op.origin.frame,
+                do=('use backend="eager"', "or compute it outside of the compiled program"),
+            )  # fmt: skip
+
+
+def _check_dense(graph: Graph) -> None:
+    for item in graph.inputs:
+        if item.value.type.sparse:
+            layout = layout_of(item.value.type.sparse)
+            reads = (op.origin.frame for op in graph.ops if item.value in op.operands)
+            raise Refusal(
+                f"{item.role} is {layout}, which torch's compilers do not take",
+                kind="unsupported tensor", at=next(reads, None),
+                do=('use backend="eager"', "or pass it dense: .to_dense()"),
+            )  # fmt: skip
+
+
+class CompiledPair:
+    """Both halves, each called as the pair's graph is; the backward is compiled later.
+
+    It is compiled at once if it gets sizes.
+    """
+
+    def __init__(
+        self, compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half,
+        halves: TorchHalves,
+    ) -> None:  # fmt: skip
+        self.inputs, self.symbols = pair.backward.inputs, halves.symbols
+        self.compiler = compilers.backward
+        with torch_api.compiling(halves.fakes.mode):
+            with torch_api.reported_strides() as strides:
+                run = compilers.forward(forward.module, forward.examples)
+            self.forward = forward.as_the_pair(run)
+            saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
+            self._strides = [strides[forward.outputs[i]] for i in saved] if strides else []
+            self.context = torch_api.tracing_context()
+            self.backward = Later(self, backward)
+            if pair.open:
+                self.backward.compile()
+
+    def examples(self, backward: Half) -> list[Any]:
+        """Inputs of a backward; a saved tensor has the strides that the forward gave it."""
+        pairs = zip(backward.examples, backward.inputs, strict=True)
+        return [self._laid(example, source) for example, source in pairs]
+
+    def _laid(self, example: Any, source: int) -> Any:
+        chosen = self._strides[source] if source < len(self._strides) else None
+        if chosen is None or not isinstance(example, torch.Tensor):
+            return example
+        # open strides are told by their hints: what is asked here is no guard
+        hints = [self.symbols.hint(size) for size in self.symbols.sizes(example.stride())]
+        return example if hints == list(chosen) else example.as_strided(example.shape, chosen)
+
+
+class Later:
+    """A backward of a pair that is compiled when it first runs, in the context of its forward.
+
+    What its compiler then assumes of sizes is no guard of the call any more: it is checked here.
+    """
+
+    def __init__(self, both: CompiledPair, half: Half) -> None:
+        self.both, self.half, self.examples = both, half, both.examples(half)
+        self._run: Flat | None = None
+        self._assumed: list[sympy.Basic] = []
+
+    def compile(self) -> Flat:
+        """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
+        made = torch.compiler.disable(self.both.compiler)(self.half.module, self.examples)
+        self._run = run = torch.compiler.disable(self.half.as_the_pair(made))
+        return run
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it."""
+        run = self._run
+        if run is None:
+            before = len(self.both.symbols.asked())
+            with torch_api.compiling_later(self.both.context):
+                run = self.compile()
+            self._assumed = self.both.symbols.asked()[before:]
+        if self._assumed:
+            self._check(inputs)
+        return run(*inputs)
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        numbers = numbers_of(self.both.inputs, inputs)
+        for condition in self._assumed:
+            if condition.xreplace(numbers) == sympy.false:
+                raise Refusal(
+                    f"guard broken: {condition}, which the compiler of the backward relied on",
+                    kind="guard broken", at=asking_line(),
+                    do="compile with dynamic=False, or run a backward with such sizes first",
+                )  # fmt: skip

@@ -1,0 +1,134 @@
+"""A program as a function of its flat arguments, for a front end that has checked the call.
+
+Dynamo's guards hold when it calls. Of the list of conditions (`runtime/guards/guard_list.py`) those
+are checked that it does not look at: constants, which inputs are one tensor, where they begin in
+memory, whether one that is written to shares its memory with another.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import sympy
+
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.source.call_site import asking_line
+from foretrace.lowering.cuts.cut import Level, forward_graph
+from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.reinplace.reinplace import InPlace
+from foretrace.runtime.backends.autograd_function import Trained
+from foretrace.runtime.backends.eager import add_surrounded, write_body
+from foretrace.runtime.backends.graph_backend import Compilers, core_lines, join
+from foretrace.runtime.calls.epilogue import register_hooks
+from foretrace.runtime.guards.argument_guards import result_text
+from foretrace.runtime.guards.cut_guards import follows
+from foretrace.runtime.guards.guard import Check, check_lines
+from foretrace.runtime.guards.guard_list import Conditions
+from foretrace.session.run.aliased_inputs import check_shared_memory
+
+
+class DynamoConditions(Conditions):
+    """What Dynamo does not look at, over the parameters of a flat function."""
+
+    def write(self, parameters: list[str]) -> None:
+        """All checks."""
+        given = self._constants(parameters)
+        self.take(given)
+        self.bound |= {item.size for item in self.recorded.inputs if item.size is not None}
+        self.places()
+        self._memory()
+
+    def _constants(self, parameters: list[str]) -> list[str]:
+        """The parameters that are inputs; the others are as they were."""
+        requires, given = self.recorded.requires, list[str]()
+        for name, parameter in zip(requires.names, parameters, strict=True):
+            if name in requires.constants:
+                before = requires.constants[name]
+                same = f"{parameter} == {self.source.literal(before)}"
+                self.add(same, repr(f"{name} was {before!r} in the capture, and is not now"))
+            else:
+                given.append(parameter)
+        return given
+
+    def _memory(self) -> None:
+        """No input shares memory with one that is written to; raises at the line of the write."""
+        written = {mutation.index for mutation in self.recorded.mutations}
+        if written and len(self.inputs) > 1:
+            lines = {m.index: self.recorded.made_at(m.value) for m in self.recorded.mutations}
+            checking = partial(check_shared_memory, at=lines.get)
+            check = self.source.bind(checking, "check_shared_memory")
+            here = self.source.bind(written, "written")
+            self.line(f"{check}([{', '.join(self.inputs)}], {here})")
+
+
+class FlatFunction:
+    """A function that is being written: its parameters, and the local name of each input."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self.source = recorded, Source()
+        sizes = {
+            item.argument: str(item.size) for item in recorded.inputs
+            if isinstance(item.size, sympy.Symbol)
+        }  # fmt: skip
+        self.parameters = [self.source.names.new(name) for name in _wishes(recorded, sizes)]
+        conditions = DynamoConditions(self.source, recorded)
+        conditions.write(self.parameters)
+        self.inputs = conditions.inputs
+        self._check(conditions)
+
+    def _check(self, conditions: Conditions) -> None:
+        broken = self.source.bind(_broken, "broken")
+
+        def refuse(_: int, check: Check) -> str:
+            return f"{broken}({check.reason}, {self.source.bind(check.at, 'at')})"
+
+        self.source.add(*check_lines(conditions.checks, refuse))
+
+    def finish(self, result: str, inside: Source, *, grad_on: bool) -> Callable[..., Any]:
+        """The function: the lines so far, then those of `inside`, then what is returned."""
+        inside.add(f"return {result}")
+        add_surrounded(self.source, inside.lines, grad_on=grad_on)
+        return self.source.function("graph", ", ".join(self.parameters))
+
+
+def _wishes(recorded: Recorded, sizes: dict[int | None, str]) -> Iterator[str]:
+    """A name for each parameter; a size goes by its own."""
+    place = 0
+    for name in recorded.requires.names:
+        constant = name in recorded.requires.constants
+        yield name if constant else sizes.get(place, name)
+        place += not constant
+
+
+def _broken(told: str, at: Frame | None) -> None:
+    raise Refusal(
+        f"guard broken: {told}", kind="guard broken", at=at or asking_line(),
+        do=("use foretrace.compile, which captures again where a guard is broken",
+            "or, where no torch.compile is: let it call what the backend gives"),
+    )  # fmt: skip
+
+
+def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., Any]:
+    """The ops as straight-line Python that torch's own autograd follows."""
+    written = FlatFunction(recorded)
+    inside, followed = written.source.inner(), follows(recorded.ops)
+    graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
+    run = InPlace(graph, {})
+    leaves = write_body(inside, recorded, run, written.inputs, spelled=followed)
+    result = result_text(inside, recorded.out_structure, leaves)
+    return written.finish(result, inside, grad_on=followed)
+
+
+def flat_compiled(
+    recorded: Recorded, semantics: TargetSemantics, compilers: Compilers
+) -> Callable[..., Any]:
+    """The graphs as compilers have made them."""
+    written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
+    inside = written.source.inner()
+    leaves = core_lines(inside, recorded, written.inputs, call, None)
+    inside.add(*register_hooks(inside, recorded, written.inputs, leaves))
+    result = result_text(inside, recorded.out_structure, leaves)
+    grad_on = isinstance(call, Trained) or recorded.gives_followed
+    return written.finish(result, inside, grad_on=grad_on)

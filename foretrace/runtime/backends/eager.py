@@ -1,0 +1,151 @@
+"""The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.lowering.cuts.cut import Level, forward_graph
+from foretrace.lowering.emit.python_code import Instead, Straight
+from foretrace.lowering.emit.python_source import INDENT, Source
+from foretrace.lowering.partition.policies import SAVE_ALL, Policy
+from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
+from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.runtime.backends.inline_guards import asked_inside, give_up
+from foretrace.runtime.backends.scalar_prelude import NOTHING, Early, found_early
+from foretrace.runtime.calls.epilogue import (
+    check_changes,
+    count_all,
+    count_lines,
+    leaf_texts,
+    repeat_changes,
+    reshape_lines,
+    write_line,
+)
+from foretrace.runtime.guards.argument_guards import returned_text
+from foretrace.runtime.guards.cut_guards import follows
+from foretrace.runtime.guards.guarded_entry import Entry, Guards, Unmet
+from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.tracer.recorder.autograd_function import FunctionCall
+
+
+def eager_entry(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = SAVE_ALL
+) -> Entry:
+    """The entry whose function runs the ops of the forward as written.
+
+    `policy`: what a step keeps of its forward for its own backward.
+
+    Raises:
+        Refusal: the program changes Python state in a way that cannot be repeated.
+    """
+    recorded, source = captured.recorded, Source()
+    followed = follows(recorded.ops)
+    alone = recorded.asks_gradients and not recorded.trained_outside
+    trains = (torch.is_grad_enabled() or followed) and not alone
+    level = Level(True, open=(_applies,) if alone else (), writes=alone)
+
+    def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
+        return forward_graph(of, semantics, replace(level, writes=False), "export", trains=trains)
+
+    if alone:
+        graph, early, run = _alone(captured, level, policy)
+    else:
+        graph = make(recorded, captured.semantics, None)
+        early, run = NOTHING, InPlace(graph, {})
+    inside = asked_inside(recorded, early.without(graph))
+    guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
+    guards.call(args, kwargs, [*early.asked.values(), *inside.values()])
+    guards.outside()
+    check_changes(recorded)
+    guards.write()
+    body, unmet = source.inner(), Unmet()
+    early.write(body, recorded, guards.inputs, unmet)
+    instead = give_up(body, graph, inside, unmet) if inside else None
+    leaves = write_body(
+        body, recorded, run, guards.inputs, spelled=trains, instead=instead, below=alone
+    )
+    changes = repeat_changes(body, recorded, guards.inputs, leaves)
+    body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
+    add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
+    return guards.entry(unmet)
+
+
+def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, Early, InPlace]:
+    """A step with new contents as values, what is done before it, and the rest as it is run."""
+    recorded, semantics = captured.recorded, captured.semantics
+    whole = forward_graph(recorded, semantics, level, "run", trains=False)
+    values = as_values(whole, level)
+    early = found_early(values, recorded)
+    again = made_again(early.without(whole), recorded, semantics, policy)
+    return values, early, written_in_place(again, recorded, level, semantics.may_raise)
+
+
+def _applies(op: Op) -> bool:
+    """A Function, whose forward may ask autograd: below that it is what it did.
+
+    So is a composite of which a class is asked what it is made of: below autograd nobody opens it.
+    """
+    composite = not op.leaf and not dispatched(op)
+    wrapped = composite and any(value.type.wrapped for value in op.operands)
+    return isinstance(op.target, FunctionCall) or wrapped
+
+
+def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
+    """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be.
+
+    It is turned on as `inference_mode(False)` does: in inference mode nothing is followed else.
+    """
+    if grad_on and not torch.is_grad_enabled():
+        mode = source.bind(torch.inference_mode, "inference_mode")
+        lines = [f"with {mode}(False):", *(INDENT + line for line in lines)]
+    casting = sorted(torch_api.autocast_devices())
+    if not casting:
+        source.add(*lines)
+        return
+    switch = source.bind(torch.set_autocast_enabled, "set_autocast_enabled")
+    before, after = ([f"{switch}({device!r}, {on})" for device in casting] for on in (False, True))
+    source.add(*before, "try:", *(INDENT + line for line in lines))
+    source.add("finally:", *(INDENT + line for line in after))
+
+
+def write_body(
+    source: Source, recorded: Recorded, run: InPlace, inputs: list[str], *, spelled: bool,
+    instead: Instead | None = None, below: bool = False,
+) -> list[str]:  # fmt: skip
+    """The lines of the body; gives the outputs.
+
+    Args:
+        source: takes the lines.
+        recorded: the program.
+        run: its ops, and what they write in place.
+        inputs: names of what the graph is given.
+        spelled: whether the graph tells histories.
+        instead: what runs instead of some ops.
+        below: whether autograd sees nothing of the ops, in whatever grad mode they run.
+    """
+    names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+    body = source.inner() if below else source
+    straight = Straight(body, recorded.symbols, names, instead)
+    count_lines(source, recorded, inputs)
+    straight.ops(run.graph)
+    names.update((new, names[old]) for new, old in run.same.items() if old in names)
+    if below:
+        mode = source.bind(torch_api.below_autograd, "below_autograd")
+        source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
+        straight.source = source
+    counted = list[str]()
+    for mutation in recorded.mutations:
+        live, new = inputs[mutation.index], names[mutation.value]
+        if live != new or mutation.rebound:
+            write_line(source, recorded, mutation, live, new)
+        elif not mutation.hidden:
+            counted.append(live)
+    count_all(source, counted)
+    reshape_lines(source, recorded, inputs)
+    return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

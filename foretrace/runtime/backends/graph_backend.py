@@ -1,0 +1,222 @@
+"""Any backend `fn(graph_module, example_inputs)`: it gets the two halves, autograd joins them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.eager_history.history_ops import unmark
+from foretrace.errors import Refusal
+from foretrace.ir.program.recording import Graph, Input, Recorded
+from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.lowering.cuts.cut import Level, differentiated, forward_graph
+from foretrace.lowering.cuts.dead_code import needs
+from foretrace.lowering.emit.fx import interpretable, to_fx
+from foretrace.lowering.emit.python_code import Straight
+from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.partition.partial_tangents import partial_backward
+from foretrace.lowering.partition.partition import Pair, partition
+from foretrace.lowering.partition.policies import SAVE_ALL, Policy
+from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.subclasses.boundary import Edges
+from foretrace.lowering.subclasses.desugar import unwrapped
+from foretrace.runtime.backends.autograd_function import Flat, Partial, Trained
+from foretrace.runtime.backends.eager import add_surrounded
+from foretrace.runtime.backends.scalar_prelude import Whole
+from foretrace.runtime.calls.epilogue import (
+    call_core,
+    check_changes,
+    core_of,
+    register_hooks,
+    repeat_changes,
+)
+from foretrace.runtime.guards.argument_guards import returned_text
+from foretrace.runtime.guards.guarded_entry import Entry, Guards, Unmet
+
+Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""What torch.compile takes as a backend"""
+
+
+def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
+    """What makes entries whose graphs were compiled; each entry has compilers of its own."""
+
+    def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        recorded, source = captured.recorded, Source()
+        call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
+        guards, early, unmet = Guards(source, recorded), call.early, Unmet()
+        guards.call(args, kwargs, early.asked.values())
+        guards.kernels()
+        guards.outside(hooks=True)
+        check_changes(recorded)
+        guards.write()
+        inside = source.inner()
+        leaves = core_lines(inside, recorded, guards.inputs, call, unmet)
+        result = returned_text(source, recorded, leaves)
+        changes = register_hooks(inside, recorded, guards.inputs, leaves)
+        changes += repeat_changes(inside, recorded, guards.inputs, leaves)
+        inside.add(*changes, f"return {result}")
+        follows = isinstance(call, Trained) or recorded.gives_followed
+        grad_on = follows and not recorded.requires.grad_mode
+        add_surrounded(source, inside.lines, grad_on=grad_on)
+        return guards.entry(unmet)
+
+    return build
+
+
+def core_lines(
+    source: Source, recorded: Recorded, inputs: list[str], call: "Trained | Untrained",
+    unmet: Unmet | None,
+) -> list[str]:  # fmt: skip
+    """Lines that call the core of a program, and write back; expressions of what it returns.
+
+    `unmet`: as for `Early.write`.
+    """
+    early, graphs = call.early, source.bind(call, "graphs")
+    early.write(source, recorded, inputs, unmet)
+    return call_core(source, recorded, inputs, graphs, list(map(str, early.numbers)), call.written)
+
+
+def join(
+    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
+) -> "Trained | Untrained":
+    """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
+
+    Raises:
+        Refusal: an op on the way of a gradient has no derivative.
+    """
+    core = core_of(recorded)
+    if not core.gives_followed:
+        return Untrained(backend.whole(core, semantics), core)
+    joint = unwrapped(differentiated(core, semantics, Level(False), None), semantics)
+    return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
+
+
+class Compilers(Protocol):
+    """What compiles graphs."""
+
+    @property
+    def relaid(self) -> bool:
+        """Whether a tangent that lies otherwise than its output has a backward of its own."""
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+        """What runs a forward that is not trained."""
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
+
+        Without a second half, that for tangents which lie as their outputs is made likewise.
+        """
+
+
+class ByBackend:
+    """A torch.compile backend: called with the forward, and with the backward of a pair."""
+
+    relaid: ClassVar[bool] = True
+
+    def __init__(self, compile: Compile, policy: Policy = SAVE_ALL) -> None:
+        self.compile, self.policy = compile, policy
+        """of a step"""
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+        """What the backend makes of the forward, its ops as written."""
+        graph = forward_graph(recorded, semantics, Level(written=True), "export", trains=False)
+        made = (out for op in graph.ops for out in op.outs)
+        if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
+            level = Level(written=False)
+            graph = forward_graph(recorded, semantics, level, "aten", trains=False)
+            graph = unwrapped(graph, semantics)
+        graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
+        graph = made_again(graph, recorded, semantics, self.policy)
+        return Whole(self._compiled(graph, recorded, semantics))
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair, and what the backend makes of each half: of the second when it first runs.
+
+        With open sizes at once, as the backend may add guards on them.
+        """
+        # As eager saves: a value that runs again would make an input needed that eager does not
+        # need, and writing to it before the backward an error.
+        pair = partition(joint, recorded, semantics, "save_all")
+
+        def partial(given: Arrived) -> Flat:
+            whole = given == pair.strides
+            graph = (
+                pair.backward
+                if whole
+                else partial_backward(recorded, semantics, joint, pair, given)
+            )
+            if None in given:
+                return straight_call(graph, recorded.symbols)
+            return self._compiled(graph, recorded, semantics)
+
+        forward = self._compiled(pair.forward, recorded, semantics)
+        return pair, forward, partial(pair.strides) if pair.open else None, partial
+
+    def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        edges = Edges(graph)
+        module = interpretable(to_fx(edges.graph, recorded.symbols, semantics.fakes, needs))
+        examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+        found = self.compile(module, examples)
+        if not callable(found):
+            raise Refusal(
+                f"the backend returned {found!r:.60}, which is not callable",
+                kind="wrong backend",
+                do="let it return a function of the graph's inputs, or the graph module itself",
+            )
+        return edges.around(found)
+
+
+class Untrained:
+    """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
+
+    def __init__(self, whole: Whole, recorded: Recorded) -> None:
+        self.forward, self.early, self.written = whole.run, whole.early, whole.written
+        given = any(item.value.type.requires_grad for item in recorded.inputs)
+        self.silent = given or recorded.makes_leaves
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run it."""
+        if not self.silent:
+            return self.forward(*inputs)
+        with torch.no_grad():
+            return self.forward(*inputs)
+
+
+def parameters(source: Source, inputs: Sequence[Input], symbols: Symbols) -> list[str]:
+    """Names of a function's parameters; the symbols that sizes are spelled by are bound."""
+    names, bound = [], set[sympy.Basic]()
+    for item in inputs:
+        if isinstance(item.size, sympy.Symbol):
+            bound.add(item.size)
+            source.names.new(str(item.size))
+            names.append(str(item.size))
+        else:
+            names.append(source.names.new(item.role.name))
+    for item, name in zip(inputs, names, strict=True):
+        for dim, size in enumerate(map(symbols.simplify, item.value.type.shape)):
+            if isinstance(size, sympy.Symbol) and size not in bound:
+                bound.add(size)
+                source.names.new(str(size))
+                source.add(f"{size} = {name}.size({dim})")
+    return names
+
+
+def straight_call(graph: Graph, symbols: Symbols) -> Flat:
+    """A graph as a function of its flat inputs, in straight-line Python."""
+    source = Source()
+    names = parameters(source, graph.inputs, symbols)
+    straight = Straight(
+        source, symbols, {i.value: name for i, name in zip(graph.inputs, names, strict=True)}
+    )
+    straight.ops(graph)
+    results = [straight.tree(output.value) for output in graph.outputs]
+    source.add(f"return ({''.join(result + ', ' for result in results)})")
+    return source.function(graph.kind, ", ".join(names))

@@ -1,0 +1,118 @@
+"""A graph as Inductor takes it: what it would get wrong, or refuse, is said in another way.
+
+Each rewrite computes what the graph did; it names what Inductor does, and where.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.runtime.backends.scalar_custom_op import with_opaque_steps
+
+aten: Final = torch.ops.aten
+CONVERT: Final = torch.ops.prims.convert_element_type.default
+
+
+def as_taken(module: fx.GraphModule) -> fx.GraphModule:
+    """The module, whose graph Inductor compiles to what it computes."""
+    with_opaque_steps(module)
+    scale_operands(module.graph)
+    scale_by_tensors(module.graph)
+    module.recompile()
+    return module
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+def scale_operands(graph: fx.Graph) -> None:
+    """Multiply by `alpha` before adding or subtracting.
+
+    Inductor makes `addmm` of a sum with a product of matrices, and leaves its `alpha` out (2.13.0,
+    `addmm` of torch/_inductor/fx_passes/post_grad.py). Torch's own rule for a difference asks
+    whether an open `alpha` is 1, and does the same as here (`sub` of torch/_refs/__init__.py).
+    """
+    for target in (aten.add.Tensor, aten.sub.Tensor):
+        for node in graph.find_nodes(op="call_function", target=target):
+            alpha, (one, other) = node.kwargs.get("alpha", 1), node.args
+            # a number, which Inductor refuses with an open alpha
+            if isinstance(other, fx.Node) and (isinstance(alpha, fx.Node) or alpha != 1):
+                with graph.inserting_before(node):
+                    node.args, node.kwargs = (one, _scaled(other, alpha, node.meta["val"])), {}
+
+
+def _scaled(other: fx.Node, alpha: Any, result: torch.Tensor) -> fx.Node:
+    """The operand times `alpha`, in the type of the result."""
+    graph = other.graph
+    if other.meta["val"].dtype != result.dtype:
+        other = graph.call_function(CONVERT, (other, result.dtype))
+    return graph.call_function(aten.mul.Tensor, (other, alpha))
+
+
+def scale_by_tensors(graph: fx.Graph) -> None:
+    """Scale by a tensor, not by an open number, where a largest element is next, as in softmax.
+
+    Inductor asks such a number for its sign (2.13.0, `mul_softmax_pattern` of
+    torch/_inductor/fx_passes/joint_graph.py); of a tensor it computes it.
+    """
+    for largest in graph.find_nodes(op="call_function", target=aten.amax.default):
+        scaled = largest.args[0]
+        if scaled.target is CONVERT:
+            scaled = scaled.args[0]
+        if scaled.target in (aten.mul.Tensor, aten.div.Tensor):
+            _scale_by_tensor(scaled)
+
+
+def _scale_by_tensor(scaled: fx.Node) -> None:
+    result, graph = scaled.meta["val"], scaled.graph
+    for place, number in enumerate(scaled.args):
+        if isinstance(number, fx.Node) and isinstance(number.meta.get("val"), torch.SymFloat):
+            kind = {"dtype": result.dtype, "device": result.device}
+            with graph.inserting_before(scaled):
+                tensor = graph.call_function(aten.scalar_tensor.default, (number,), kind)
+            scaled.update_arg(place, tensor)
+
+
+# ---- tensors that it holds -----------------------------------------------------------------------
+
+
+def constants_given(
+    module: fx.GraphModule, inputs: list[Any]
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Let the tensors that a graph holds be its last inputs; the examples, and these tensors.
+
+    Inductor writes the elements of small ones into its code (`get_attr` of its graph.py, 2.13.0),
+    while a program reads a tensor from outside as it is at each call, and may write to it.
+    """
+    graph, given, found = module.graph, list(inputs), list[torch.Tensor]()
+    last = max(graph.find_nodes(op="placeholder"), default=None)
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = attrgetter(node.target)(module)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        with graph.inserting_after(last) if last else graph.inserting_before():
+            last = graph.placeholder(node.name)
+        last.meta.update(node.meta)
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
+        given.append(node.meta.get("val", tensor))
+        found.append(tensor)
+    if found:
+        module.recompile()
+    return given, found
+
+
+def with_last(run: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+    """What Inductor made, which takes its inputs in a list, with the last ones there already."""
+    if not tensors:
+        return run
+
+    def call(inputs: list[Any]) -> Any:
+        inputs.extend(tensors)
+        return run(inputs)
+
+    return torch_api.boxed(call)

@@ -1,0 +1,1 @@
+"""One call of a cut or of a compiled program."""

@@ -1,0 +1,104 @@
+"""What of a capture is open: sizes, numbers and tensors that were seen to differ between calls."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import Held
+from foretrace.ir.pydata.containers import named_arguments
+from foretrace.ir.pydata.places import Change
+from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
+from foretrace.python_state.effects.counters import anew, of_optimizer, seen_to_differ
+from foretrace.python_state.effects.state_inputs import seen_rebound
+
+Sizes = dict[str, Asked]
+"""Which sizes are open, by the name of the argument"""
+
+
+@dataclass
+class Found:
+    """What has shown to differ of what is outside of the arguments."""
+
+    numbers: list[tuple[Change, int]] = field(default_factory=list)
+    """places, and which of what is there: they are open"""
+    tensors: dict[Any, Change] = field(default_factory=dict)
+    """places, by holder and key, that are read at each call"""
+    held: dict[Any, Held] = field(default_factory=dict)
+    """what captures have found there, by holder and key"""
+
+    def note(self, last: list[object]) -> None:
+        """Take what is now another than captures have found; `last`: what the last one has."""
+        self.numbers += seen_to_differ(last)
+        self.held |= {(id(each.holder), each.key): each for each in last if isinstance(each, Held)}
+        for each in seen_rebound(self.held.values()):
+            self.tensors.setdefault((id(each.place.holder), each.place.key), each)
+        for key, each in self.tensors.items():
+            self.tensors[key] = replace(each, place=anew(each.place))
+
+
+CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Found], Captured]
+
+
+OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""An attribute that is bound to one (a position in a cache) would not be a number afterwards"""
+
+
+class Varying:
+    """Captures a program with what is open that has varied: sizes, and what it reads outside.
+
+    Args:
+        dynamic: which sizes: None: those that differ from an earlier call; True: all; False: none.
+        capture: captures with the given sizes, numbers and places of tensors open.
+    """
+
+    def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
+        self.dynamic, self.capture = dynamic, capture
+        self._found = Found()
+        self._held: list[object] = []
+        """what the last capture has found outside of the arguments"""
+        self._seen: dict[str, tuple[int, ...]] = {}
+        self._open: dict[str, set[int]] = {}
+
+    def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """Capture for one call; a program that has no graph with open sizes gets them fixed."""
+        self._found.note(self._held)
+        captured = self._at_sizes(fn, args, kwargs)
+        requires = captured.recorded.requires
+        self._held = [*requires.held]
+        changed = (each for each in requires.counted if not isinstance(each, str))
+        self._found.numbers += [each for each in changed if of_optimizer(each[0])]
+        return captured
+
+    def _at_sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        sizes = self._sizes(fn, args, kwargs)
+        if not sizes:
+            return self.capture(fn, args, kwargs, {}, self._found)
+        try:
+            captured = self.capture(fn, args, kwargs, sizes, self._found)
+        except Refusal:
+            return self.capture(fn, args, kwargs, {}, self._found)
+        kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
+        return self.capture(fn, args, kwargs, {}, self._found) if kept else captured
+
+    def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
+        leaves, _ = named_arguments(fn, args, kwargs)
+        tensors = {n: t for n, t in leaves if isinstance(t, torch.Tensor) and not t.is_nested}
+        if self.dynamic is not None:
+            every = {name: Asked(name, (FREE,) * t.dim()) for name, t in tensors.items()}
+            return every if self.dynamic else {}
+        for name, tensor in tensors.items():
+            shape = tuple(tensor.shape)
+            before = self._seen.get(name, shape)
+            if len(before) == len(shape):
+                pairs = enumerate(zip(before, shape, strict=True))
+                self._open.setdefault(name, set()).update(d for d, (a, b) in pairs if a != b)
+            self._seen[name] = shape
+        return {
+            name: Asked(name, tuple(FREE if dim in dims else None for dim in range(tensor.dim())))
+            for name, tensor in tensors.items()
+            if (dims := self._open.get(name)) and max(dims) < tensor.dim()
+        }

@@ -1,0 +1,312 @@
+"""Callables in the place of a program: captured when called, and again when a guard fails."""
+
+import functools
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from foretrace import forks, torch_api
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Frame, Printed, Refusal, line_of
+from foretrace.ir.program.call_requirements import FIRST_CALL, Answered, AskedOfNumbers, Held
+from foretrace.ir.source.call_site import Asked
+from foretrace.ir.source.short_tracebacks import hide
+from foretrace.runtime.guards.cut_guards import refusal_of
+from foretrace.runtime.guards.guard_list import Broken
+from foretrace.runtime.guards.guarded_entry import MISS, Entry
+
+MANY = 8
+"""Captures again after which a warning tells that there are many; torch.compile stops at 8."""
+MOST = 64
+"""Captures that are kept; the one that was used longest ago goes. So many for answers alone."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Recapture(Printed):
+    """One more capture of a program, and why the ones before it did not do."""
+
+    reason: str
+    """the guard that failed, in words, of the capture that came nearest"""
+    at: Frame | None
+    """the user's line that made the guard, if one did"""
+    others: tuple[str, ...]
+    """the same for all other captures"""
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n  at    {self.at}" if self.at is not None else self.reason
+
+
+Capturing = Callable[[Any, tuple[Any, ...], dict[str, Any]], Captured]
+"""Captures a program for one call, or raises a Refusal"""
+Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
+"""Makes the entry of a capture for the call that it was made for"""
+
+
+Tried = dict[Entry, Answered | None]
+"""Entries that do not answer a call, each with the question in its middle that was in the way"""
+
+
+class Compiled:
+    """Calls a program through its captures.
+
+    Args:
+        fn: the program.
+        capture: captures it for one call.
+        build: makes an entry of a capture.
+        asked: tells a refusal how the user came, and where the program is.
+        again: compiles another program in the same way, for copies; None: of one capture.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], capture: Capturing, build: Building, asked: Asked,
+        again: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, fn, updated=())
+        self._asked, self._again = asked, again
+        self.fn, self._capture, self._build = fn, capture, build
+        self.recaptures: list[Recapture] = []
+        """every capture after the first, with the guard that failed"""
+        self._entries: tuple[Entry, ...] = ()
+        self._first_calls = set[Any]()
+        """lines of what was refused once, as a first call may do it"""
+        self._answers = 0
+        """captures again because of an answer"""
+        self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        """the capture that is expected to answer"""
+        self._expected = nothing = Entry(lambda args, kwargs: MISS, [], {})
+        self._recent = nothing, nothing
+        """what answered last, and before that"""
+        self._lock = forks.Lock()
+
+    @property
+    def breaks(self) -> list[Any]:
+        """What runs as Python: nothing, where a program is captured whole or refused."""
+        return []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program; the captures are tried from the last used on."""
+        try:
+            result = self.first(args, kwargs)
+            return self._other(args, kwargs) if result is MISS else result
+        except Refusal as refusal:
+            hide(refusal)
+            raise
+
+    def __repr__(self) -> str:
+        program = self._asked.program
+        name = getattr(program, "__qualname__", type(program).__qualname__)
+        name = program.function if isinstance(program, Frame) else name
+        return f"<Compiled {name}: {len(self._entries)} captures>"
+
+    def __reduce__(self) -> Any:
+        """For copies and pickles: by name where it has the place of its program, as functions are.
+
+        Raises:
+            Refusal: it is of one capture.
+        """
+        if self._again is None:
+            raise not_copied("a callable of one program", "make it again: program.compile(...)")
+        module, name = (getattr(self.fn, each, "") for each in ("__module__", "__qualname__"))
+        if vars(sys.modules.get(module, object)).get(name) is self:
+            return name
+        return self._again, (self.fn,)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: the instance is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
+        watched = torch_api.dispatch_modes() or torch_api.saving_watched()
+        if watched or torch_api.transformed():
+            return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
+        tried: Tried = {known: unmet for known, unmet in told if unmet is not None}
+        entry: Entry | None = None
+        while entry is None:  # until no other thread has captured it meanwhile
+            for known in self._entries:
+                result = MISS if known in tried else _run(known, args, kwargs, tried)
+                if result is not MISS:
+                    known.answered = True
+                    self._use(known)
+                    return result
+            try:
+                with self._lock, self._asked:
+                    if tried.keys() >= set(self._entries):
+                        entry = self._captured(args, kwargs, tried)
+            except Refusal as refusal:
+                return self._refused(refusal, args, kwargs)
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            return result
+        try:
+            with self._asked:
+                return self._unstable(entry, args, kwargs)
+        except Refusal as refusal:
+            return self._refused(refusal, args, kwargs)
+
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What becomes of a call that no capture can answer; nothing of it has run."""
+        if self._again is None or not self._may_be_first(refusal):
+            raise refusal
+        return self._as_first(refusal, self.fn, args, kwargs)
+
+    def _may_be_first(self, refusal: Refusal) -> bool:
+        """Whether a call may run as Python to make what later ones find: once for each line."""
+        return refusal.of_first_call and (refusal.at or refusal.what) not in self._first_calls
+
+    def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
+        """Such a call; one that raises tells nothing of the next."""
+        result = plain(*args, **kwargs)
+        self._first_calls.add(refusal.at or refusal.what)
+        return result
+
+    def _use(self, entry: Entry) -> None:
+        """An entry has answered that was not expected, or it is new."""
+        with self._lock:
+            others = tuple(each for each in self._entries if each is not entry)
+            self._entries = (entry, *others)[:MOST]
+            if len(others) == MOST:  # what has gone is not to be expected
+                for each in self._entries:
+                    each.then.clear()
+            self._follows(entry, learnt=True)
+            if not entry.answered:
+                self.first = self._newest
+            else:
+                self.first = self._expected_run if others else entry.run
+
+    def _follows(self, entry: Entry, *, learnt: bool = False) -> None:
+        """An entry has answered, after the two before. Threads may come between: it is a guess."""
+        before, last = self._recent
+        if learnt:
+            last.then[before] = entry
+        self._recent, self._expected = (last, entry), entry.then.get(last, entry)
+
+    def _newest(self, args: Any, kwargs: Any) -> Any:
+        """What a new entry answers; that it answers a second call is noted."""
+        entry = self._entries[0]
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            entry.answered = True
+            self._use(entry)
+        return result
+
+    def _expected_run(self, args: Any, kwargs: Any) -> Any:
+        """What the entry answers that is the next if some take turns, else the first that does."""
+        expected = self._expected
+        result = expected.run(args, kwargs)
+        if result is not MISS:
+            self._follows(expected)
+            return result
+        for entry in () if expected.answers else self._entries:
+            if entry is not expected and not entry.answers:
+                result = entry.run(args, kwargs)
+                if result is not MISS:
+                    self._follows(entry, learnt=True)
+                    return result
+        return MISS
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
+        known = [(entry, tried[entry]) for entry in self._entries]
+        told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
+        broken = sorted((each for each in told if each), key=lambda each: -each.passed)
+        self._check_answers(broken)
+        self._check_count(broken, args, kwargs)
+        start = time.perf_counter()
+        captured = self._capture(self.fn, args, kwargs)
+        self._check_later(captured)
+        entry = self._build(captured, args, kwargs)
+        if broken:
+            self._note(broken, time.perf_counter() - start)
+        self._use(entry)
+        return entry
+
+    def _note(self, broken: list[Broken], seconds: float) -> None:
+        first, *others = broken
+        told = tuple(each.reason for each in others)
+        self.recaptures.append(Recapture(first.reason, line_of(first.at), told, seconds))
+        if len(self.recaptures) == MANY:
+            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+            warnings.warn(
+                f"{name} was captured again {MANY} times, last because {first.reason};"
+                " .recaptures has all reasons",
+                stacklevel=5,
+            )
+
+    def _check_count(
+        self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse one more capture, where there are too many: of a program there are not."""
+
+    def _check_later(self, captured: Captured) -> None:
+        """Refuse a capture that only this call can use, as a first call may be.
+
+        Raises:
+            Refusal: it finds nothing where it leaves something; such a line is told once.
+        """
+        requires = captured.recorded.requires
+        first = next((h for h in requires.held if isinstance(h, Held) and h.makes), None)
+        if first is not None and self._again is not None:
+            refusal = Refusal(
+                f"the call makes {first.name}, which later ones find", kind="first call",
+                at=line_of(first.at) or requires.defined, do=FIRST_CALL,
+            )  # fmt: skip
+            if self._may_be_first(refusal):
+                raise refusal
+
+    def _check_answers(self, broken: list[Broken]) -> None:
+        """Refuse one more capture for answers alone, where there are many.
+
+        Raises:
+            Refusal: there are.
+        """
+        if not broken or broken[0].asked is None:
+            return
+        self._answers += 1
+        if self._answers > MOST:
+            raise Refusal(
+                f"captured again {MOST} times because an answer was another, and now once more:"
+                f" {broken[0].reason}",
+                kind="changing answers", at=broken[0].at,
+                do=("compute both branches, and choose with torch.where",
+                    "or ask outside of the captured program, and pass the answer as an argument"),
+            )  # fmt: skip
+
+    def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A guard that its own capture breaks: what it looks at changes by itself."""
+        unmet = entry.unmet.taken()
+        broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
+        if self._again is None and broken and isinstance(broken.asked, AskedOfNumbers):
+            raise refusal_of(broken)  # of one capture; nobody could have known before it ran
+        raise Refusal(
+            f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
+            kind="unstable guard", at=broken.at if broken else None,
+            do="let the value stay the same while the program runs",
+        )  # fmt: skip
+
+
+def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Any:
+    """What the entry answers, or MISS; it does not run where another one has told that it fails."""
+    unmet = None
+    for other, found in tried.items():
+        if unmet is None and found is not None and entry.path(found) == other.path(found):
+            unmet = entry.answers[found.number]
+    if unmet is None:
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            return result
+        unmet = entry.unmet.taken()
+    tried[entry] = unmet
+    return MISS
+
+
+def not_copied(what: str, do: str) -> Refusal:
+    """The refusal of a copy, or a pickle, of what holds a capture."""
+    return Refusal(
+        f"{what} cannot be copied or pickled: it stands for live modules and tensors",
+        kind="not copied", do=do,
+    )  # fmt: skip

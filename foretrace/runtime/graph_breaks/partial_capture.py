@@ -1,0 +1,363 @@
+"""A program in pieces: what is refused runs as Python, and what it calls is captured on its own.
+
+It goes from the outside in: a program that is refused runs as Python, and each module that its code
+calls is tried in turn. So the module whose own code has the hole is found without being looked for.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled as grad_enabled, nn
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.source.short_tracebacks import hide
+from foretrace.python_state.effects.module_state import owners_of
+from foretrace.runtime.calls.compiled import Compiled
+from foretrace.runtime.calls.compiled_module import CompiledModule
+from foretrace.runtime.graph_breaks.break_report import Break, Part
+from foretrace.runtime.graph_breaks.module_redirect import (
+    Put,
+    alone,
+    answered_by,
+    caller,
+    run,
+    run_by,
+    seeing_all,
+)
+from foretrace.runtime.graph_breaks.paths import has_forward, name_of, path_of, paths_of, region_of
+from foretrace.runtime.graph_breaks.recapture_policy import AGAIN, RECAPTURES, Again, Key
+from foretrace.runtime.guards.guard_list import Broken
+from foretrace.runtime.guards.guarded_entry import MISS, Entry
+
+TRIES = 4
+"""Refusals of one module after which it is not tried again"""
+LEAST = 8
+"""Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
+NOT_OF_PROGRAMS = frozenset({"wrong backend"})
+"""What is refused because of something else than the program"""
+RAISED = "raised before"
+"""Of a call that is not captured, as one before raised when it was to be"""
+MOST = 2_000
+"""Pieces of a program; regions of more objects than that run as Python"""
+
+Making = Callable[[Any], tuple[Any, ...]]
+"""The arguments of a `Compiled` for one piece"""
+
+
+class Pieces:
+    """The pieces of one program, by the module or function that each is."""
+
+    def __init__(self, make: Making, root: Any) -> None:
+        self.make, self.root_fn = make, root
+        self.table: dict[Any, tuple[Any, Partial | None]] = {}
+        """by identity: what it is, so that no other gets its id, and its piece; None: too small"""
+        self.version = 0
+        """of the table: who runs as Python looks for what it may call again when it changes"""
+        self.holes: list[Partial] = []
+        """what runs as Python, those inside first"""
+        self.told = False
+
+    def of(self, target: Any, key: Any, around: "Partial") -> "Partial | None":
+        """The piece of a module or function that `around` calls; None where it is too small."""
+        known = self.table.get(key)
+        if known is None:
+            if len(self.table) >= MOST:
+                return None
+            known = self.table[key] = target, Partial(self, around, *self.make(target))
+            self.version += 1
+        return known[1]
+
+    def judge(self, piece: "Partial", key: Any) -> None:
+        """Let a piece run as Python from now on, if its captures are no faster."""
+        if piece.small or (piece.refusals and not piece.leads_anywhere()):
+            self.table[key] = self.table[key][0], None
+            self.version += 1
+        elif not piece.refusals:  # it was captured for the first time
+            self.version += 1
+
+    def note(self, piece: "Partial", refusal: Refusal) -> None:
+        """A piece runs as Python; the first is told in a warning."""
+        if piece not in self.holes:
+            self.holes.append(piece)
+            self.version += 1
+        if self.told or piece.around is not None:
+            return
+        self.told = True
+        name = name_of(self.root_fn)
+        warnings.warn(
+            f"{name} is not captured whole: {refusal.what}"
+            f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, and what it"
+            " calls is captured; .breaks tells all, fullgraph=True raises",
+            stacklevel=6 + isinstance(self.root_fn, nn.Module),
+        )
+
+    def breaks(self) -> list[Break]:
+        """What runs as Python, one for each reason, in the order in which it was found."""
+        groups: dict[tuple[str, Frame | None], list[tuple[Partial, Refusal]]] = {}
+        for hole in self.holes:
+            for refusal in hole.refusals.values():
+                groups.setdefault((refusal.kind, refusal.at), []).append((hole, refusal))
+        return [self._break(group) for group in groups.values()]
+
+    def _break(self, group: "list[tuple[Partial, Refusal]]") -> Break:
+        paths, holes = paths_of(self.root_fn), list(dict.fromkeys(hole for hole, _ in group))
+        first, *around = [path_of(hole.fn, paths) for hole in holes]
+        pieces = [piece for _, piece in self.table.values() if piece and piece.around in holes]
+        parts = [
+            Part(path_of(piece.fn, paths), piece.ops, len(piece.recaptures))
+            for piece in pieces
+            if piece.ops >= LEAST and not piece.refusals
+        ]
+        small = sum(hole.small_ones for hole in holes)
+        return Break(group[0][1], first, tuple(around), tuple(parts), small)
+
+
+class Partial(Compiled):
+    """A program, or a piece of one, that runs as Python where it has no graph."""
+
+    def __init__(self, pieces: Pieces, around: "Partial | None", *made: Any) -> None:
+        super().__init__(*made)
+        self.pieces, self.around = pieces, around
+        self.refusals: dict[Key | None, Refusal] = {}
+        """what was refused, by what the call was like"""
+        self.ops = 0
+        """leaf ops of the largest capture"""
+        self.small_ones = 0
+        """how many of the modules that it calls are too small"""
+        module = self.fn if isinstance(self.fn, nn.Module) else None
+        self.plain = self.fn if module is None else torch_api.plain_call(module)
+        self.module, self._tries, capture, build = module, 0, self._capture, self._build
+        self._capture = lambda *call: self._counted(capture(*call))
+        self._build = lambda captured, *call: self._built(build(captured, *call), *call)
+        self._seen: dict[int, nn.Module] = {}
+        """modules that its code calls"""
+        self._looked, self._worth = False, Again()
+        self._raised = self._waits = 0
+        """how often it raised when it was captured, and for how many calls it is not, therefore"""
+        self._rests = 0
+        """for how many calls more it is not captured again; 0: it does not come back from Python"""
+        self._put: tuple[int, Put] = (-1, [])
+
+    @property
+    def breaks(self) -> list[Break]:
+        """What runs as Python, each with its refusal and what is captured around it."""
+        return self.pieces.breaks()
+
+    @property
+    def small(self) -> bool:
+        """Whether a capture of it is no faster than Python."""
+        return bool(self._entries) and not self.refusals and self.ops < LEAST
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program."""
+        refused = self.refusals
+        try:
+            if refused:
+                version, put = self._put
+                known = version == self.pieces.version and self._looked
+                if known and self._stays_python(args, kwargs):  # few frames: some are told of all
+                    return run(self, put, self.plain, args, kwargs)
+                return self.call(args, kwargs)
+            result = self.first(args, kwargs)
+            return self._other(args, kwargs) if result is MISS else result
+        except Refusal as refusal:
+            hide(refusal)
+            raise
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, with the arguments as they are kept."""
+        if self._stays_python(args, kwargs):
+            return self.as_python(args, kwargs)
+        result = self.first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was captured or refused."""
+        return bool(self._entries or self.refusals)
+
+    # ---- as Python ---------------------------------------------------------------------------
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module that its code has called."""
+        if id(module) not in self._seen:  # it may be below another piece, too
+            self._seen[id(module)] = module
+            self.pieces.version += 1
+        return self._piece(module, id(module), torch_api.plain_call(module), args, kwargs)
+
+    def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A region that its code has called; as a method it is one for each object."""
+        target, key, args = region_of(function, args)
+        return self._piece(target, key, target, args, kwargs)
+
+    def _piece(
+        self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        piece = self.pieces.of(target, key, self)
+        if piece is None:
+            return plain(*args, **kwargs)
+        fresh = not piece.tried
+        with alone(piece.module, below=fresh):
+            result = piece.call(args, kwargs)
+        if fresh or piece.refusals:
+            self.pieces.judge(piece, key)
+        return result
+
+    def as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run its own code; what it calls is captured."""
+        version, put = self._put
+        if version != self.pieces.version:
+            version, put = self._put = self.pieces.version, list(self._frontier())
+        if self._looked:
+            return run(self, put, self.plain, args, kwargs)
+        self._looked = True
+        with seeing_all(self):
+            return run(self, put, self.plain, args, kwargs)
+
+    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its own code, where that is what is run and nothing is new; else MISS."""
+        version, put = self._put
+        if version != self.pieces.version or not self._looked:
+            return MISS
+        if not self._stays_python(args, kwargs):
+            return MISS
+        return run(self, put, self.plain, args, kwargs)
+
+    def leads_anywhere(self) -> bool:
+        """Whether it calls something that is captured, or may be."""
+        return bool(self._entries or self._put[1]) or self._put[0] != self.pieces.version
+
+    def _frontier(self) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
+        """Where calls of modules are to come here: of its pieces, and of what it may yet call."""
+        found: dict[int, nn.Module] = {}
+        queue = [*self._children(self.module), *self._seen.values()]
+        self.small_ones = 0
+        while queue:
+            module = queue.pop()
+            if id(module) in found or isinstance(module, (CompiledModule, torch.jit.ScriptModule)):
+                continue
+            found[id(module)] = module
+            known = self.pieces.table.get(id(module))
+            if known is None:
+                queue += self._children(module)
+            elif known[1] is None:
+                self.small_ones += 1
+                continue
+            if has_forward(module):
+                yield vars(module), self._caller(module, known[1] if known else None)
+
+    def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
+        if piece is None or not piece.tried:
+            return caller(module)
+        if piece.refusals:
+            return run_by(module, piece.passed)
+        return answered_by(module, lambda: piece.first)
+
+    def _children(self, module: nn.Module | None) -> list[nn.Module]:
+        if module is None:
+            return [*owners_of(self.fn).values()]
+        return [each for each in torch_api.submodule_table(module).values() if each is not None]
+
+    # ---- captures ----------------------------------------------------------------------------
+
+    def _check_count(
+        self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse one more capture that would be for nothing.
+
+        Raises:
+            Refusal: it would be.
+        """
+        waits = self._waits > 0
+        self._waits -= waits
+        if waits and not self._worth.raises(broken):
+            raise Refusal("the program raised when it was captured last", kind=RAISED)
+        if broken:
+            many = waits or (self.around is not None and len(self.recaptures) >= RECAPTURES)
+            self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
+
+    def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """What is made of a capture, noted."""
+        self._worth.note(entry, self._key(args, kwargs), self._entries)
+        return entry
+
+    def _counted(self, captured: Captured) -> Captured:
+        """A capture of it, noted."""
+        self.ops = max(self.ops, sum(1 for _ in leaf_ops(captured.recorded.ops)))
+        return captured
+
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as Python; a call in which that raises, too, tells nothing of the next.
+
+        But that is not captured at once, and later and later: it may be of those that raise often.
+        """
+        if refusal.kind in NOT_OF_PROGRAMS:
+            raise refusal
+        key, known = self._key(args, kwargs), refusal.kind == RAISED
+        first = not known and self._tries < TRIES and self._may_be_first(refusal)
+        if refusal.kind == AGAIN:  # whether it raises or not
+            self._gave_up(refusal, key)
+        before = self._raised, self._waits
+        if not known:  # if it raises
+            self._raised += 1
+            self._waits = self._raised
+        if first:
+            result = self._as_first(refusal, self.plain, args, kwargs)
+        else:
+            result = self.as_python(args, kwargs)
+        if not known:
+            self._raised, self._waits = before
+        if not (first or known):
+            self._gave_up(refusal, key)
+        return result
+
+    def _gave_up(self, refusal: Refusal, key: Key) -> None:
+        """Calls like this one run as Python; after some refusals all do."""
+        with self._lock:
+            if refusal not in self.refusals.values():
+                self._tries += 1
+                if refusal.kind == AGAIN:
+                    self._rests = self._worth.rest()
+                self.refusals[key if self._tries < TRIES else None] = refusal
+                self.pieces.note(self, refusal)
+
+    def _stays_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call runs as Python; one that does is counted: captures are tried again."""
+        refused = self.refusals
+        if not refused or not (None in refused or self._key(args, kwargs) in refused):
+            return False
+        if not self._rests:
+            return True
+        self._rests -= 1
+        return self._rests > 0 or not self._came_back()
+
+    def _came_back(self) -> bool:
+        """Try captures again where those before were for nothing; gives whether all are tried."""
+        with self._lock:
+            left = {key: each for key, each in self.refusals.items() if each.kind != AGAIN}
+            self._tries -= len(self.refusals) - len(left)
+            self.refusals = left
+        return not left
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        """What a call is like: others are tried again."""
+        kinds = [
+            (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
+            for item in ((*args, *kwargs.values()) if kwargs else args)
+        ]
+        return self.module is not None and self.module.training, grad_enabled(), *kinds
+
+
+def in_pieces(fn: Any, make: Making) -> Partial:
+    """A callable in the place of a program, which runs as Python where it has no graph.
+
+    Args:
+        fn: the program.
+        make: gives the arguments of a `Compiled`, for the program or a piece of it.
+    """
+    return Partial(Pieces(make, fn), None, *make(fn))

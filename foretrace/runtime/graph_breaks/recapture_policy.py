@@ -1,0 +1,76 @@
+"""Whether one more capture of a program, or of a piece, is worth it (decision 045).
+
+A capture costs as much as some calls, and it is paid back by the calls that it answers later. One
+that answers none was for nothing: a list grows at each call, a number is always another.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from foretrace.errors import Refusal
+from foretrace.runtime.guards.guard import Of
+from foretrace.runtime.guards.guard_list import Broken
+from foretrace.runtime.guards.guarded_entry import Entry
+
+RECAPTURES = 7
+"""Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
+UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4, "call": 8})
+"""Captures that answered no call but their own, after which there is not one more, by what the
+guard is about that failed"""
+
+RESTS, LONGER = 64, 4
+"""Calls that run as Python before captures are tried again, and how many times as many each time:
+a program may change for a while alone (a warm-up, the first calls of an average)"""
+
+AGAIN = "captured again"
+"""Of calls for which there is not one more"""
+Key = tuple[Any, ...]
+"""What a call is like: its modes, and the types of its arguments"""
+
+
+class Again:
+    """What the captures of one callable were made for."""
+
+    def __init__(self) -> None:
+        self.made_for: dict[Entry, Key] = {}
+        self._given_up, self._rests = 0, RESTS
+
+    def rest(self) -> int:
+        """For how many calls there are no more captures, as those so far were for nothing."""
+        self._rests, rests = self._rests * LONGER, self._rests
+        self.made_for = {}
+        return rests
+
+    def note(self, entry: Entry, key: Key, known: Collection[Entry]) -> None:
+        """One more, for a call that is like `key`; `known` are those that are kept."""
+        self.made_for = {e: key for e, key in self.made_for.items() if e in known}
+        self.made_for[entry] = key
+
+    def raises(self, broken: Sequence[Broken]) -> bool:
+        """Whether captures are given up again and again in their middle, for what raises then."""
+        self._given_up += any(each.asked is not None for each in broken)
+        return self._given_up >= RECAPTURES
+
+    def check(
+        self, broken: Sequence[Broken], key: Key, known: Collection[Entry], *, many: bool
+    ) -> None:
+        """Refuse one more capture where those before it, for such calls, were for nothing.
+
+        Args:
+            broken: why each of those that are kept does not answer; the nearest first.
+            key: what the call is like.
+            known: those that are kept.
+            many: whether there are too many anyway.
+
+        Raises:
+            Refusal: they were.
+        """
+        alike = [e for e, made_for in self.made_for.items() if made_for == key and e in known]
+        unused = sum(not entry.answered for entry in alike)
+        if many or unused >= min(UNUSED[each.of] for each in broken):
+            raise Refusal(
+                f"captured {len(known)} times, and each call is unlike those: {broken[0].reason}",
+                kind=AGAIN, at=broken[0].at,
+                do="pass what changes as a tensor, or keep it out of what is captured",
+            )  # fmt: skip

@@ -1,0 +1,207 @@
+"""Check a call of a cut against what the capture relied on, before anything runs."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program.call_requirements import check_repeatable
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.walk import called_in
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, shared_in, take_apart
+from foretrace.ir.pydata.plain_data import same
+from foretrace.ir.symbols.symbols import Numbers, Size
+from foretrace.lowering.emit.python_source import Source
+from foretrace.runtime.guards.guard import shown, telling
+from foretrace.runtime.guards.guard_list import Broken, Conditions, tell_lines
+from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
+from foretrace.session.run.aliased_inputs import apart, check_shared_memory
+
+AGAIN = "capture again with inputs like these"
+GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
+ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled", "inference_mode")
+AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
+UNHOOKED = "call it outside of the hooks, or use foretrace.compile"
+DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
+DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
+
+
+class CallGuards:
+    """Checks the calls of a record's cuts.
+
+    The guards are one generated function, made when the first call needs it, and made again where a
+    cut has since asked more of open sizes.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+        self._checks = dict[tuple[bool, bool], tuple[int, Callable[[list[Any]], Any]]]()
+
+    def inputs(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        small: bool = False,
+        hooks: bool = False,
+    ) -> tuple[list[Any], Numbers]:
+        """The graph's inputs from a call's arguments and the live parameters, and the symbols.
+
+        Args:
+            args: the call's positional arguments.
+            kwargs: its keyword arguments.
+            small: whether open sizes may be 0 and 1; the caller asks whether the graph holds then.
+            hooks: whether the graph has what the program's hooks do.
+
+        Raises:
+            Refusal: the call breaks a guard.
+        """
+        for change in self.recorded.requires.changed:
+            check_repeatable(change)
+        if torch_api.autocast_devices() != self.recorded.requires.autocast:
+            raise broken("autocast is not as it was when the program was captured", AUTOCAST)
+        now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
+        if now != then:
+            raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
+        if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
+            raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
+        given = self._form(args, kwargs)
+        if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
+            raise broken(SHARED, COPY_ONE)
+        found = self._check(small=small, hooks=hooks)(given)
+        if isinstance(found, Broken):
+            raise refusal_of(found)
+        tensors, sizes = found
+        writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
+        shared = apart(tensors, self.recorded.requires)
+        check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
+        return tensors, sizes
+
+    def _check(self, *, small: bool, hooks: bool) -> Callable[[list[Any]], Any]:
+        count, known = len(self.recorded.guards), self._checks.get((small, hooks))
+        if known is None or known[0] != count:
+            check = _checking(self.recorded, small=small, hooks=hooks)
+            known = self._checks[small, hooks] = count, check
+        return known[1]
+
+    def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
+        """Sets the call's grad mode for a forward cut, or on where the program turns it on.
+
+        Raises:
+            Refusal: it is not as it was, and the program's code knows of it.
+        """
+        requires, on = self.recorded.requires, torch.is_grad_enabled()
+        knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
+        if (knows or requires.asks_mode) and on != requires.grad_mode:
+            raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
+        if knows and not on and follows(self.recorded.ops):
+            return torch.inference_mode(mode=False)
+        return torch.set_grad_enabled(on)
+
+    def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves that are inputs; the others are as they were."""
+        leaves, structure = take_apart((args, kwargs))
+        requires, given = self.recorded.requires, []
+        if structure != requires.in_structure:
+            raise broken("the arguments are nested in another way than those of the capture")
+        for name, (_, leaf) in zip(requires.names, leaves, strict=True):
+            if name not in requires.constants:
+                given.append(leaf)
+            elif isinstance(leaf, torch.Tensor):
+                raise broken(f"{name} is a tensor, unlike in the capture")
+            elif not _equal(leaf, requires.constants[name]):
+                before = requires.constants[name]
+                raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
+        return given
+
+
+def _equal(leaf: Any, before: Any) -> bool:
+    """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
+    attempt = Attempt(Exception)
+    with attempt:
+        return same(leaf, before)
+    return False
+
+
+def follows(ops: Iterable[Op]) -> bool:
+    """Whether anything the program did is followed by autograd."""
+    return any(
+        op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+        for op in called_in(ops)
+    )
+
+
+def _checking(
+    recorded: Recorded, *, small: bool, hooks: bool
+) -> Callable[[list[Any]], Any]:  # fmt: skip
+    """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
+    source = Source()
+    conditions = CutConditions(source, recorded, small=small)
+    conditions.write(hooks=hooks)
+    inputs = "".join(f"{name}, " for name in conditions.inputs)
+    sizes = ", ".join(
+        f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
+    )
+    source.add(*tell_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
+    return source.function("guards", "given")
+
+
+class CutConditions(Conditions):
+    """What a cut relies on: nothing of the modes that a call is made under."""
+
+    def write(self, *, hooks: bool) -> None:
+        """All checks."""
+        self.outside(hooks=hooks)
+        requires = self.recorded.requires
+        count = len(requires.names) - len(requires.constants)
+        given = [self.source.names.new("given") for _ in range(count)]
+        if given:
+            self.line(f"{''.join(name + ', ' for name in given)} = given")
+        self.take(given)
+        self._apart()
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.size is None:
+                facts = TensorFacts.of_type(item.role.name, item.value.type)
+                tell = self.source.bind(facts.difference, "difference")
+                self.add(f"not {tell}({local})", f"{tell}({local})")
+            else:
+                words = f"{item.role.name} is {{}}, the capture saw an int"
+                self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))
+        self.sizes()
+        self.answers(self.recorded.answered)
+
+    def _apart(self) -> None:
+        """Parameters and buffers that were several tensors are several still; so is state."""
+        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
+        reads = any(item.read is not None for item, _ in pairs)
+        owned = {
+            local: item.role.name for item, local in pairs
+            if item.owner is not None or (reads and item.size is None)
+        }  # fmt: skip
+        if len(owned) > 1:
+            all, names = ", ".join(owned), [*owned.values()]
+            tell = self.source.bind(partial(one_tensor, names), "one_tensor")
+            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{tell}({all})")
+
+
+def refusal_of(found: Broken) -> Refusal:
+    """The refusal of a call for which a guard does not hold."""
+    do = found.do or (DYNAMIC if found.reason.startswith("size ") else AGAIN)
+    more = ("or change the line so that it does not depend on this",) if found.at else ()
+    return Refusal(
+        f"guard broken: {found.reason}", kind="guard broken", at=found.at, do=(do, *more)
+    )
+
+
+def number(size: Size, sizes: Numbers) -> int:
+    """A size as a number."""
+    return size if isinstance(size, int) else int(size.xreplace(sizes))
+
+
+def broken(what: str, do: str = AGAIN) -> Refusal:
+    """The refusal of a call that breaks a guard."""
+    return Refusal(f"guard broken: {what}", kind="guard broken", do=do)

@@ -1,0 +1,419 @@
+"""What calls of one record rely on, as checks over the local names of its inputs.
+
+There is one list. A compiled callable reads it as a fast path that gives up at the first check that
+fails, a cut as a function that tells what failed (`guards.py`).
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Late
+from foretrace.ir.program.call_requirements import Answered, Held, memory_of, one_memory
+from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.places import tensor_of
+from foretrace.ir.symbols.symbols import MANY, Numbers, Size, put_in, solved
+from foretrace.lowering.emit.python_sizes import size_text
+from foretrace.lowering.emit.python_source import INDENT, Source
+from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of
+from foretrace.operators.abstract_tensors.subclass_types import Holds
+from foretrace.runtime.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
+from foretrace.runtime.guards.state_guards import Facts
+from foretrace.runtime.guards.tensor_guards import Elsewhere
+
+GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
+"""What looking at a name raises that is no longer bound, or asking what has no answer"""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A guard that failed: in words, and the user's line that made it, if one did."""
+
+    reason: str
+    at: Frame | Late | None
+    passed: int = 0
+    """how many guards held before it"""
+    do: str = ""
+    asked: Answered | None = None
+    """the question of the program's whose answer is another"""
+    of: Of = "call"
+    """what it was about"""
+
+
+class Conditions(Checks):
+    """Collects the checks of one record.
+
+    `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
+    one. `least`: how far down the sizes reach of which it is shown elsewhere that 0 and 1 will do.
+
+    Args:
+        source: what the checks are written for.
+        recorded: the record.
+        small: whether that is shown, of any size.
+    """
+
+    def __init__(self, source: Source, recorded: Recorded, *, small: bool = False) -> None:
+        super().__init__(source)
+        self.recorded = recorded
+        self.least = _reaching_down(recorded) if small else {}
+        self.inputs: list[str] = []
+        self.bound: set[sympy.Basic] = set()
+        for symbol in recorded.symbols.ranges():
+            source.names.new(str(symbol))  # a size goes by its own name
+
+    def outside(self, *, hooks: bool = False) -> None:
+        """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
+        self.checks += Facts(self.source, self.recorded.requires, hooks=hooks).checks
+
+    def take(self, given: list[str]) -> None:
+        """A local name for every input; what were one tensor are one again.
+
+        Args:
+            given: names of the arguments that are inputs.
+        """
+        for first, second in self.recorded.requires.repeated:
+            self.add(
+                f"{given[first]} is {given[second]}",
+                repr("two arguments were one tensor in the capture and are two now"),
+            )
+        for item in self.recorded.inputs:
+            self.inputs.append(self._input(item, given))
+        self._tied()
+        self._together()
+        self._states()
+        self._rebound()
+        self._forms()
+        self._gradients()
+        self._hooks()
+        self._set_on()
+
+    def sizes(self) -> None:
+        """Sizes that are open: what they are, how far they reach, what the program asked of them.
+
+        In this order: what it asked may divide by a size that is out of range. The whole range
+        comes last, as it follows from what was asked, which has a line.
+        """
+        self._bind()
+        self._ranges(above=-sys.maxsize, below=MANY, known=self.least)
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.value.type.symbols:
+                self._geometry(item, local)
+        self.places()
+        for guard in self.recorded.symbols.guards():
+            if guard.symbols <= self.bound:
+                symbols = sorted(map(str, guard.symbols))
+                values = ", ".join(f"{s} = {{}}" for s in symbols)
+                words = f"{guard.condition} does not hold, with {values}"
+                self.add(size_text(guard.condition), telling(words, *symbols), guard.frame)
+        self._ranges(above=MANY, below=sys.maxsize)
+
+    def places(self) -> None:
+        """Where inputs begin in memory, and which are no views."""
+        self._begins()
+        self._whole()
+        self._rooms()
+        self._wrapped()
+
+    def answers(self, asked: Sequence[Answered]) -> None:
+        """Questions about values that the program asked and that are asked again."""
+        if not asked:
+            return
+        bound = sorted(self.bound, key=str)
+        sizes = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+        inputs = "".join(f"{name}, " for name in self.inputs)
+        holds = self.source.names.new("holds")
+        again = self.source.bind(asked[0].again, "again")
+        self.line(f"{holds} = {again}({{{sizes}}}, ({inputs}))")
+        for each in asked:
+            question = self.source.bind(each, "question")
+            condition, of = f"{holds}({question})", of_answer(each)
+            self.checks.append(
+                Check(condition, repr(each.broken), at=each.frame, asked=each, of=of)
+            )
+        self.line(f"del {holds}")  # it has all that it computed
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    def _input(self, item: Input, given: list[str]) -> str:
+        if item.gradient_of is not None:
+            local = self.source.names.new(item.role.name)
+            self.line(f"{local} = {self.inputs[self.recorded.inputs.index(item.gradient_of)]}.grad")
+            self.add(f"{local} is not None", repr(f"{item.role.name} is None now"))
+            return local
+        if item.argument is not None:
+            return self._given(item, given[item.argument])
+        if item.read is not None:
+            local = self.source.names.new(item.role.name)
+            self.line(f"{local} = {self.source.bind(item.read, 'read')}()")
+            return local
+        if item.owner is None:
+            return self.source.bind(item.tensor, item.role.name)
+        module, name = item.owner
+        local, tables = self.source.names.new(item.role.name), torch_api.tensor_tables(module)
+        table = tables[name not in tables[0]]
+        self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
+        return local
+
+    def _given(self, item: Input, argument: str) -> str:
+        """The name of an argument, or of what is made of it."""
+        if item.number is None and not item.memory:
+            return argument
+        local, make = self.source.names.new(item.role.name), memory_of if item.memory else tensor_of
+        kind = f", {self.source.bind(item.number, 'kind')}" * (item.number is not None)
+        self.line(f"{local} = {self.source.bind(make, make.__name__)}({argument}{kind})")
+        return local
+
+    def _together(self) -> None:
+        """Arguments that are views of one memory."""
+        for memory, views in self.recorded.requires.together.items():
+            names = ", ".join(self.inputs[index] for index in (memory, *views))
+            told = ", ".join(self.recorded.inputs[index].role.name for index in views)
+            one = self.source.bind(one_memory, "one_memory")
+            self.add(f"{one}(({names}))", repr(f"{told} share no memory now, as they did"))
+
+    def _states(self) -> None:
+        """Further places of a tensor that the program leaves in several."""
+        for read, index in self.recorded.requires.tied:
+            there = f"{self.source.bind(read, 'read')}()"
+            words = f"{read.place.name} and {self.recorded.inputs[index].role.name} are two tensors"
+            self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
+
+    def _rebound(self) -> None:
+        """That a tensor which others have bound is nothing else that the program has, too.
+
+        What the program asks by `is`, it was told of two tensors.
+        """
+        requires, inputs = self.recorded.requires, self.recorded.inputs
+        if requires.rebound:
+            held = [each.before for each in requires.held if isinstance(each, Held)]
+            elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
+            first = [self.inputs[index] for index in requires.rebound]
+            rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]
+            two = [f"({', '.join(names)},)" for names in (first, rest)]
+            words = "a tensor that is bound outside of the program is one that it has elsewhere"
+            self.add(f"not {elsewhere}.any({', '.join(two)})", repr(words))
+
+    def _forms(self) -> None:
+        """Containers that the program fills."""
+        for read in self.recorded.requires.forms:
+            words = repr(f"{read.place.name} holds more or less than it did")
+            self.add(f"{self.source.bind(read, 'form')}.holds", words)
+
+    def _hooks(self) -> None:
+        """The hooks that a backward of the program's own has run."""
+        hooked = self.recorded.requires.hooked
+        bare = [index for index, tables in hooked.items() if not any(tables)]
+        if bare:
+            first = self.source.bind(torch_api.first_hooked, "first_hooked")
+            asked = f"{first}(({', '.join(self.inputs[index] for index in bare)},))"
+            roles = self.source.bind([str(self.recorded.inputs[i].role) for i in bare], "roles")
+            self.add(f"{asked} is None", f"{roles}[{asked}] + ' has other hooks'")
+        for index, hooks in hooked.items():
+            if index in bare:
+                continue
+            now = self.source.bind(_hooks_now, "hooks_now")
+            local, item = self.inputs[index], self.recorded.inputs[index]
+            known = self.source.bind(hooks, "hooks")
+            self.add(f"{now}({local}) == {known}", repr(f"{item.role} has other hooks"))
+
+    def _gradients(self) -> None:
+        """Whether there is a `.grad`, where the program has read it."""
+        for index, place in self.recorded.requires.gradients.items():
+            local, name = self.inputs[index], self.recorded.inputs[index].role.name
+            if place is None:
+                self.add(f"{local}.grad is None", repr(f"{name}.grad is there now, it was None"))
+            elif self.recorded.inputs[place].gradient_of is not self.recorded.inputs[index]:
+                words = repr(f"{name}.grad is another tensor than it was")
+                self.add(f"{local}.grad is {self.inputs[place]}", words)
+
+    def _begins(self) -> None:
+        """Where an input begins in memory, if the program asked."""
+        requires = self.recorded.requires
+        for index, at in (requires.viewed | requires.begins).items():
+            item, now = self.recorded.inputs[index], f"{self.inputs[index]}.storage_offset()"
+            then = item.value.type.offset
+            words = (
+                f"{item.role.name} begins at element {{}} of its memory, in the capture at {then}"
+            )
+            if _symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+
+    def _whole(self) -> None:
+        """Inputs that may be no views, as where the program detaches them in place."""
+        for index, at in self.recorded.requires.whole.items():
+            is_view, name = self.source.bind(torch_api.is_view, "is_view"), self.inputs[index]
+            words = f"{self.recorded.inputs[index].role.name} is a view, which it was not"
+            self.add(f"not {is_view}({name})", repr(words), at)
+
+    def _rooms(self) -> None:
+        """How much memory inputs have, where forward-mode autograd asks."""
+        for index, (then, at) in self.recorded.requires.rooms.items():
+            room = self.source.bind(torch_api.room, "room")
+            now, name = f"{room}({self.inputs[index]})", self.recorded.inputs[index].role.name
+            words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
+            if _symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+
+    def _wrapped(self) -> None:
+        """What inputs hold that wrap others."""
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.size is None and item.value.type.wrapped:
+                tell = Holds(item.role.name, item.value.type.wrapped)
+                told = self.source.bind(tell, "holds")
+                self.add(f"not {told}({local})", f"{told}({local})")
+
+    def _set_on(self) -> None:
+        """Attributes of Python's on inputs."""
+        for index, name, item in self.recorded.requires.set_on:
+            words = f"{self.recorded.inputs[index].role.name}.{name}"
+            nothing = self.source.bind(MISSING, "MISSING")
+            self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
+
+    def _tied(self) -> None:
+        """Further places of a parameter that is in several."""
+        inputs = self.recorded.inputs
+        known = {
+            id(item.tensor): name for item, name in zip(inputs, self.inputs, strict=True)
+            if item.owner is not None
+        }  # fmt: skip
+        first = {(id(i.owner[0]), i.owner[1]) for i in inputs if i.owner is not None}
+        for state in self.recorded.requires.modules:
+            live = torch_api.tensor_tables(state.module)
+            for table, before in zip(live, ("_parameters", "_buffers"), strict=True):
+                for name, tensor in state.registered.get(before, {}).items():
+                    if tensor is not None and (id(state.module), name) not in first:
+                        here = self.source.bind(table, "table")
+                        local = known.get(id(tensor)) or self.source.bind(tensor, "tied")
+                        reason = repr(f"{state.path}.{name} is another tensor than it was")
+                        self.add(f"{here}[{name!r}] is {local}", reason)
+
+    # ---- sizes -------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """A name for each symbol: of a size or stride that is it, else of one it follows from."""
+        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
+        for item, local in pairs:
+            if item.size is not None:
+                self._symbol(item.size, local)
+        places = [place for item, local in pairs for place in _numbers(item, local)]
+        for size, place in places:
+            self._symbol(size, place)
+        for size, place in places:
+            for symbol in sorted(_symbols(size) - self.bound, key=str):
+                whole = sympy.Symbol(self.source.names.new("whole"), integer=True)
+                expr = solved(size, symbol, whole)
+                if expr is not None and expr.free_symbols - {whole} <= self.bound:
+                    self.line(f"{whole} = {place}")
+                    self._symbol(symbol, size_text(expr))
+
+    def _symbol(self, size: Size, text: str) -> None:
+        if isinstance(size, sympy.Symbol) and size not in self.bound:
+            self.bound.add(size)
+            self.line(f"{size} = {text}")
+
+    def _ranges(self, *, above: int, below: int, known: Numbers | None = None) -> None:
+        """How far each symbol reaches, as far as that lies between two numbers.
+
+        `known`: those of which it is known elsewhere from where they reach.
+        """
+        for symbol, (least, most) in self.recorded.symbols.ranges().items():
+            first = min(least, below, (known or {}).get(symbol, below))
+            few = [f"{symbol} >= {first}"] if least > above else []
+            many = [f"{symbol} <= {most}"] if most < below - 1 else []
+            if symbol in self.bound and (few or many):
+                low = first if below == MANY else least
+                words = f"a dynamic size is {{}}; the capture is for sizes from {low} to {most}"
+                do = "capture with an example of this size"
+                self.add(" and ".join(few + many), telling(words, str(symbol)), do=do)
+
+    def _geometry(self, item: Input, local: str) -> None:
+        """The sizes and strides that follow from others; strides of a size 1 do not matter."""
+        type, name = item.value.type, item.role.name
+        if type.sparse:
+            words = f"{name} has {{}} sparse dimensions, the capture has {type.sparse}"
+            now = f"{self.source.bind(sparse_of, 'sparse_of')}({local})"
+            self.add(f"{now} == {type.sparse!r}", telling(words, now))
+        for dim, size in enumerate(type.shape):
+            if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
+                words = f"size {dim} of {name} is {{}}, the capture has {size}"
+                now = f"{local}.size({dim})"
+                self.add(f"{now} == {size_text(size)}", telling(words, now))
+        dims = [dim for dim, size in enumerate(type.shape) if size != 1]
+        known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
+        if known and 0 not in type.shape and not type.sparse:
+            words = f"{name} has strides {{}}, the capture has {type.stride}"
+            now = f"{local}.stride()"
+            then = "".join(f"{size_text(_of_some(type.stride[d]))}, " for d in known)
+            some = "".join(f"{local}.stride({dim}), " for dim in known)
+            here = now if len(known) == len(type.shape) else f"({some})"
+            do = "make it contiguous, or capture with such a layout"
+            self.add(f"{here} == ({then})", telling(words, now), do=do)
+
+
+def _of_some(stride: Size) -> Size:
+    """A stride where sizes may be 0, which torch counts as 1."""
+    if isinstance(stride, int):
+        return stride
+    return stride.xreplace({s: sympy.Symbol(f"({s} or 1)") for s in _symbols(stride)})
+
+
+def _reaching_down(recorded: Recorded) -> Numbers:
+    """From where the sizes reach that may be 0 or 1; what a guard divides by is not 0."""
+    least = recorded.symbols.reaches_down()
+    asked = [guard.condition for guard in recorded.symbols.guards()] if least else []
+    return {s: max(low, int(any(_divides(each, s) for each in asked))) for s, low in least.items()}
+
+
+def _divides(condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
+    try:
+        put_in(condition, {symbol: 0})
+    except ArithmeticError:
+        return True
+    return False
+
+
+def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The hooks of a tensor: on its gradient, and after one is accumulated."""
+    return tuple([tuple(table.values()) if table else () for table in torch_api.hooks_of(tensor)])
+
+
+def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
+    """Sizes, strides and the offset of an input, with expressions for what they are."""
+    type = item.value.type
+    if item.size is None and type.symbols:
+        yield from ((size, f"{local}.size({dim})") for dim, size in enumerate(type.shape))
+        if type.sparse:
+            return
+        yield from ((size, f"{local}.stride({dim})") for dim, size in enumerate(type.stride))
+        yield type.offset, f"{local}.storage_offset()"
+
+
+def _symbols(size: Size) -> set[Any]:
+    return set() if isinstance(size, int) else set(size.free_symbols)
+
+
+def tell_lines(
+    checks: Sequence[Check], space: dict[str, Any], result: str = "None"
+) -> Iterator[str]:
+    """The checks as lines that return a Broken where one fails, else the result."""
+    space["Broken"] = Broken
+
+    def tell(number: int, check: Check) -> str:
+        space[f"at{number}"] = check.at
+        space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
+        rest = f"{check.do!r}, asked{number}, {check.of!r}"
+        return f"return Broken({check.reason}, {at}, {number}, {rest})"
+
+    yield "try:"
+    yield from (INDENT + line for line in check_lines(checks, tell))
+    yield f"{INDENT}pass"
+    yield f"{GONE} as gone_:"  # a name that no source binds
+    words = "f'what the capture relied on is gone: {gone_}'"
+    yield f"{INDENT}return Broken({words}, None, of='held')"
+    yield f"return {result}"

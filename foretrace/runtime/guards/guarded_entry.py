@@ -1,0 +1,236 @@
+"""One captured program as one generated function: its guards, then what it does.
+
+`run` answers a call, or gives MISS without having done anything. `why` is the same guards told in
+words, generated when first asked for.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.call_requirements import Answered
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.pydata.containers import SHARED, shared_in
+from foretrace.ir.symbols.symbols import MANY
+from foretrace.lowering.cuts.selectors import every_op
+from foretrace.lowering.emit.python_source import INDENT, Source, compiled
+from foretrace.operators.targets.sdpa import WHAT as ATTENTION
+from foretrace.operators.targets.sdpa_call import Enabled
+from foretrace.runtime.guards.argument_guards import Arguments
+from foretrace.runtime.guards.guard import Check, check_lines, of_answer
+from foretrace.runtime.guards.guard_list import GONE, Broken, Conditions, tell_lines
+from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.runtime.guards.tensor_guards import TensorFacts, apart, tell
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = _Miss()
+"""What `run` gives where a guard fails"""
+
+
+class Unmet(threading.local):
+    """Where a question that a body asks has another answer: the call is given up, and undone."""
+
+    last: Answered | None = None
+
+    def __call__(
+        self, answered: Answered, states: Iterable[tuple[Any, torch.Tensor]] = ()
+    ) -> _Miss:
+        """What the body returns then; `states` are those of generators before it began."""
+        for generator, state in states:
+            generator.set_state(state)
+        self.last = answered
+        return MISS
+
+    def taken(self) -> Answered | None:
+        """The question at which this thread's last run was given up; told once."""
+        last, self.last = self.last, None
+        return last
+
+
+class Entry:
+    """A capture that answers calls like the one that it was made from.
+
+    `answers` are those that it relied on, in order; `unmet` tells which was another in a run.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], checks: list[Check], space: dict[str, Any],
+        answers: Sequence[Answered] = (), unmet: Unmet | None = None,
+    ) -> None:  # fmt: skip
+        self.run, self._checks, self._space = run, checks, space
+        self.answers, self.unmet = tuple(answers), unmet or Unmet()
+        self._told: Callable[..., Any] | None = None
+        self.answered = False
+        """whether it has answered a call other than its own"""
+        self.then = dict[Entry, Entry]()
+        """what answered after it, by what had answered before it, the last time"""
+
+    def path(self, answered: Answered) -> list[tuple[Any, ...]]:
+        """The questions up to this one, with their answers."""
+        return [(a.asked, a.inputs, a.frame, a.answer) for a in self.answers[: answered.number + 1]]
+
+    def missed(self, answered: Answered) -> Broken:
+        """Why a run was given up in the middle."""
+        passed = len(self._checks) + answered.number
+        of = of_answer(answered)
+        return Broken(answered.broken, answered.frame, passed, asked=answered, of=of)
+
+    def why(self, args: Any, kwargs: Any) -> Broken | None:
+        """The first guard that fails for this call; None if all hold."""
+        if self._told is None:
+            space = dict(self._space)
+            lines = list(tell_lines(self._checks, space))
+            self._told = compiled("why", "args, kwargs", lines, space)
+        broken: Broken | None = self._told(args, kwargs)
+        return broken
+
+
+class Guards(Conditions):
+    """Writes the guards of one capture as the first lines of a source.
+
+    Args:
+        source: what they are written for.
+        recorded: the capture.
+        small: tells of which sizes 0 and 1 its graph holds; None: of none.
+    """
+
+    def __init__(self, source: Source, recorded: Recorded, small: SmallSizes | None = None) -> None:
+        super().__init__(source, recorded, small=small is not None)
+        self.small = small
+
+    def call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[Answered] = ()
+    ) -> list[torch.Tensor]:
+        """All but what `outside` adds; gives the call's tensors in the order of the inputs.
+
+        `inside`: the questions that the body asks itself.
+        """
+        state = torch_api.global_state_guard()
+        here, tell = self.source.bind(state.check, "state"), self.source.bind(state.reason, "told")
+        self.add(f"{here}()", f"'torch is in another state: ' + {tell}()")
+        self._modes()
+        arguments = Arguments(self.source, self.recorded.requires.constants)
+        arguments.call(args, kwargs, self.recorded.requires.names)
+        self.checks += arguments.checks
+        if self.recorded.requires.fills_arguments:
+            shared = self.source.bind(shared_in, "shared_in")
+            self.add(f"not {shared}((args, kwargs))", repr(SHARED))
+        self.take(arguments.inputs)
+        live: list[Any] = [item.live(arguments.found) for item in self.recorded.inputs]
+        self._tensors(live)
+        self._memory()
+        self.sizes()
+        known = {each.text for each in inside}
+        self.answers([each for each in self.recorded.asked_before if each.text not in known])
+        self._small()
+        return live
+
+    def kernels(self) -> None:
+        """The user's attention switches, where the graphs have the kernel that they led to."""
+        choices = (op.choice for op in every_op(self.recorded.ops))
+        if any(choice is not None and choice.what == ATTENTION for choice in choices):
+            now, then = self.source.bind(Enabled.now, "now"), Enabled.now()
+            self.add(
+                f"{now}() == {self.source.bind(then, 'switches')}",
+                repr("torch.backends.cuda's attention switches are set otherwise"),
+            )
+
+    def write(self) -> None:
+        """The guards as lines of the source."""
+        miss = self.source.bind(MISS, "MISS")
+        lines = check_lines(self.checks, lambda *_: f"return {miss}")
+        self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
+
+    def entry(self, unmet: Unmet) -> Entry:
+        """The source as one; `unmet` tells of the questions that its body asks."""
+        function = self.source.function("foretraced", "args, kwargs")
+        return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _modes(self) -> None:
+        count = self.source.bind(torch_api.function_modes, "function_modes")
+        now = torch_api.function_modes()
+        self.add(f"{count}() == {now}", "'other torch function modes are active'")
+        seen = self.source.bind(torch_api.saving_watched, "saving_watched")
+        self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
+
+    def _tensors(self, live: list[torch.Tensor]) -> None:
+        """Type, dtype, device, sizes and so on of all inputs, in one call."""
+        inputs = self.recorded.inputs
+        tensors_of = [place for place, item in enumerate(inputs) if item.size is None]
+        places = [n for n in tensors_of if not isinstance(inputs[n].value.type.sparse, str)]
+        for place in set(tensors_of) - set(places):  # torch's check asks for strides
+            one = TensorFacts.of_type(inputs[place].role.name, inputs[place].value.type)
+            told = self.source.bind(one.difference, "tell_tensor")
+            self.add(f"not {told}({self.inputs[place]})", f"{told}({self.inputs[place]})")
+        if not places:
+            return
+        tensors = [live[place] for place in places]
+        shapes = [inputs[place].value.type.shape for place in places]
+        free = [
+            frozenset(d for d, n in enumerate(shape) if isinstance(n, sympy.Basic))
+            for shape in shapes
+        ]
+        check = self.source.bind(torch_api.tensor_guard(tensors, free), "tensors")
+        facts = [
+            TensorFacts.of(inputs[place].role.name, tensor, open_)
+            for place, tensor, open_ in zip(places, tensors, free, strict=True)
+        ]
+        told = self.source.bind(partial(tell, facts), "tell_tensors")
+        names = ", ".join(self.inputs[place] for place in places)
+        given = (n for n in places if inputs[n].role.kind != "parameter")
+        nested = " or ".join(f"{self.inputs[n]}.is_nested" for n in given)
+        if nested:  # torch's check ends the process, as it asks for strides
+            self.add(f"not ({nested})", f"{told}({names})")
+        self.add(f"{check}({names})", f"{told}({names})")
+        for index in {mutation.index for mutation in self.recorded.mutations}:
+            if live[index].requires_grad:
+                leaf = live[index].is_leaf
+                name = inputs[index].role.name
+                words = repr(f"{name} is {'no' if leaf else 'a'} leaf of autograd now")
+                self.add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
+
+    def _small(self) -> None:
+        """Sizes 0 and 1: they hold where that is shown."""
+        among = sorted(self.bound & set(self.least), key=str)
+        if self.small is None or not among:
+            return
+        many = " and ".join(f"{symbol} >= {MANY}" for symbol in among)
+        bound = sorted(self.bound, key=str)
+        numbers = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+        holds, tell = (
+            self.source.bind(each, name)
+            for each, name in ((self.small.holds, "holds"), (self.small.tell, "tell_small"))
+        )
+        words, at = (f"{tell}({{{numbers}}})[{i}]" for i in range(2))
+        self.add(f"({many}) or {holds}({{{numbers}}})", words, found=at)
+
+    def _memory(self) -> None:
+        """No argument, and no state, shares memory with an input that the program writes to.
+
+        What modules hold has been looked at by the capture.
+        """
+        written = {m.index for m in self.recorded.mutations if not m.rebound}
+        requires = self.recorded.requires
+        given = {
+            i for i, item in enumerate(self.recorded.inputs)
+            if (item.argument is not None and item.size is None) or item.read is not None
+        } - requires.idle - {i for views in requires.together.values() for i in views}  # fmt: skip
+        names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
+        if written and len(written | given) > 1 and given:
+            check = self.source.bind(apart, "apart")
+            self.add(
+                f"{check}([{names[0]}], [{names[1]}])",
+                repr("an input that the program writes to shares memory with another"),
+            )

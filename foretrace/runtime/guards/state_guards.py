@@ -1,0 +1,203 @@
+"""What the program may read of modules and of Python state outside, as guards.
+
+Modules: train() or eval(), which parameters, buffers and submodules there are, which hooks. All
+else is what `python_state/access/reads.py` has noted: plain data is compared by value, functions,
+classes and all else by identity.
+"""
+
+import types
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Late
+from foretrace.ir.program.call_requirements import (
+    AFTER_ONE,
+    Held,
+    HeldLength,
+    HeldMembers,
+    HeldNames,
+    ModuleState,
+    Requirements,
+)
+from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
+from foretrace.ir.pydata.plain_data import plain
+from foretrace.lowering.emit.python_source import Source
+from foretrace.python_state.access.reads import HOOKS
+from foretrace.runtime.guards.guard import Check, Checks
+
+BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
+"""Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
+
+
+class Facts(Checks):
+    """The checks of one record's modules and of the Python state that it held."""
+
+    def __init__(self, source: Source, requires: Requirements, *, hooks: bool = False) -> None:
+        super().__init__(source)
+        self.mentioned = requires.mentioned
+        for state in (*requires.modules, *requires.met):
+            self._module(state)
+        for held in (*requires.held, *(requires.of_hooks if hooks else ())):
+            self._held(held)
+        self._apart(requires)
+
+    def add(
+        self,
+        condition: str,
+        reason: str,
+        at: Frame | Late | None = None,
+        do: str = "",
+        found: str = "",
+    ) -> None:
+        """One more check, of what the program may change itself."""
+        self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="held"))
+
+    # ---- modules -----------------------------------------------------------------------------
+
+    def _module(self, state: ModuleState) -> None:
+        module, path = state.module, state.path or type(state.module).__name__
+        space = self.source.bind(vars(module), "attributes")
+        other = "eval()" if state.training else "train()"
+        words = repr(f"{path} is in {other} mode, unlike in the capture")
+        self.checks.append(Check(f"{space}['training'] is {state.training}", words))
+        self._tables(path, state)
+        self._hooks(path, state)
+
+    def _tables(self, path: str, state: ModuleState) -> None:
+        """Which parameters, buffers and submodules there are."""
+        children = torch_api.submodule_table(state.module)
+        live = (*torch_api.tensor_tables(state.module), children)
+        before = [
+            state.registered.get(name, {}) for name in ("_parameters", "_buffers", "_modules")
+        ]
+        names = [self.source.bind(table, "table") for table in live]
+        more = repr(f"{path} has other parameters, buffers or submodules")
+        none = [name for name, table in zip(names, before, strict=True) if not table]
+        if none:
+            self.add(f"not ({' or '.join(none)})", more)
+        for here, table in zip(names, before, strict=True):
+            if table:
+                self.add(f"len({here}) == {len(table)}", more)
+            for name, item in table.items():
+                if item is None:
+                    words = repr(f"{path}.{name} is no longer None")
+                    self.add(f"{here}[{name!r}] is None", words)
+                elif here == names[-1]:
+                    known = self.source.bind(item, "module")
+                    words = repr(f"{path}.{name} is another module")
+                    self.add(f"{here}[{name!r}] is {known}", words)
+
+    def _hooks(self, path: str, state: ModuleState) -> None:
+        names = [self.source.bind(vars(state.module)[name], "hooks") for name in HOOKS]
+        before = [tuple(state.registered.get(name, {}).values()) for name in HOOKS]
+        if not any(before):
+            words = repr(f"{path} has a hook that the capture lacked")
+            self.add(f"not ({' or '.join(names)})", words)
+            return
+        for name, hooks in zip(names, before, strict=True):
+            known = self.source.bind(hooks, "hooks")
+            self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
+
+    def _apart(self, requires: Requirements) -> None:
+        """That no module has a tensor now that the program held elsewhere, and there alone."""
+        tables = [table for s in requires.modules for table in torch_api.tensor_tables(s.module)]
+        own = {id(tensor) for table in tables for tensor in table.values()}
+        members = (each.members for each in requires.held if isinstance(each, HeldMembers))
+        held = [each.before for each in requires.held if isinstance(each, Held)]
+        tensors = [x for x in (*held, *chain(*members)) if isinstance(x, torch.Tensor)]
+        others = [each for each in tensors if id(each) not in own]
+        if others and own:
+            apart = self.source.bind(_Apart(others, tables).hold, "apart")
+            self.add(f"{apart}()", repr("a module has a tensor now that was held elsewhere alone"))
+
+    # ---- what else was held ------------------------------------------------------------------
+
+    def _held(self, held: Held | HeldNames | HeldLength) -> None:
+        holder = self.source.bind(held.holder, "holder")
+        if isinstance(held, HeldNames):
+            added = self.source.bind(_Added(held, self.mentioned), "added")
+            condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
+            self.add(condition, f"{added}.words({holder})")
+        elif isinstance(held, HeldLength):
+            known, own = type(held.holder) in OWN, own_kind(held.holder).__len__
+            length = "len" if known else self.source.bind(own, "length")
+            condition = f"{length}({holder}) == {held.before}"
+            self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
+            if isinstance(held, HeldMembers):
+                same = self.source.bind(_Members(held.members).same, "members")
+                self.add(f"{same}({holder})", repr(f"{held.name} has other members"))
+        elif held.itself:
+            condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"
+            self.add(condition, repr(f"{held.name} is another object now"))
+        elif held.before is MISSING:
+            key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
+            there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
+            self.add(there, repr(f"{held.name} is bound now"), held.at, AFTER_ONE * held.left)
+        else:
+            place = self._place(held, holder)
+            self.value(place, held.name, held.before, held.at, AFTER_ONE * held.left)
+
+    def _place(self, held: Held, holder: str) -> str:
+        """The expression that gives what is there now."""
+        if held.how == "cell":
+            return f"{holder}.cell_contents"
+        if held.how == "attribute":
+            return f"{holder}.{held.key}"
+        key = self.source.literal(held.key, "key")
+        if type(held.holder) in BY_KEY:
+            return f"{holder}[{key}]"
+        base = next(each for each in BY_KEY if isinstance(held.holder, each))
+        get: Any = base.__getitem__
+        return f"{self.source.bind(get, 'get')}({holder}, {key})"
+
+
+class _Members:
+    """Whether a set has the members that it had."""
+
+    def __init__(self, members: tuple[object, ...]) -> None:
+        self.members = members  # alive, so that nothing else gets the id of one
+        self.keys = set(map(_by_identity, members))
+
+    def same(self, holder: Any) -> bool:
+        """Asked of Python's own type: a class may say otherwise."""
+        return {_by_identity(item) for _, item in own_items(holder)} == self.keys
+
+
+class _Apart:
+    """Whether tensors are none of those in modules' tables."""
+
+    def __init__(self, others: list[torch.Tensor], tables: Sequence[Mapping[str, Any]]) -> None:
+        self.others = {id(each): each for each in others}  # alive, as of sets
+        self.tables = tables
+
+    def hold(self) -> bool:
+        """Asked at each call."""
+        tensors = chain.from_iterable(table.values() for table in self.tables)
+        return self.others.keys().isdisjoint(map(id, tensors))
+
+
+def _by_identity(item: object) -> object:
+    return (type(item), item) if plain(item) else id(item)
+
+
+class _Added:
+    """Which names an object has now that the program's code mentions, and had not."""
+
+    def __init__(self, held: HeldNames, mentioned: frozenset[str]) -> None:
+        self.held, self.mentioned = held, mentioned
+
+    def names(self, space: Iterable[str]) -> list[str]:
+        """In order."""
+        return sorted(self.mentioned.intersection(space) - self.held.before)
+
+    def words(self, space: Iterable[str]) -> str:
+        """What the first of them does."""
+        name = self.names(space)[0]
+        hides = self.held.kind is not None and hasattr(self.held.kind, name)
+        does = "hides that of the class" if hides else "is there now, the capture saw none"
+        return f"{self.held.name}.{name} {does}"

@@ -1,0 +1,154 @@
+"""How a tensor differs from the one that a capture saw, in words."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.sparse_layouts import layout_of, sparse_of
+from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
+from foretrace.runtime.guards.guard import shown
+from foretrace.session.run.aliased_inputs import overlapping
+
+SPARSE = "number of sparse dimensions"
+"""Or what else tells how one is sparse"""
+FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
+    "class": lambda tensor: type(tensor).__name__,
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+    "requires_grad": lambda tensor: tensor.requires_grad,
+    "number of dimensions": lambda tensor: tensor.dim(),
+    "layout": lambda tensor: tensor.layout,
+    "conjugate bit": lambda tensor: tensor.is_conj(),
+    "negative bit": lambda tensor: tensor.is_neg(),
+    "inference mode": lambda tensor: tensor.is_inference(),
+    SPARSE: sparse_of,
+    "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
+})  # fmt: skip
+"""What is looked at of a tensor, beside its sizes and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What a tensor was, for telling how another differs."""
+
+    name: str
+    facts: tuple[tuple[str, Any], ...]
+    shape: tuple[int | None, ...]
+    """None for a size that is open"""
+    stride: tuple[int | None, ...] | None
+    """None for one that does not matter"""
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, free: frozenset[int]) -> "TensorFacts":
+        """All that torch's own check looks at."""
+        shape = tuple(None if d in free else n for d, n in enumerate(tensor.shape))
+        facts = tuple((what, look(tensor)) for what, look in FACTS.items())
+        strided = not free and tensor.layout is torch.strided
+        return cls(name, facts, shape, tensor.stride() if strided else None)
+
+    @classmethod
+    def of_type(cls, name: str, type: TensorType) -> "TensorFacts":
+        """What a graph that was made for the type relies on: not on strides of sizes 0 and 1."""
+        facts = (
+            ("dtype", type.dtype),
+            ("device", type.device),
+            ("requires_grad", type.requires_grad),
+            ("number of dimensions", len(type.shape)),
+            ("layout", layout_of(type.sparse)),
+            ("conjugate bit", "conj" in type.lazy),
+            ("negative bit", "neg" in type.lazy),
+            ("wrapping class", str(type.wrapped) if type.wrapped else None),
+            (SPARSE, type.sparse),
+        )
+        shape = tuple(size if isinstance(size, int) else None for size in type.shape)
+        free = type.symbols or type.sparse or 0 in shape
+        stride = None if free else _strides(type)
+        return cls(name, facts, shape, stride)
+
+    def difference(self, now: Any) -> str:
+        """What differs, in words; empty if nothing does."""
+        if not isinstance(now, torch.Tensor):
+            return f"{self.name} is {shown(now)}, no tensor"
+        for what, before in self.facts:
+            found = FACTS[what](now)
+            if before != found:
+                return f"{self.name} has {what} {found}, the capture has {before}"
+        for dim, (size, found) in enumerate(zip(self.shape, now.shape, strict=True)):
+            if size is not None and size != found:
+                return f"size {dim} of {self.name} is {found}, the capture has {size}"
+        pairs = zip(self.stride, now.stride(), strict=False) if self.stride else ()
+        if any(before is not None and before != found for before, found in pairs):
+            return f"{self.name} has strides {now.stride()}, the capture has {self.stride}"
+        return ""
+
+
+def _strides(type: TensorType) -> tuple[int | None, ...]:
+    pairs = zip(type.shape, type.stride, strict=True)
+    return tuple(int(stride) if size != 1 else None for size, stride in pairs)
+
+
+def tell(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
+    """What the C++ check of all tensors found."""
+    for facts, tensor in zip(all_facts, tensors, strict=True):
+        if found := facts.difference(tensor):
+            return found
+    same = one_tensor([facts.name for facts in all_facts], *tensors)
+    return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
+
+
+def one_tensor(names: Sequence[str], *tensors: Any) -> str:
+    """Which two of some tensors are one; empty if none are."""
+    seen: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if id(tensor) in seen:
+            return f"{seen[id(tensor)]} and {name} are one tensor now"
+        seen[id(tensor)] = name
+    return ""
+
+
+OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Classes of tensors that hold no others"""
+
+
+def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    """Whether none of `written` shares memory with another tensor of either."""
+    if OF_TORCH.issuperset(map(type, (*written, *given))):
+        return _plain_apart(written, given)
+    each_once = {id(t): t for t in (*written, *given)}
+    memories = {
+        key: [part.untyped_storage().data_ptr() for part in plain_parts(t)]
+        for key, t in each_once.items()
+    }
+    kept = [memory for held in memories.values() for memory in held if memory]
+    return all(kept.count(memory) <= 1 for t in written for memory in memories[id(t)])
+
+
+def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
+    if len(places) == len(written) and 0 not in places:
+        return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in given)
+    memories = dict[int, dict[int, torch.Tensor]]()
+    for t in (*written, *given):
+        memories.setdefault(t.untyped_storage().data_ptr(), {})[id(t)] = t
+    mine = {id(t) for t in written}
+    return all(
+        mine.isdisjoint((one, other))
+        for memory, tensors in memories.items() if memory
+        for (one, _), (other, _) in overlapping([*tensors.items()])
+    )  # fmt: skip
+
+
+class Elsewhere:
+    """Whether tensors are also in places that are to hold what they held, or other inputs."""
+
+    def __init__(self, held: Iterable[object]) -> None:
+        self.held = {id(each): each for each in held if isinstance(each, torch.Tensor)}
+
+    def any(self, tensors: Sequence[object], inputs: Sequence[object]) -> bool:
+        """Whether one of them is; `inputs` has all of a graph, these among them."""
+        found = [*map(id, inputs)]
+        return any(id(each) in self.held or found.count(id(each)) > 1 for each in tensors)

@@ -1,0 +1,206 @@
+"""Load a file: the record, its cuts, and the modules of its tensors. Nothing in it is run."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.verify import verify_graph, verify_record
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.serialization.archive.manifest import Manifest
+from foretrace.serialization.archive.modules import Loadable, parts_of
+from foretrace.serialization.archive.stored_cut import Stored, stored_of
+from foretrace.serialization.archive.tensors import tensors_of
+from foretrace.serialization.archive.zip_file import read
+from foretrace.serialization.schema.container_json import Classes
+from foretrace.serialization.schema.decode import Decoder
+from foretrace.serialization.schema.errors import PROGRAM, damaged
+from foretrace.serialization.schema.field_checks import check
+from foretrace.serialization.schema.names import check_schemas
+from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
+from foretrace.serialization.schema.opaque import by_the_graph
+from foretrace.serialization.schema.shape_env_json import fill
+from foretrace.serialization.state.decode_state import Restored, Restoring
+from foretrace.session.run.setup import RULES
+
+MALFORMED = (
+    KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError,
+    RuntimeError, ArithmeticError, AssertionError,
+)  # fmt: skip
+"""What Python says of data that is not as it was written"""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a file has."""
+
+    manifest: Manifest
+    captured: Captured
+    cuts: tuple[Stored, ...]
+    python: Restored
+    """what the program goes on from beside its modules"""
+    missing: tuple[str, ...]
+    """classes that this process does not know, for which others stand"""
+    more: tuple[Captured, ...] = ()
+    """further captures of the program, which answer other calls"""
+
+
+def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
+    """Read a file; `root` becomes the module that the program was of.
+
+    Raises:
+        Refusal: the file is damaged, of another major version, or needs what is not here.
+    """
+    manifest, found, data = read(path)
+    if type(found) is not dict:
+        raise damaged(PROGRAM, "it is no program")
+    check_schemas(manifest.operators)
+    known = Classes(classes)
+    attempt, made = Attempt(*MALFORMED), list[Artifact]()
+    with attempt:
+        made.append(_made(manifest, found, data, root, known))
+    if attempt.error is not None:
+        if isinstance(attempt.error, Refusal):
+            raise attempt.error
+        raise damaged(PROGRAM, f"{attempt.error!r:.160}") from attempt.error
+    return made[0]
+
+
+def _made(
+    manifest: Manifest, found: dict[str, Any], data: bytes, root: Loadable, classes: Classes
+) -> Artifact:
+    tensors = tensors_of(found["tensors"], found["storages"], data)
+    parts = parts_of(found["parts"], tensors, root)
+    decoder = Decoder(found["records"], tensors, parts, classes)
+    decoder.join(found["pieces"])
+    every = (found, *found.get("more", ()))
+    required = [_fields(each["requires"], REQUIRED, decoder) for each in every]
+    if classes.missing:
+        _check_inputs(classes.missing)
+    shared = decoder.item(found.get("shared", NOTHING))
+    names = {id(each): name for name, each in root.named_parameters()}
+    restoring = Restoring(shared, names)
+    captured = [
+        _record(each, Requirements(**fields), decoder, restoring)
+        for each, fields in zip(every, required, strict=True)
+    ]
+    cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
+    _check_stages([each.recorded for each in captured], cuts)
+    return Artifact(
+        manifest, captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:])
+    )
+
+
+def _check_stages(every: list[Recorded], cuts: Iterable[Stored]) -> None:
+    """Refuse a tree or a graph that no capture makes: an op of what nothing has made.
+
+    Raises:
+        Refusal: with the rule that it breaks.
+    """
+    attempt = Attempt(Refusal)
+    with attempt:
+        for recorded in every:
+            verify_record(recorded, None)
+        for stored in cuts:
+            graphs = [stored.graph]
+            graphs += [] if stored.pair is None else [stored.pair.forward, stored.pair.backward]
+            for graph in graphs:
+                verify_graph(graph, every[0], None)
+    if isinstance(attempt.error, Refusal):
+        raise damaged(PROGRAM, attempt.error.what) from attempt.error
+
+
+def _record(
+    found: dict[str, Any], requires: Requirements, decoder: Decoder, restoring: Restoring
+) -> Captured:
+    """One program of a file."""
+    recorded = _fields(found["recorded"], RECORDED, decoder)
+    symbols = Symbols()
+    fill(symbols, found["symbols"], decoder)
+    made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
+    _check_indices(made)
+    if symbols.env is None and any(item.value.type.symbols for item in made.inputs):
+        raise damaged(PROGRAM, "an input has an open size, and no symbol is told")
+    _set_on(made)
+    told = decoder.item(found.get("python", NOTHING))
+    for index, module, name in told["owners"]:
+        if type(name) is not str or not isinstance(module, torch.nn.Module):
+            raise damaged(PROGRAM, f"an input is {name!r:.60}")
+        made.inputs[index].owner = module, name
+    restoring.let(made, told)
+    for item in made.inputs:
+        sources = (item.tensor, item.owner, item.argument, item.gradient_of, item.read, item.size)
+        if all(each is None for each in sources):
+            raise damaged(PROGRAM, f"nothing gives {item.role}")
+    return Captured(made, TargetSemantics(made.target, Types(symbols), RULES))
+
+
+NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
+    "states", "reads", "forms", "tied", "changed", "gradients", "held", "hooked", "owners",
+    "objects", "optimizers",
+)] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
+"""The Python state of a program that has none"""
+
+
+def _fields(found: Any, kinds: Any, decoder: Decoder) -> dict[str, Any]:
+    given = {name: decoder.item(found[name]) for name in kinds}
+    wrong = check(kinds, given)
+    if wrong:
+        raise damaged(PROGRAM, wrong)
+    return given
+
+
+def _check_inputs(missing: list[str]) -> None:
+    """Refuse arguments of a class that nobody here can make.
+
+    Raises:
+        Refusal: with the class.
+    """
+    raise Refusal(
+        f"the program takes a {missing[0]}, and this process knows no such class",
+        kind="unknown class",
+        do=f"import its library, or name it: foretrace.load(path, classes=[{_last(missing[0])}])",
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _check_indices(recorded: Recorded) -> None:
+    """Refuse places of inputs that are none."""
+    count = len(recorded.inputs)
+    requires = recorded.requires
+    tables = (
+        requires.gradients, requires.begins, requires.viewed, requires.together, requires.whole,
+        requires.rooms, requires.cleared, [index for index, *_ in requires.set_on],
+        [mutation.index for mutation in recorded.mutations],
+    )  # fmt: skip
+    if not all(0 <= index < count for table in tables for index in table):
+        raise damaged(PROGRAM, "it speaks of an input that is not there")
+
+
+def _set_on(recorded: Recorded) -> None:
+    """Give tensors of the file the attributes of Python's that the program has read of them."""
+    for index, name, item in recorded.requires.set_on:
+        tensor = recorded.inputs[index].tensor
+        if tensor is not None and item is not MISSING:
+            vars(tensor)[name] = item
+
+
+def tensors_outside(recorded: Recorded, python: Restored) -> dict[str, torch.Tensor]:
+    """The tensors that the program has read outside of its arguments and modules, by name."""
+    known = python.tensors
+    return {
+        item.role.name: item.tensor for item in recorded.inputs
+        if item.tensor is not None and item.owner is None and item.argument is None
+        and item.gradient_of is None and id(item.tensor) not in known
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""A program's modules without their Python: tensors and submodules by name, in their order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.serialization.archive.manifest import Part, row
+from foretrace.serialization.archive.tensors import Tensors
+from foretrace.serialization.schema.errors import PROGRAM, damaged
+
+
+class Loadable(nn.Module):
+    """A module of a file: what it has registered, and no code of its own."""
+
+    stands_for = ""
+    """the name of the class that it was of"""
+
+    def _get_name(self) -> str:
+        return self.stands_for or type(self).__name__
+
+
+class Parts:
+    """The modules of a file, each by its number; the first is the root.
+
+    Args:
+        roots: the modules that the program reaches, by the prefix of their parameters' names; one
+            alone has none, as a program that is a module.
+    """
+
+    def __init__(self, roots: Mapping[str, nn.Module], tensors: Tensors) -> None:
+        self.tensors = tensors
+        self.numbers: dict[int, int] = {}
+        self.rows: list[dict[str, Any]] = []
+        if len(roots) == 1:  # all names are those of its one module
+            self._add(next(iter(roots.values())), "")
+        else:
+            children: dict[str, int | None] = {}
+            self.rows.append({})
+            for name, module in roots.items():
+                children[name] = self._add(module, name)
+            self.rows[0] = asdict(Part("", True, {}, {}, [], children))
+
+    def _add(self, module: nn.Module, path: str) -> int:
+        known = self.numbers.get(id(module))
+        if known is not None:
+            return known
+        number = self.numbers[id(module)] = len(self.rows)
+        self.rows.append({})
+        parameters, buffers = (
+            {name: None if each is None else self.tensors.add(each, _joined(path, name))
+             for name, each in table.items()} for table in torch_api.tensor_tables(module)
+        )  # fmt: skip
+        kept = {
+            name: None if each is None else self._add(each, _joined(path, name))
+            for name, each in torch_api.submodule_table(module).items()
+        }
+        part = Part(
+            class_name(module), module.training, parameters, buffers,
+            torch_api.transient_buffers(module), kept,
+        )  # fmt: skip
+        self.rows[number] = asdict(part)
+        return number
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class; of one of a file, that of the class that it was of."""
+    return module.stands_for if isinstance(module, Loadable) else type(module).__name__
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+RESERVED = frozenset({
+    "cut", "cuts", "pair", "program", "outside", "missing_classes", "python_state", "objects",
+    "others",
+})  # fmt: skip
+"""Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
+
+
+def check_state(roots: Mapping[str, nn.Module]) -> None:
+    """Refuse modules whose state_dict has more, or other names, than what they have registered.
+
+    Raises:
+        Refusal: a module has written its own, or has a tensor of a name that is taken.
+    """
+    for root in roots.values():
+        tensors = (*root.named_parameters(remove_duplicate=False),
+                   *root.named_buffers(remove_duplicate=False))  # fmt: skip
+        plain = {name for name, _ in tensors} - torch_api.non_persistent_buffers(root)
+        other = plain.symmetric_difference(root.state_dict())
+        if other:
+            raise Refusal(
+                f"the state_dict has {min(other)} unlike what the module has registered",
+                kind="not saved", do="register it as a buffer, or leave it out of the state_dict",
+            )  # fmt: skip
+    tables = torch_api.tensor_tables(*roots.values()) if len(roots) == 1 else ()
+    taken = sorted(name for table in tables for name in table if name in RESERVED)
+    if taken:
+        raise Refusal(
+            f"the program's module has a tensor called {taken[0]}, as a loaded program has"
+            " something of its own", kind="not saved",
+            do="rename it, or put the module into another one",
+        )  # fmt: skip
+
+
+def parts_of(rows: Sequence[Any], tensors: Sequence[Tensor], root: Loadable) -> list[nn.Module]:
+    """The modules that a file has, by number; the first is `root`, which is filled.
+
+    Raises:
+        Refusal: a module has a tensor or a submodule that is not there, or holds itself.
+    """
+    told = [row(Part, each, PROGRAM) for each in rows]
+    made: list[nn.Module] = [root, *(Loadable() for _ in told[1:])]
+    if not told:
+        raise damaged(PROGRAM, "it has no modules")
+    for module, part in zip(made, told, strict=True):
+        _fill(module, part, tensors, made)
+    _check_no_circle(told)
+    return made
+
+
+def _fill(module: Any, part: Part, tensors: Sequence[Tensor], made: Sequence[nn.Module]) -> None:
+    module.stands_for, module.training = part.class_name, part.training
+    for table, names in zip(
+        (*torch_api.tensor_tables(module), torch_api.submodule_table(module)),
+        (part.parameters, part.buffers, part.children), strict=True,
+    ):  # fmt: skip
+        items: Sequence[Any] = made if names is part.children else tensors
+        for name, number in names.items():
+            if number is not None and not 0 <= number < len(items):
+                raise damaged(PROGRAM, f"a module has {name!r:.60} at {number}")
+            table[name] = None if number is None else items[number]
+    if not all(isinstance(each, (nn.Parameter, type(None)))
+               for each in torch_api.tensor_tables(module)[0].values()):  # fmt: skip
+        raise damaged(PROGRAM, "a module has a parameter that is none")
+    torch_api.set_transient(module, part.transient)
+
+
+def _check_no_circle(told: Sequence[Part]) -> None:
+    """Each module holds only later ones, or is held more than once: never itself."""
+    done, path = set[int](), list[tuple[int, Any]]()
+    for start in range(len(told)):
+        path.append((start, iter(told[start].children.values())))
+        inside = {start}
+        while path:
+            number, rest = path[-1]
+            below = next((n for n in rest if n is not None and n not in done), None)
+            if below is None:
+                done.add(number)
+                inside.discard(number)
+                path.pop()
+            elif below in inside:
+                raise damaged(PROGRAM, f"module {below} holds itself")
+            else:
+                inside.add(below)
+                path.append((below, iter(told[below].children.values())))

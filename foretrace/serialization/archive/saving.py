@@ -1,0 +1,240 @@
+"""Save a program: its tree, the cuts that are asked for, its tensors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.recording import Graph, Input, Recorded
+from foretrace.ir.program.walk import every_op
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+from foretrace.serialization.archive.modules import Parts, check_state
+from foretrace.serialization.archive.stored_cut import Stored, stored_json
+from foretrace.serialization.archive.tensors import Tensors
+from foretrace.serialization.archive.zip_file import write
+from foretrace.serialization.schema.encode import Encoder, no_form
+from foretrace.serialization.schema.names import schemas
+from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
+from foretrace.serialization.schema.opaque import python
+from foretrace.serialization.schema.shape_env_json import symbols_json
+from foretrace.serialization.state.containers import bare
+from foretrace.serialization.state.encode_state import told_all
+from foretrace.serialization.state.savable import check_python
+from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
+
+PLACES = ("inside", "beside")
+"""Where a file's tensors may be"""
+
+
+def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
+    """Refuse two cuts of one name, and a word that says nothing of parameters.
+
+    Raises:
+        Refusal: there are such.
+    """
+    names = [stored.name for stored in cuts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refusal(f"two cuts are called {twice}", kind="wrong call",
+                      do="save each into a file of its own")  # fmt: skip
+    if parameters not in PLACES:
+        raise Refusal(f"parameters={parameters!r:.60}", kind="wrong call",
+                      do=f"give one of {', '.join(map(repr, PLACES))}")  # fmt: skip
+
+
+def save(
+    path: Path, recorded: Recorded, cuts: Sequence[Stored], also: Sequence[Recorded] = (), *,
+    beside: bool,
+) -> None:  # fmt: skip
+    """Write a file.
+
+    Args:
+        path: where.
+        recorded: the program.
+        cuts: those that the file is to have.
+        also: further captures of it, which answer other calls.
+        beside: whether the tensors go into a file beside, `path` with `.safetensors`.
+
+    Raises:
+        Refusal: the program needs what no file holds: Python of its own, state outside of it, what
+            another class of tensors does. It has the line.
+    """
+    programs = (recorded, *also)
+    for each in programs:
+        check_python(each)
+    for stored in cuts:
+        for graph in _graphs(stored):
+            _check_calls(graph)
+    tensors = Tensors()
+    parts = _parts(programs, tensors)
+    encoder = Encoder(partial(_number_of, tensors, parts))
+    attempt, told = Attempt(RecursionError), dict[str, Any]()
+    with attempt:
+        told = _told(programs, cuts, parts, encoder)
+    if attempt.error is not None:
+        raise Refusal(
+            "the program is nested too deep for Python's stack", kind="not saved",
+            do="raise sys.setrecursionlimit",
+        )  # fmt: skip
+    told["tensors"], told["storages"], data = tensors.written()
+    write(path, told, data, schemas(encoder.operators), beside=beside)
+
+
+def _told(
+    programs: Sequence[Recorded], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
+) -> dict[str, Any]:
+    """What the file has of the programs, but its tensors."""
+    every = [_told_record(each, parts, encoder) for each in programs]
+    stored = [stored_json(each, encoder) for each in cuts]
+    pieces = encoder.pieces()
+    owned = _owned(programs, parts)
+    shared, own = told_all(programs, encoder, owned)
+    for told, recorded, mine in zip(every, programs, own, strict=True):
+        told["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
+    return {
+        **every[0], "more": every[1:], "shared": encoder.item(shared), "cuts": stored,
+        "pieces": pieces, "records": encoder.rows, "parts": parts.rows,
+    }  # fmt: skip
+
+
+def _told_record(recorded: Recorded, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    return {
+        "requires": _required(recorded.requires, parts, encoder),
+        "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
+        "symbols": symbols_json(recorded.symbols, encoder),
+    }
+
+
+Owned = Mapping[int, tuple[nn.Module, str]]
+
+
+def _owned(programs: Sequence[Recorded], parts: Parts) -> Owned:
+    """By id, whose the tensors of modules are."""
+    owned = dict[int, tuple[nn.Module, str]]()
+    for recorded in programs:
+        for state in (*recorded.requires.modules, *recorded.requires.met):
+            if id(state.module) in parts.numbers:
+                for table in torch_api.tensor_tables(state.module):
+                    owned |= {id(each): (state.module, name) for name, each in table.items()}
+    return owned
+
+
+def _owners(recorded: Recorded, owned: Owned) -> list[tuple[int, nn.Module, str]]:
+    """The inputs that the program has found as constants, and modules have."""
+    return [
+        (index, *owned[id(item.tensor)]) for index, item in enumerate(recorded.inputs)
+        if item.owner is None and item.argument is None and id(item.tensor) in owned
+        and item.tensor is not None
+    ]  # fmt: skip
+
+
+def _parts(programs: Sequence[Recorded], tensors: Tensors) -> Parts:
+    """The modules of programs; all tensors that they have get their numbers and names."""
+    roots: dict[str, nn.Module] = {}
+    for recorded in programs:
+        for path, module in _roots(recorded).items():
+            if not any(each is module for each in roots.values()):
+                roots.setdefault(path, module)
+    parts = Parts(roots, tensors)
+    check_state(roots)
+    for item in (each for recorded in programs for each in recorded.inputs):
+        tensor = item.tensor if item.read is None else _there(item)
+        if tensor is not None and item.argument is None:
+            tensors.add(tensor, item.role.name)
+    return parts
+
+
+def _there(item: Input) -> torch.Tensor | None:
+    """The tensor that a program goes on from, where its calls leave it; None for a number.
+
+    Raises:
+        Refusal: it is gone.
+    """
+    read, attempt, found = item.read, Attempt(KeyError), None
+    with attempt:
+        found = read() if read is not None and read.kind is None else None
+    if attempt.error is not None:
+        raise Refusal(f"the program goes on from {item.role.name}, which is gone",
+                      kind="not saved", do="save it where it can be called")  # fmt: skip
+    return found
+
+
+def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
+    """The number of a tensor or module.
+
+    Raises:
+        Refusal: the file has no such module.
+    """
+    if isinstance(item, torch.Tensor):
+        return tensors.add(item, "constant")
+    if id(item) not in parts.numbers:
+        raise no_form(item)
+    return parts.numbers[id(item)]
+
+
+def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    """What a call has to be like; of modules that are no part of the file, nothing."""
+    found = {}
+    for name in REQUIRED:
+        item = getattr(requires, name)
+        if name == "met":
+            item = [state for state in item if id(state.module) in parts.numbers]
+        found[name] = encoder.item(item)
+    return found
+
+
+def _roots(recorded: Recorded) -> Mapping[str, nn.Module]:
+    """The modules that no other one holds, by their paths."""
+    requires = recorded.requires
+    constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
+    used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
+    used |= {
+        id(state.module) for state in requires.met
+        for table in torch_api.tensor_tables(state.module)
+        if any(id(each) in constants for each in table.values() if each is not None)
+    }  # fmt: skip
+    found: dict[str, nn.Module] = {}
+    for state in (*requires.modules, *requires.met):
+        inside = any(id(each) in used for each in state.module.modules())
+        path = bare(state.path) if state in requires.met else state.path
+        if (state in requires.modules or inside) and not any(_holds(p, path) for p in found):
+            found[path] = state.module
+    return found
+
+
+def _holds(prefix: str, path: str) -> bool:
+    return not prefix or path == prefix or path.startswith(f"{prefix}.")
+
+
+def _graphs(stored: Stored) -> Iterable[Graph]:
+    yield stored.graph
+    if stored.pair is not None:
+        yield from (stored.pair.forward, stored.pair.backward)
+
+
+def _check_calls(graph: Graph) -> None:
+    """Refuse a graph that calls Python of the program's own.
+
+    Raises:
+        Refusal: with the line.
+    """
+    for op in every_op(graph.ops):
+        if isinstance(op.target, (Wrap, Unwrap)):
+            types = [value.type for value in (*op.outs, *op.operands)]
+            wrapping = next(type for type in types if type.wrapped is not None)
+            raise no_form(wrapping).located(op.origin.frame, _modules(op), ())
+        keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
+        if hasattr(op.target, "as_module") and not keeps:
+            refusal = python(str(getattr(op.target, "name", op.target)))
+            raise refusal.located(op.origin.frame, _modules(op), ())
+
+
+def _modules(op: Op) -> list[str]:
+    return [str(each) for each in op.origin.module.stack()] if op.origin.module else []

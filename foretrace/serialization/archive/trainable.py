@@ -1,0 +1,72 @@
+"""A stored pair as a differentiable call."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.ir.program.op import Value
+from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.tensor_type import Arrived
+from foretrace.lowering.partition.partial_tangents import partial_backward
+from foretrace.lowering.partition.partition import Pair
+from foretrace.runtime.backends.autograd_function import Flat, Trained
+from foretrace.runtime.backends.graph_backend import straight_call
+from foretrace.runtime.calls.epilogue import core_of
+from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
+
+
+def trained_by(
+    forward: Called, backward: Called, pair: Pair, joint: Graph, semantics: TargetSemantics
+) -> Callable[..., Any]:
+    """A call like the program's that trains by these halves; see `tells_all`.
+
+    Args:
+        forward: the first half.
+        backward: the second.
+        pair: both as graphs.
+        joint: the graph that they are of.
+        semantics: what operators mean in it.
+    """
+    recorded = forward.calls.recorded
+    halves = Trained(
+        recorded, pair, forward.graph_module, None,
+        partial(_second, recorded, semantics, joint, pair, backward), relaid=True,
+    )  # fmt: skip
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        flat, sizes = forward.calls.inputs(args, kwargs, hooks=True)
+        check_unhooked(forward.graph, flat)
+        with forward.calls.grad_mode(), uncast():
+            results = halves(*flat)
+        return finish(recorded, flat, sizes, results, (args, kwargs))[0]
+
+    return run
+
+
+def _second(
+    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair, backward: Called,
+    given: Arrived,
+) -> Flat:  # fmt: skip
+    """The second half for tangents that lie so: the stored one, or one made of the tree."""
+    if given == pair.strides:
+        return backward.graph_module
+    graph = partial_backward(recorded, semantics, joint, pair, given)
+    return straight_call(graph, recorded.symbols)
+
+
+def tells_all(recorded: Recorded, loss: int | None) -> bool:
+    """Whether the halves of a joint graph are all that a call does that trains.
+
+    They are where tangents are inputs, and each result is a tensor of its own that autograd follows
+    as the graph has it.
+    """
+    if loss is not None or recorded.makes_leaves or not recorded.requires.grad_mode:
+        return False
+    if any(recorded.writes_followed(mutation) for mutation in recorded.mutations):
+        return False
+    core = core_of(recorded)
+    own = [output.value for output in recorded.outputs]
+    values = [each for each in own if isinstance(each, Value)]
+    same = [output.value for output in core.outputs] == own
+    return same and core.mutations == recorded.mutations and not any(map(recorded.loose, values))

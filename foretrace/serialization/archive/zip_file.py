@@ -1,0 +1,180 @@
+"""The file itself: a zip with fixed names, each member with its length and hash in the manifest."""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from foretrace.errors import Attempt, Refusal
+from foretrace.serialization.archive.manifest import (
+    FORMAT,
+    LARGEST_TEXT,
+    MANIFEST,
+    MEMBERS,
+    TENSORS,
+    VERSION,
+    Manifest,
+    Member,
+    manifest_of,
+)
+from foretrace.serialization.schema.errors import PROGRAM, damaged
+
+SUFFIX: Final = ".safetensors"
+DAMAGED = (zipfile.BadZipFile, EOFError, zipfile.LargeZipFile, NotImplementedError, OSError)
+"""What Python says of a file that is no zip, or is cut short, or cannot be read"""
+STAMP: Final = (1980, 1, 1, 0, 0, 0)
+"""The time of every member, so that equal programs give equal files"""
+
+
+def write(
+    path: Path, program: Any, tensors: bytes, operators: dict[str, str], *, beside: bool
+) -> None:
+    """Write a file, at once: what was there is there until all is written.
+
+    Raises:
+        Refusal: it cannot be written, or the file beside would be the same.
+    """
+    told = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = told.encode(errors="backslashreplace")  # what UTF-8 has not, JSON spells like Python
+    other = path.with_suffix(SUFFIX)
+    if beside and other == path:
+        raise _not_written(path, f"the tensors beside have this name, {other.name}")
+    members = {PROGRAM: _member(text), TENSORS: _member(tensors)}
+    manifest = Manifest(
+        FORMAT, list(VERSION), torch.__version__, members, other.name if beside else "", operators
+    )
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as file:
+        _add(file, MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
+        _add(file, PROGRAM, text)
+        if not beside:
+            _add(file, TENSORS, tensors, zipfile.ZIP_STORED)
+    if beside:
+        _put(other, tensors)
+    _put(path, whole.getvalue())  # bytes: a view would hold the buffer as long as a traceback lives
+
+
+def _put(path: Path, data: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        with Attempt(OSError):  # the folder cannot be written to, or is none
+            part.unlink(missing_ok=True)
+        raise _not_written(path, f"{error}") from error
+
+
+def _not_written(path: Path, why: str) -> Refusal:
+    return Refusal(
+        f"{path.name} cannot be written: {why}", kind="not written",
+        do="give another path, in a folder that is there",
+    )  # fmt: skip
+
+
+def _add(file: zipfile.ZipFile, name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> None:
+    info = zipfile.ZipInfo(name, STAMP)
+    info.compress_type = how
+    with file.open(info, "w", force_zip64=len(data) > zipfile.ZIP64_LIMIT // 2) as member:
+        member.write(data)
+
+
+def _member(data: bytes) -> Member:
+    return Member(len(data), hashlib.sha256(data).hexdigest())
+
+
+def read(path: Path) -> tuple[Manifest, Any, bytes]:
+    """The manifest, the program's JSON, and the safetensors; nothing is written to the disk.
+
+    Raises:
+        Refusal: there is no such file, it is another kind of file, or a member is not as written.
+    """
+    if not path.is_file():
+        raise Refusal(f"there is no file {path}", kind="no artifact",
+                      do="save a program first: program.save(path)")  # fmt: skip
+    try:
+        with zipfile.ZipFile(path) as file:
+            infos = _infos(path, file)
+            manifest = manifest_of(_json(MANIFEST, _text(file, infos, MANIFEST)))
+            text = _checked(manifest, PROGRAM, _text(file, infos, PROGRAM))
+            data = _beside(path, manifest) if manifest.beside else _stored(file, infos)
+    except DAMAGED as error:
+        raise damaged(path.name, f"{error}") from error
+    return manifest, _json(PROGRAM, text), _checked(manifest, TENSORS, data)
+
+
+def _infos(path: Path, file: zipfile.ZipFile) -> Mapping[str, zipfile.ZipInfo]:
+    """The members by name, of which each is known, and there once."""
+    names = file.namelist()
+    for name in names:
+        if name not in MEMBERS:
+            raise damaged(path.name, f"no artifact has a member {name!r:.80}")
+        if names.count(name) > 1:
+            raise damaged(path.name, f"it has {name} twice")
+    return {info.filename: info for info in file.infolist()}
+
+
+def _text(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
+    info = _info(infos, name)
+    if info.file_size > LARGEST_TEXT:
+        raise damaged(
+            name, f"it says that it has {info.file_size} bytes, the most is {LARGEST_TEXT}"
+        )
+    with _opened(file, info) as member:
+        data: bytes = member.read(info.file_size + 1)
+    return data
+
+
+def _stored(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo]) -> bytes:
+    info = _info(infos, TENSORS)
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        raise damaged(TENSORS, "it is compressed, and tensors never are")
+    with _opened(file, info) as member:
+        data: bytes = member.read()
+    return data
+
+
+def _opened(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
+    try:
+        return file.open(info)
+    except (RuntimeError, zipfile.BadZipFile) as error:  # one that asks for a password
+        raise damaged(info.filename, f"{error}") from error
+
+
+def _info(infos: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    if name not in infos:
+        raise damaged(name, "it is not there")
+    return infos[name]
+
+
+def _beside(path: Path, manifest: Manifest) -> bytes:
+    """The file beside; its name is one of this folder."""
+    name = manifest.beside
+    if Path(name).name != name or name in {".", ".."}:
+        raise damaged(MANIFEST, f"{name!r:.80} is no name of a file beside")
+    other = path.with_name(name)
+    if not other.is_file():
+        raise Refusal(f"the tensors are in {name}, and there is no such file beside {path.name}",
+                      kind="damaged artifact", do="copy both files")  # fmt: skip
+    return other.read_bytes()
+
+
+def _checked(manifest: Manifest, name: str, data: bytes) -> bytes:
+    told = manifest.members.get(name)
+    if told is None:
+        raise damaged(MANIFEST, f"it has no {name}")
+    if _member(data) != told:
+        raise damaged(name, f"{len(data)} bytes with another hash than when it was saved")
+    return data
+
+
+def _json(name: str, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(name, f"no JSON: {error}"[:200]) from error

@@ -1,0 +1,80 @@
+"""Symbols of a record as JSON: their numbers and ranges, and what was assumed of them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.symbols.shape_env import NotingShapeEnv
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.serialization.schema.decode import Decoder
+from foretrace.serialization.schema.encode import Encoder
+from foretrace.serialization.schema.errors import PROGRAM, damaged
+from foretrace.serialization.schema.field_checks import (
+    Kind,
+    a,
+    anything,
+    check,
+    like,
+    many,
+    maybe,
+    row_of,
+    size,
+    table,
+)
+
+
+def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
+    """What is known of a record's symbols; None where it has none.
+
+    Raises:
+        Refusal: they are a front end's.
+    """
+    if symbols.env is None:
+        return None
+    env = symbols.noting
+    if env is None or symbols.put:
+        raise Refusal(
+            "the sizes are a front end's, which checks them itself", kind="not saved",
+            do="save what foretrace.capture gives",
+        )  # fmt: skip
+    floats = symbols.floats
+    told = {
+        "state": torch_api.env_state(env), "floats": floats.known, "declared": symbols.declared,
+        "guards": [(guard.condition, guard.frame) for guard in symbols.guards()],
+        "asserted": list(env.asserted.items()), "relied": list(floats.conditions.items()),
+    }  # fmt: skip
+    return encoder.item(told)
+
+
+def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
+    """Let new symbols be those that JSON tells.
+
+    Raises:
+        Refusal: it tells none.
+    """
+    if found is None:
+        return
+    told = decoder.item(found)
+    wrong = check(KINDS, told) if type(told) is dict and told.keys() == KINDS.keys() else "names"
+    if wrong:
+        raise damaged(PROGRAM, f"what it says of sizes is malformed: {wrong}")
+    env = symbols.start()
+    assert isinstance(env, NotingShapeEnv)
+    torch_api.restore_env(env, told["state"], [condition for condition, _ in told["guards"]])
+    env.frames = [frame for _, frame in told["guards"]]
+    env.asserted = dict(told["asserted"])
+    symbols.declared = told["declared"]
+    symbols.floats.known, symbols.floats.conditions = told["floats"], dict(told["relied"])
+
+
+SYMBOL: Kind = like(sympy.Symbol)
+CONDITIONS: Kind = many(row_of(size, maybe(like(Frame))), list)
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    "state": table(a(str), table(like(sympy.Basic), anything)),
+    "floats": table(SYMBOL, a(int, float)), "declared": many(row_of(size, anything), list),
+    "guards": CONDITIONS, "asserted": CONDITIONS, "relied": CONDITIONS,
+})  # fmt: skip

@@ -1,0 +1,124 @@
+"""What no file holds of a program's Python, and programs whose second call is another one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL, HeldNames
+from foretrace.ir.program.op import Value
+from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.pydata.containers import LIVE
+from foretrace.ir.pydata.places import OPEN, OnData, State, StateRead
+from foretrace.ir.pydata.plain_data import plain, same
+
+RETURNED = "take it as an argument and return it, or register it as a buffer"
+
+
+def outside(what: str, at: Any) -> Refusal:
+    """The refusal of state that no file holds."""
+    return Refusal(f"{what}, which lives outside of the program, and no file holds that",
+                   kind="not saved", at=at, do=(RETURNED, FIRST_CALL))  # fmt: skip
+
+
+def one_call(what: str, at: Any) -> Refusal:
+    """The refusal of a program that is another one when it is called again."""
+    return Refusal(f"{what}, and a file of that answers one call",
+                   kind="not saved", at=at, do=(RETURNED, FIRST_CALL))  # fmt: skip
+
+
+def check_python(recorded: Recorded) -> None:
+    """Refuse a program that calls, or hands on, what lives outside of it.
+
+    Raises:
+        Refusal: with the line.
+    """
+    requires = recorded.requires
+    _check_again(recorded)
+    for handed in requires.handed:
+        if handed.itself is not None:
+            raise outside("the program returns an object that lives outside of it", None)
+    _check_given(recorded)
+    for state in requires.states:
+        if isinstance(state.place, OnData):
+            raise Refusal(
+                f"the program sets {state.place.name}, and a file leaves the memory of what it has",
+                kind="not saved", at=state.at, do="write to it under no_grad: copy_(new)",
+            )  # fmt: skip
+    for name, item in requires.constants.items():
+        if isinstance(item, LIVE):
+            raise Refusal(
+                f"{name} is {type(item).__name__}, an object with state, among the arguments",
+                kind="not saved", at=requires.defined,
+                do=f"capture a function that has {name} from outside, as in lambda x: step({name},"
+                " x)",
+            )  # fmt: skip
+
+
+def _check_given(recorded: Recorded) -> None:
+    """Refuse a program one of whose arguments is a parameter that it has: a file has its own.
+
+    Raises:
+        Refusal: there is one.
+    """
+    requires = recorded.requires
+    known = {item.role.name for item in recorded.inputs} | requires.constants.keys()
+    twice = {place for _, place in requires.repeated}
+    for place, name in enumerate(requires.names):
+        if name not in known and place not in twice:
+            raise Refusal(
+                f"the argument {name} is a tensor that the program has, and a file has its own",
+                kind="not saved", at=requires.defined,
+                do="let the program take it from where it has it",
+            )  # fmt: skip
+
+
+def _check_again(recorded: Recorded) -> None:
+    """Refuse a program whose second call finds names, or items, that its capture has not.
+
+    Raises:
+        Refusal: it is one, with the line that leaves them.
+    """
+    requires = recorded.requires
+    names = {id(each.holder): each for each in requires.held if isinstance(each, HeldNames)}
+    reads = {
+        (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)
+    }
+    places = [(each.place, each.at) for each in requires.states]
+    places += [(each.place, each.at) for each in requires.changed]
+    for place, at in places:
+        known = names.get(id(place.holder))
+        if known and place.key in requires.mentioned - known.before:
+            raise one_call(f"the program leaves {place.name} where there was none", at)
+    for left in requires.states:
+        found = reads.get((id(left.place.holder), left.place.key))
+        if found is not None and left.like is None and not _fits(left, *found, recorded):
+            raise one_call(f"{left.place.name} holds other things after each call", left.at)
+
+
+def _reads(recorded: Recorded) -> Iterator[tuple[StateRead, Input | None]]:
+    for read in (*recorded.requires.forms, *(read for read, _ in recorded.requires.tied)):
+        yield read, None
+    for item in recorded.inputs:
+        if item.read is not None:
+            yield item.read, item
+
+
+def _fits(left: State, read: StateRead, item: Input | None, recorded: Recorded) -> bool:
+    """Whether what a call leaves is what the next one may find; sizes and data are guards."""
+    if left.structure != read.structure:
+        return False
+    made = iter(recorded.outputs[left.first : left.first + left.count])
+    for number, then in enumerate(read.leaves):
+        now = OPEN if number in left.kept else next(made).value
+        tensor = isinstance(then, torch.Tensor)
+        if now is OPEN or then is OPEN:
+            continue
+        if tensor != isinstance(now, Value) or not (tensor or (plain(now) and same(now, then))):
+            return False
+        if isinstance(now, Value) and item is not None and read.number == number:
+            one, other = now.type, item.value.type
+            if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+                return False
+    return True

@@ -1,0 +1,1 @@
+"""One run of the user's Python becomes a recording."""

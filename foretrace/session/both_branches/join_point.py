@@ -1,0 +1,152 @@
+"""Where two runs that differ from a question on do the same again: as early as they can.
+
+What is left of both is walked in step, from the innermost module call that asked outwards. Where
+they are not one, all up to there belongs to the sides.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from foretrace.ir.program.op import ModuleCall, Op
+from foretrace.session.both_branches.join import Apart, Joining, Same, tail
+from foretrace.tracer.data_dependence.answer_path import Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A list of ops in which a question was asked, itself or by a module call in it."""
+
+    ops: Sequence[Op]
+    index: int
+    """of the mark, or of that call"""
+
+    @property
+    def before(self) -> Sequence[Op]:
+        """What had run."""
+        return self.ops[: self.index]
+
+    @property
+    def rest(self) -> Sequence[Op]:
+        """What runs afterwards."""
+        return self.ops[self.index + 1 :]
+
+
+T = TypeVar("T")
+Levels: TypeAlias = list[Level]
+"""From the outermost list to that with the mark"""
+
+
+def levels_of(ops: Sequence[Op], number: int) -> Levels:
+    """Where a question was asked."""
+    for index, op in enumerate(ops):
+        here = isinstance(op.target, Mark) and op.target.number == number
+        if here:
+            return [Level(ops, index)]
+        inner = levels_of(op.own or (), number) if isinstance(op.target, ModuleCall) else []
+        if inner:
+            return [Level(ops, index), *inner]
+    return []
+
+
+def mark_of(levels: Levels) -> Op:
+    """The mark itself."""
+    return levels[-1].ops[levels[-1].index]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Where two runs meet: in the list at `level`, `count` ops before its end."""
+
+    level: int
+    count: int
+    joining: Joining
+    joined: list[list[Op]]
+    """what both do from there on: at that level, then at each further out"""
+
+    def head(self, levels: Levels) -> list[Op]:
+        """What a run did in that list before the question; calls that it has left are opened."""
+        return [op for level in levels[self.level :] for op in level.before]
+
+    def side(self, levels: Levels) -> list[Op]:
+        """What a run did from the question to the meeting."""
+        inner = [op for level in levels[: self.level : -1] for op in level.rest]
+        rest = levels[self.level].rest
+        return [*inner, *rest[: len(rest) - self.count]]
+
+    def rebuilt(self, levels: Levels, here: list[Op]) -> list[Op]:
+        """The whole tree with other ops between those before and those that are joined."""
+        tree = [*self.head(levels), *here, *self.joined[0]]
+        for depth, after in zip(range(self.level - 1, -1, -1), self.joined[1:], strict=True):
+            level = levels[depth]
+            tree = [*level.before, level.ops[level.index].but(below=tree), *after]
+        return tree
+
+    def module(self, levels: Levels) -> ModuleCall | None:
+        """The call of which the list is the body."""
+        if not self.level:
+            return None
+        around = levels[self.level - 1]
+        target: ModuleCall = around.ops[around.index].target
+        return target
+
+
+def in_common(ones: Levels, others: Levels, known: Same) -> None:
+    """Let what both runs did before the question be one.
+
+    Raises:
+        Apart: they have not done the same.
+    """
+    if len(ones) != len(others):
+        raise Apart(None)
+    for one, other in zip(ones, others, strict=True):
+        known.match(one.before, other.before)
+    known.match(*([mark_of(levels)] for levels in (ones, others)))
+
+
+def meet(ones: Levels, others: Levels, known: Same, end: Callable[[Met], T]) -> T:
+    """What becomes of two runs from the earliest place on from which both do the same.
+
+    Args:
+        ones: where the question is in the one run.
+        others: where it is in the other.
+        known: what they have in common before.
+        end: makes one program of them, with what they leave.
+
+    Raises:
+        Apart: what they leave is not one, wherever they meet.
+    """
+    level = len(ones) - 1
+    count = tail(ones[level].rest, others[level].rest)
+    while True:
+        joining = Joining(known)
+        try:
+            joined = _walked(joining, ones, others, level, count)
+            return end(Met(level, count, joining, joined))
+        except Apart as apart:
+            if apart.place is None:
+                raise
+            level, count = _behind(ones, others, apart.place, (level, count))
+
+
+def _walked(
+    joining: Joining, ones: Levels, others: Levels, level: int, count: int
+) -> list[list[Op]]:
+    joined = []
+    for depth in range(level, -1, -1):
+        one, other = ones[depth].rest, others[depth].rest
+        if depth == level:
+            one, other = one[len(one) - count :], other[len(other) - count :]
+        elif len(one) != len(other):
+            raise Apart((depth, -1))
+        joined.append(joining.walk(one, other, depth))
+    return joined
+
+
+def _behind(
+    ones: Levels, others: Levels, place: tuple[int, int], begun: tuple[int, int]
+) -> tuple[int, int]:
+    """Where to begin so that a place is in the sides."""
+    depth, index = place
+    whole = min(len(ones[depth].rest), len(others[depth].rest))
+    return depth, (begun[1] if depth == begun[0] else whole) - index - 1

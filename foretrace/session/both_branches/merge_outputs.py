@@ -1,0 +1,162 @@
+"""What two runs leave, in words of both: outputs, new contents, what was written over."""
+
+from dataclasses import replace
+from typing import Any
+
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recorded
+from foretrace.session.both_branches.aliasing import Memory
+from foretrace.session.both_branches.join import Apart, Joining
+from foretrace.session.both_branches.op_equality import told
+
+
+class Leavings:
+    """The ends of two runs, while they are joined.
+
+    Args:
+        one: the run whose words are kept.
+        other: the other.
+        joining: what both have done.
+        inputs: those of both; the first are those of the first run.
+        places: where each input of the other run is among them.
+    """
+
+    def __init__(
+        self, one: Recorded, other: Recorded, joining: Joining, inputs: list[Input],
+        places: dict[int, int],
+    ) -> None:  # fmt: skip
+        self.one, self.other, self.joining = one, other, joining
+        self.inputs, self.places = inputs, places
+        self._theirs = {there: here for here, there in places.items()}
+
+    # ---- outputs --------------------------------------------------------------------------------
+
+    def outputs(self) -> list[Output]:
+        """What the program returns.
+
+        Raises:
+            Apart: one run returns what the other does not.
+        """
+        ones, others = self.one.outputs, self.other.outputs
+        if self.one.out_structure != self.other.out_structure or len(ones) != len(others):
+            raise Apart(None, "what the program returns is nested otherwise on each")
+        return [self._output(a, b) for a, b in zip(ones, others, strict=True)]
+
+    def _output(self, one: Output, other: Output) -> Output:
+        name = f"the output {one.role.name}".rstrip()
+        handed = [(o.same_as, o.view_of) for o in (one, self._here(other))]
+        if handed[0] != handed[1]:
+            raise Apart(None, f"{name} is an input, or a view of one, on one of them alone")
+        facts = [(o.view_type, o.apart, o.through is None, o.step is None) for o in (one, other)]
+        value = self._value(name, one.value, other.value)
+        if facts[0] != facts[1]:
+            raise Apart(None, f"{name} is a view of a written input in two ways")
+        through = one.through and other.through and self._output(one.through, other.through)
+        step = one.step and other.step and self.joining.step(one.step, other.step)
+        return replace(one, value=value, through=through, step=step)
+
+    def _here(self, output: Output) -> Output:
+        """An output of the other run, with places among the inputs of both."""
+        place: Any = self.places.get
+        return replace(output, same_as=place(output.same_as), view_of=place(output.view_of))
+
+    def _value(self, name: str, one: Any, other: Any) -> Any:
+        try:
+            return self.joining.tree(one, other)
+        except Apart as apart:
+            what = f"{name} is {told(one)} on the one, {told(other)} on the other"
+            raise Apart(apart.place, what) from None
+
+    def check_memory(self, ops: list[Op], ends: list[Output | Mutation]) -> None:
+        """Refuse what would share other memory in eager.
+
+        Raises:
+            Apart: of an output, or a buffer that was bound anew.
+        """
+        here = {item.value: index for index, item in enumerate(self.inputs)}
+        found = Memory(ops).shared(ends, here)
+        for run, place in ((self.one, {}), (self.other, self.places)):
+            inputs = {item.value: place.get(i, i) for i, item in enumerate(run.inputs)}
+            eager = Memory(run.ops).shared([*run.outputs, *self._ordered(run, place)], inputs)
+            for end, one, other in zip(ends, found, eager, strict=True):
+                if one != other:
+                    raise Apart(None, f"{self._name(end)} shares memory with what is outside of it")
+
+    def _ordered(self, run: Recorded, place: dict[int, int]) -> list[Mutation]:
+        """The mutations of a run in the order of the inputs of both; written to in none: itself."""
+        own = {place.get(m.index, m.index): m for m in run.mutations}
+        every = {m.index for m in self.one.mutations}
+        every |= {self.places[m.index] for m in self.other.mutations}
+        return [own.get(i) or Mutation(i, self.inputs[i].value) for i in sorted(every)]
+
+    def _name(self, end: Output | Mutation) -> str:
+        role = end.role if isinstance(end, Output) else self.inputs[end.index].role
+        return f"the {role}".rstrip()
+
+    # ---- new contents ---------------------------------------------------------------------------
+
+    def mutations(self) -> list[Mutation]:
+        """What inputs hold after the run.
+
+        Raises:
+            Apart: a write of one run alone cannot be told of both.
+        """
+        ones = {m.index: m for m in self.one.mutations}
+        others = {self.places[m.index]: m for m in self.other.mutations}
+        return [self._mutation(i, ones.get(i), others.get(i)) for i in sorted(ones | others)]
+
+    def _mutation(self, index: int, one: Mutation | None, other: Mutation | None) -> Mutation:
+        name = str(self.inputs[index].role)
+        some = one or other
+        facts = {(m.hidden, m.rebound, m.kept) for m in (one, other) if m is not None}
+        if some is None or len(facts) > 1:
+            raise Apart(None, f"the {name} is written to in two ways")
+        held = self.inputs[index].value
+        theirs = self.joining.known.there.get(held, held)
+        value = self._value(
+            f"the new value of {name}", one.value if one else held, other.value if other else theirs
+        )
+        made_by_sides = any(pair.value is value for pair in self.joining.pairs.values())
+        if made_by_sides and (some.rebound and not (one and other)):
+            raise Apart(None, f"the {name} is bound to another tensor on one of them alone")
+        if made_by_sides and value.type.requires_grad:
+            raise Apart(None, f"the {name}, which requires grad, is written to")
+        return Mutation(index, value, *next(iter(facts)))
+
+    # ---- written over ---------------------------------------------------------------------------
+
+    def overwritten(self) -> dict[Value, Overwritten]:
+        """What became of values that were written over; those of a side go by its own names."""
+        ones, others = self.one.overwritten, self.other.overwritten
+        found = {
+            now: self._over((one, ones.get(one)), (other, others.get(other)))
+            for one, other, now in self._shared()
+            if one in ones or other in others
+        }
+        for value, over in (*ones.items(), *others.items()):
+            seen = over.now not in self.joining.back and over.now not in self.joining.made
+            found.setdefault(value, over if seen else replace(over, now=None))
+        return found
+
+    def _shared(self) -> list[tuple[Value, Value, Value]]:
+        """The values that both runs know, as each has them and as they are now."""
+        joining = self.joining
+        known = [(one, other, one) for one, other in joining.known.there.items()]
+        made = [(one, other, now) for one, (other, now) in joining.made.items()]
+        pairs = [(pair.one, pair.other, pair.value) for pair in joining.pairs.values()]
+        return [*known, *made, *pairs]
+
+    def _over(
+        self, mine: tuple[Value, Overwritten | None], theirs: tuple[Value, Overwritten | None]
+    ) -> Overwritten:
+        """What became of a value of both: where autograd tells of the write of one, of both."""
+        both = [over for _, over in (mine, theirs) if over is not None]
+        some, now = both[0], None
+        if all(over.now is not None for over in both):
+            last = [over.now if over and over.now else value for value, over in (mine, theirs)]
+            now = self.joining.word(*last)
+        form, before = (self._op(each) for each in (some.form, some.before))
+        return replace(some, now=now, form=form, before=before)
+
+    def _op(self, op: Op | None) -> Op | None:
+        return None if op is None else self.joining.ops_of.get(op, op)

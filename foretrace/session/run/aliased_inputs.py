@@ -1,0 +1,180 @@
+"""Inputs that share memory: one that is written to must not."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.op import GradientCall, Op, Value
+from foretrace.ir.program.walk import every_op
+from foretrace.ir.pydata.members import own_items
+from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
+
+T = TypeVar("T")
+
+
+def check_shared_memory(
+    real: list[Any], written: set[int], at: Callable[[int], Frame | None] = lambda _: None,
+    minded: Callable[[], Collection[int]] = tuple,
+) -> None:  # fmt: skip
+    """Refuse a write to an input whose memory another input shares; parts that lie apart do not.
+
+    Args:
+        real: the inputs.
+        written: those that are written to.
+        at: the line of the write.
+        minded: gives those of which autograd minds a write that their version counter tells of.
+
+    Raises:
+        Refusal: there is one.
+    """
+    for tensors in _by_memory(real) if written else ():
+        for one, other in _entangled(tensors, written, minded):
+            raise Refusal(
+                "the program writes to an input whose memory another input shares",
+                kind="aliased inputs",
+                at=at(one if one in written else other),
+                do="pass a clone, or only one of the two and take the view inside",
+            )
+
+
+def _by_memory(real: list[Any]) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Tensors of one memory. What has no bytes has one, too: it counts writes."""
+    found = dict[int, list[tuple[int, torch.Tensor]]]()
+    for index, tensor in _with_memory(real):
+        storage = tensor.untyped_storage()
+        found.setdefault(storage.data_ptr() or id(storage), []).append((index, tensor))
+    return (tensors for tensors in found.values() if len(tensors) > 1)
+
+
+def _entangled(
+    tensors: Sequence[tuple[int, torch.Tensor]], written: Container[int],
+    minded: Callable[[], Collection[int]],
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Pairs of which one is written, and the other sees that."""
+    for (one, _), (other, _) in overlapping(tensors):
+        if one != other and (one in written or other in written):
+            yield one, other
+    for one, first in tensors:
+        for other, second in tensors if one in written else ():
+            if one != other and other in minded() and torch_api.counted_together(first, second):
+                yield one, other
+
+
+def overlapping(
+    tensors: Sequence[tuple[T, torch.Tensor]],
+) -> Iterator[tuple[tuple[T, torch.Tensor], tuple[T, torch.Tensor]]]:
+    """Pairs of tensors of one memory that may have an element in common."""
+    spans = sorted([(*_span(each[1]), i) for i, each in enumerate(tensors)])
+    open: list[tuple[int, int]] = []
+    for begin, end, i in spans:
+        open = [each for each in open if each[0] > begin]
+        yield from ((tensors[j], tensors[i]) for _, j in open)
+        open.append((end, i))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """From which byte of its memory to which a tensor reaches; one without bytes, over all."""
+    begin, size = int(tensor.storage_offset()), tensor.element_size()
+    if not tensor.untyped_storage().nbytes():
+        return 0, 1
+    if not tensor.numel():
+        return begin * size, begin * size
+    reach = sum((int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin * size, (begin + reach + 1) * size
+
+
+def minded_writes(log: Sequence[Op], inputs: Sequence[Value]) -> set[int]:
+    """The inputs of which autograd may find, at a backward, that their memory was written to.
+
+    Args:
+        log: the ops of the program.
+        inputs: what they begin with.
+    """
+    alone = any(type(op.target) is GradientCall for op in every_op(log))
+    seen: dict[Value, int] = {value: index for index, value in enumerate(inputs)}
+    found, written = set[int](), not alone
+    for op in _above_writes(log):
+        read = {seen[value] for value in op.operands if value in seen}
+        written = written or bool(op.writes and read)
+        followed = op.asked if alone else any(out.type.requires_grad for out in op.outs)
+        if written and followed and not op.writes:
+            found |= read
+        for out, base, _ in view_positions_of(op) if read else ():
+            if base in seen:
+                seen[op.outs[out]] = seen[base]
+    return found
+
+
+def _above_writes(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops and those below, but for the forms of ops that write."""
+    for op in ops:
+        yield op
+        if not op.writes:
+            yield from _above_writes(op.region or ())
+
+
+def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:
+    """Refuse a set of tensors, which stay as they are there, where one is an input, too.
+
+    Args:
+        leaves: the arguments.
+        known: the ids of the tensors in whose place the program has others.
+
+    Raises:
+        Refusal: the program would find that the tensor is not in the set.
+    """
+    for name, leaf in leaves:
+        kept = isinstance(leaf, (set, frozenset, deque))
+        held = [item for _, item in own_items(leaf)] if kept else ()
+        if any(isinstance(each, torch.Tensor) and id(each) in known for each in held):
+            raise Refusal(
+                f"{name} holds a tensor that the program also has by another way, and would not be"
+                " found in it",
+                kind="aliased inputs", do="pass a list or a tuple of them",
+            )  # fmt: skip
+
+
+def apart(inputs: Sequence[Any], requires: Requirements) -> list[Any]:
+    """Inputs without those that are views of another in the graph, or that nothing reads."""
+    views = {index for found in requires.together.values() for index in found} | requires.idle
+    return [None if index in views else each for index, each in enumerate(inputs)]
+
+
+def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Tensor]]]:
+    """Tensors that share memory, and that one tensor in a row may stand for.
+
+    No gradient goes through any, and all are of one dtype.
+    """
+    groups = dict[int, dict[int, tuple[str, torch.Tensor]]]()
+    for name, leaf in leaves:
+        if _has_memory(leaf) and leaf.untyped_storage().data_ptr():
+            group = groups.setdefault(leaf.untyped_storage().data_ptr(), {})
+            group.setdefault(id(leaf), (name, leaf))
+    found = [[*group.values()] for group in groups.values() if len(group) > 1]
+    return [group for group in found if _alike([tensor for _, tensor in group])]
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+    whole = tensors[0].untyped_storage().nbytes() % tensors[0].element_size() == 0
+    lazy = any(each.requires_grad or each.is_conj() or each.is_neg() for each in tensors)
+    return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
+
+
+def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors that have memory, or that a given one holds, each with the index of that."""
+    for index, given in enumerate(real):
+        if not isinstance(given, torch.Tensor):
+            continue
+        yield from ((index, part) for part in plain_parts(given) if _has_memory(part))
+
+
+def _has_memory(given: Any) -> bool:
+    fake = torch_api.is_fake(given)
+    known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
+    return known and given.layout is torch.strided and not wraps(type(given))

@@ -1,0 +1,165 @@
+"""The leaves of a run: in their `.grad` a backward of the program's own accumulates.
+
+An input is one, with its hooks, whose memory may be that of another tensor by the end of a call; so
+is a leaf that the program makes.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.op import Value
+from foretrace.ir.program.recording import Input
+from foretrace.ir.pydata.places import Change, OnData
+from foretrace.ir.source.call_site import asking_line
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.tracer.functionalization.alias import Alias, alias_of
+from foretrace.tracer.functionalization.autograd_leaves import switch_leaf, value_of
+from foretrace.tracer.functionalization.in_place_checks import take_memory
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import known_as
+
+
+class Run(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    inputs: list[Input]
+    placeholders: list[Any]
+    real: list[Any]
+    recorder: Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Whose memory an input has now."""
+
+    before: Alias
+    """of what it had at first"""
+    giver: Abstract
+    """alive, as it may be left elsewhere, too"""
+    seen: Abstract
+    """what sees the giver's memory, whatever becomes of the giver"""
+    at: Frame | None
+
+    def owner(self, given: Container[int]) -> Abstract:
+        """What had that memory first, and lies there so; none of those that were `given` theirs."""
+        found, alias = self.seen, alias_of(self.seen)
+        like = alias.last.type
+        while (above := alias.parent) is not None:
+            lies = above.last.type
+            if alias.distance or (lies.shape, lies.stride) != (like.shape, like.stride):
+                break
+            tensor = above.tensor()
+            found = found if tensor is None or id(tensor) in given else tensor
+            alias = above
+        return found
+
+
+class RunLeaves:
+    """The tensors in whose `.grad` a backward of the program's own accumulates."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.hooked: dict[int, tuple[Any, Any]] = {}
+        """inputs with hooks that such a backward has run, and these"""
+        self.flags: dict[int, bool] = {}
+        """inputs of which the program has set `requires_grad`, and what to"""
+        self.taken: dict[int, Taken] = {}
+        """inputs to which it gave the memory of other tensors"""
+        self._places: dict[Value, int] = {}
+
+    def _place(self, value: Value) -> int | None:
+        """Which input a value is."""
+        inputs, known = self.run.inputs, len(self._places)
+        if known < len(inputs):
+            self._places = {item.value: index for index, item in enumerate(inputs)}
+        return self._places.get(value)
+
+    def switch(self, tensor: Abstract, wanted: bool) -> bool:
+        """Let a leaf be followed by autograd, or not; of an input, each call leaves it so.
+
+        Not one that the program has made and used: what autograd knows of it would stay.
+        """
+        recorder = self.run.recorder
+        if tensor.ft_gradient is None and recorder.used(value_of(tensor, recorder)):
+            return False
+        switch_leaf(recorder, tensor, wanted)
+        if tensor.ft_gradient is not None:
+            self.flags[tensor.ft_gradient[1]] = wanted
+        return True
+
+    def take(self, tensor: Abstract, other: torch.Tensor) -> None:
+        """Let a tensor have the memory of another; if it is an input, each call does."""
+        recorder = self.run.recorder
+        giver, before = known_as(other, recorder), alias_of(tensor)
+        seen = take_memory(recorder, tensor, giver)
+        if tensor.ft_gradient is not None:
+            index = tensor.ft_gradient[1]
+            first = self.taken[index].before if index in self.taken else before
+            self.taken[index] = Taken(first, giver, seen, asking_line())
+
+    def memories(self) -> list[Change]:
+        """The memory that inputs have, which was that of others; nothing where it is their own."""
+        places = {i: OnData(f"{self.run.inputs[i].role.name}.data", i) for i in self.taken}
+        given = {id(self.run.placeholders[index]) for index in self.taken}
+        return [
+            Change(places[index], taken.owner(given), True, taken.at)
+            for index, taken in self.taken.items()
+            if alias_of(self.run.placeholders[index]).root is not taken.before
+        ]
+
+    def of(self, value: Value) -> Any:
+        """The leaf that has a value; None for what is no leaf.
+
+        Raises:
+            Refusal: its gradient goes on to what made an argument, outside of the program.
+        """
+        made = self.run.recorder.histories.leaves.get(value)
+        if made is not None:
+            return made()
+        index = self._place(value)
+        if index is None:
+            return None
+        item = self.run.inputs[index]
+        if not item.leaf:
+            raise Refusal(
+                f"a backward goes on from the {item.role} to what made it, outside of the program",
+                kind="autograd inside", at=asking_line(),
+                do=("pass a leaf: x.detach().requires_grad_()",
+                    "or return the loss, and call backward() outside"),
+            )  # fmt: skip
+        return self.run.placeholders[index]
+
+    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """The real tensor, and its hooks on its gradient, and after one is accumulated."""
+        run = self.run
+        index = self._place(value)
+        if index is None:
+            return self.of(value), (), ()
+        tables = torch_api.hooks_of(run.real[index])
+        before, after = ([*table.values()] if table else [] for table in tables)
+        self.hooked[index] = tuple(before), tuple(after)
+        return run.real[index], before, after
+
+    def told(self) -> bool:
+        """Whether an input has a hook that sees its gradient."""
+        return any(
+            isinstance(each, torch.Tensor) and torch_api.has_hooks(each) for each in self.run.real
+        )
+
+    def begins(self, value: Value) -> bool:
+        """Whether it is what an input or a leaf of the program's has, and no op makes it."""
+        return value in self.run.recorder.histories.leaves or self._place(value) is not None
+
+    def outside(self) -> dict[int, Value]:
+        """By id, the real tensors behind inputs, and what they hold now."""
+        run = self.run
+        return {
+            id(real): value_of(placeholder, run.recorder)
+            for real, placeholder in zip(run.real, run.placeholders, strict=True)
+            if isinstance(placeholder, Abstract) and isinstance(real, torch.Tensor)
+        }

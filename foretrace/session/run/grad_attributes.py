@@ -1,0 +1,263 @@
+"""`.grad` of what a program gets or reaches: an input like the tensor itself.
+
+An eager backward beside the program makes another gradient each time, so it is read at each call,
+and whether there is one is a guard. A real tensor that the program reached, such as a parameter in
+an optimizer, is asked by Python for its `.grad` before the recorder knows of it: for the run,
+`torch.Tensor.grad` is a property that tells. So are `data` and `requires_grad`, by which Python
+changes a tensor without a call of an operator, and casts, which autocast makes as well.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.recording import Input
+from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.pydata.places import Change, OnGradient
+from foretrace.ir.source.call_site import asking_line, clears
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.operators.abstract_tensors.supported_inputs import plain_class
+from foretrace.python_state.access.monitor import Outside
+from foretrace.tracer.functionalization.builder import Unwatched
+
+OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
+"""Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
+TOLD = ("is_leaf", "grad_fn", "_version", "_base", "_is_view")
+"""What a stand-in tells of a tensor that wraps others"""
+ABOVE = ("grad", *torch_api.HOOKING, *TOLD)
+"""What is asked of autograd, which is above the class of a tensor that wraps others"""
+
+
+@dataclass(frozen=True, slots=True)
+class OfClasses:
+    """What stands for a tensor that wraps others; and what the program has for that."""
+
+    known: Callable[[torch.Tensor], Abstract]
+    shown: Callable[[Any], Any]
+
+
+class Gradients:
+    """Those of one run.
+
+    Args:
+        inputs: the inputs so far.
+        real: what was given for each.
+        stands: what stands for each.
+        make: makes an input of a gradient: what stands for it.
+        lift: makes one of another tensor that the program reached.
+        wrapping: tells of tensors that wrap others.
+        outside: who watches the program; None: all that is asked is asked by work of ours.
+    """
+
+    def __init__(
+        self,
+        inputs: list[Input],
+        real: list[Any],
+        placeholders: list[Any],
+        make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
+        lift: Callable[[torch.Tensor], Abstract],
+        wrapping: OfClasses,
+        outside: Outside | None,
+    ) -> None:
+        self.inputs, self.real, self.placeholders = inputs, real, placeholders
+        self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
+        self._unwatched = outside or Unwatched()
+        for method in (self._read, self._write):
+            self._unwatched.rests_at(method.__code__)
+        self.found: dict[int, int | None] = {}
+        """the input that is the gradient of each whose `.grad` was read; None if there was none"""
+        self.cleared: dict[int, None] = {}
+        """inputs whose `.grad` is None now"""
+        self.bound: dict[int, Abstract] = {}
+        """what the program has bound the `.grad` of inputs to"""
+        self._at: dict[int, Frame | None] = {}
+        """the lines that did"""
+        self.whole: dict[int, Frame | None] = {}
+        """inputs that may be no views, and the line that asks it"""
+        self.rooms: dict[int, tuple[Size, Frame | None]] = {}
+        """inputs of which it was asked how much memory they have: how much, and the line"""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Inside, attributes of real tensors are those of what stands for them."""
+        return torch_api.attributes_replaced(self._read, self._write)
+
+    def note(self, requires: Requirements) -> None:
+        """What a later call has to be like, and to clear."""
+        requires.gradients, requires.cleared = self.found, list(self.cleared)
+        requires.whole, requires.rooms = self.whole, self.rooms
+
+    def is_whole(self, placeholder: Abstract) -> bool:
+        """Whether an input is no view, in this call, and so in each."""
+        index = placeholder.ft_gradient[1]
+        self.whole.setdefault(index, asking_line())
+        return not torch_api.is_view(self.real[index])
+
+    def room(self, tensor: Abstract, needed: Size, number: int) -> Size:
+        """For how many elements there is room in memory, which of an input calls decide.
+
+        Args:
+            tensor: who owns the memory.
+            needed: for how many it needs room.
+            number: the same in the captured run.
+        """
+        index = next((i for i, each in enumerate(self.placeholders) if each is tensor), None)
+        if index is None or not plain_class(type(self.real[index])):
+            return needed
+        there = torch_api.room(self.real[index])
+        found = needed if there == number else there
+        self.rooms.setdefault(index, (found, asking_line()))
+        return found
+
+    def get(self, index: int) -> Abstract | None:
+        """The gradient of an input."""
+        with self._unwatched:
+            return self._get(index)
+
+    def _get(self, index: int) -> Abstract | None:
+        real = self.real[index]
+        if index in self.bound:
+            return self.bound[index]
+        if index in self.cleared or not (real.is_leaf or real.retains_grad):
+            return None
+        if index not in self.found and clears():  # what was there is no matter
+            self.cleared[index] = None
+            return None
+        grad = torch_api.attribute_of(real, "grad")
+        if grad is None:
+            self.found.setdefault(index, None)
+            return None
+        count, of = len(self.inputs), self.inputs[index]
+        like = of.value.type if of.value.type.symbols and _alike(real, grad) else None
+        made = self.make(grad, f"{of.role.name}.grad", like)
+        new = len(self.inputs) > count  # `is`, as a tensor compares its elements
+        place = count if new else next(i for i, p in enumerate(self.placeholders) if p is made)
+        if new:
+            live = grad if of.argument is None else None
+            self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
+        self.found[index] = place
+        return made
+
+    def set(self, index: int, new: Any) -> None:
+        """Each call binds it anew.
+
+        Raises:
+            TypeError, RuntimeError: eager refuses it, too.
+        """
+        if new is None:
+            self.bound.pop(index, None)
+            self._at.pop(index, None)
+            self.cleared[index] = None
+            return
+        with self._unwatched:
+            if not isinstance(new, Abstract):
+                new = self.lift(new)
+            check_gradient(self.placeholders[index], new)
+            self.cleared.pop(index, None)
+            self.bound[index], self._at[index] = new, asking_line()
+
+    def left(self) -> list[Change]:
+        """The gradients that the program has bound, but for those that were there before."""
+        given = [*self.placeholders]
+        return [
+            Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, True, at)
+            for (index, new), at in zip(self.bound.items(), self._at.values(), strict=True)
+            if (place := self.found.get(index)) is None or given[place] is not new
+        ]
+
+    # ---- real tensors ------------------------------------------------------------------------
+
+    def _read(self, tensor: torch.Tensor, name: str) -> Any:
+        answering = self._answering()
+        with self._unwatched:
+            return self._found(tensor, name, answering=answering)
+
+    def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:
+        if name in OF_CLASS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
+            return getattr(tensor, name)
+        if name in ABOVE and wraps(type(tensor)) and not answering:
+            return self._of_wrapping(tensor, name)
+        if answering or name == "retain_grad" or _another(tensor):
+            return torch_api.attribute_of(tensor, name)
+        return self.get(self._index(tensor)) if name == "grad" else getattr(self.lift(tensor), name)
+
+    def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
+        answering = self._answering()
+        with self._unwatched:
+            self._bind(tensor, name, new, answering=answering)
+
+    def _bind(self, tensor: torch.Tensor, name: str, new: Any, *, answering: bool) -> None:
+        if name == "grad" and wraps(type(tensor)) and not answering:
+            known = self.wrapping.known
+            known(tensor).grad = None if new is None else known(new)
+            return
+        of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
+        if (answering or _another(tensor)) and not of_the_run:  # it would have no memory any more
+            torch_api.set_attribute(tensor, name, new)
+        elif name == "grad":
+            self.set(self._index(tensor), new)
+        else:
+            setattr(self.lift(tensor), name, new)
+
+    def _answering(self) -> bool:
+        """Whether work of ours asks, such as the answer to another question."""
+        ours = self.outside is None or self.outside.resting > 0
+        return ours or torch_api.functorch_active()
+
+    def _of_wrapping(self, tensor: torch.Tensor, name: str) -> Any:
+        """What is asked of a tensor that wraps others: autograd is above it, as its stand-in is.
+
+        Raises:
+            Refusal: it is about a gradient, which would be of its class.
+        """
+        if name not in (*TOLD, "grad"):
+            raise _of_a_class(tensor, name)
+        return self.wrapping.shown(getattr(self.wrapping.known(tensor), name))
+
+    def _index(self, tensor: torch.Tensor) -> int:
+        placeholder = self.lift(tensor)
+        if placeholder.ft_gradient is not None:
+            index: int = placeholder.ft_gradient[1]
+            return index
+        return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
+
+
+def _another(tensor: torch.Tensor) -> bool:
+    """Whether it is of no class, or of a level of a transform, that the recorder has inputs of."""
+    return not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
+
+
+def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
+    """Refuse what torch refuses as a `.grad`.
+
+    Source: THPVariable_set_grad in torch/csrc/autograd/python_variable.cpp.
+
+    Raises:
+        RuntimeError: it has another dtype, device or shape than the tensor.
+    """
+    if gradient is tensor:
+        raise RuntimeError("can't assign Variable as its own grad")
+    facts = (("dtype", "type"), ("device", "device"), ("shape", "size"))
+    for fact, called in facts:
+        if getattr(gradient, fact) != getattr(tensor, fact):
+            raise RuntimeError(f"assigned grad has data of a different {called}")
+
+
+def _of_a_class(tensor: torch.Tensor, name: str) -> Refusal:
+    return Refusal(
+        f"the program asks a {type(tensor).__name__}, a tensor class of its own, for {name}",
+        kind="unsupported tensor", do="do it outside of the captured program",
+    )  # fmt: skip
+
+
+def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
+    def facts(each: torch.Tensor) -> tuple[Any, ...]:
+        return each.shape, each.stride(), each.storage_offset(), each.dtype, each.device
+
+    return facts(tensor) == facts(grad)

@@ -1,0 +1,262 @@
+"""What a run leaves in memory: new contents of its inputs, and values that were written over."""
+
+from collections.abc import Iterator, Mapping, Set as AbstractSet
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.op import Op, Value, ViewStep, Write, values_in
+from foretrace.ir.program.recording import Input, Mutation, Output, Role
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.python_state.effects.module_state import Borrowed
+from foretrace.python_state.effects.state_inputs import Run
+from foretrace.session.run.grad_accumulators import RunLeaves
+from foretrace.tracer.functionalization.alias import Alias, alias_of
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.current_value import check_based, current
+from foretrace.tracer.functionalization.functionalize import holder
+from foretrace.tracer.functionalization.out_variants import LEAVE_OUT
+from foretrace.tracer.functionalization.self_overlap import place
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import check_unchanged, known_as
+
+NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
+
+
+def mutations_of(
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
+    reshaped: dict[int, TensorType], leaves: RunLeaves,
+) -> list[Mutation]:  # fmt: skip
+    """Inputs that were written to, and buffers that were bound to another tensor.
+
+    `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
+    which the program has set `requires_grad`, and which have other memory now.
+    """
+    found, makers = [], {out: op for op in recorder.log for out in op.outs}
+    for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
+        if item.size is not None or _untouched(item.value, placeholder):
+            continue
+        taken = leaves.taken.get(index)
+        alias = taken.before if taken is not None else alias_of(placeholder).before_moving
+        new = current(alias, recorder)
+        new = recorder.histories.switched.get(new, new)
+        if alias.parent is not None:
+            raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        if alias.moved is not None:
+            reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
+        if alias.initial is not item.value:
+            raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
+        if item.value.type.requires_grad and not (
+            placeholder.requires_grad or index in leaves.flags
+        ):
+            raise _not_written_back(f"detaches the {item.role}", new, recorder)
+        if new is not item.value:
+            if item.value.type.sparse:
+                what = f"writes to the {item.role}, which is sparse,"
+                raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
+            if not item.leaf and alias.version.count:
+                check_based(alias, line_of(recorder, new))
+            kept = _keeps_history(makers, item.value, new)
+            found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
+    return [*found, *_bound_anew(recorder, inputs, placeholders, loan)]
+
+
+def idle(
+    ops: list[Op], inputs: list[Input], placeholders: list[Any], given: list[tuple[str, Any]]
+) -> frozenset[int]:
+    """State of earlier calls that no op reads, and that is not among what the run has `given`."""
+    reads = [i for i, item in enumerate(inputs) if item.read is not None and item.number is None]
+    if not reads:
+        return frozenset()
+    used = {value for op in ops for value in op.operands}
+    handed = {id(leaf) for _, leaf in given}
+    apart = [i for i in reads if inputs[i].value not in used and id(placeholders[i]) not in handed]
+    return frozenset(apart)
+
+
+def _bound_anew(
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
+) -> Iterator[Mutation]:
+    indices = {id(item.tensor): index for index, item in enumerate(inputs)}
+    for before, bound in loan.rebound():
+        if bound is before or bound is None:
+            continue
+        index, now = indices[id(before)], known_as(bound, recorder)
+        if now is not placeholders[index]:
+            yield Mutation(index, value_of(now, recorder), rebound=True)
+
+
+def _shape_left(
+    item: Input, placeholder: Abstract, recorder: Recorder, followed: Value
+) -> TensorType:
+    """How an input lies after the run.
+
+    Raises:
+        Refusal: it begins elsewhere, or autograd follows it.
+    """
+    value = value_of(placeholder, recorder)
+    if value.type.requires_grad or followed.type.requires_grad:
+        raise _not_written_back(f"changes the shape of the {item.role}", value, recorder)
+    if value.type.offset != item.value.type.offset:
+        raise _not_written_back(f"moves the {item.role} in its memory", value, recorder)
+    return value.type
+
+
+def _untouched(value: Value, placeholder: Abstract) -> bool:
+    """Whether nothing was ever asked of its memory, as of most parameters."""
+    kept = placeholder.requires_grad == value.type.requires_grad
+    return kept and placeholder.ft_alias is None and placeholder.ft_value is value
+
+
+def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) -> None:
+    """Refuse outputs that share memory of the program's, and have histories of their own there.
+
+    Raises:
+        Refusal: it was written to, and a graph gives each in memory of its own.
+    """
+    owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
+    for each in given if recorder.overwritten else ():
+        alias = each.ft_alias if isinstance(each, Abstract) else None
+        if alias is None or alias.root.initial in apart or alias.root.initial is alias.root.last:
+            continue
+        owner, _ = holder(recorder, alias)
+        if owners.setdefault(alias.root, owner) is not owner:
+            held = recorder.overwritten.values()
+            raise Refusal(
+                "two outputs share memory that the program has written to, and each has a history"
+                " of its own",
+                kind="aliased outputs",
+                at=next((h.origin.frame for h in held if h.alias.root is alias.root), None),
+                do="return a clone of one of them, or write to a clone",
+            )
+
+
+def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> bool:
+    """Whether autograd has followed none of the writes that made the one of the other."""
+    while new is not before and new.type.requires_grad and new in makers:
+        op = makers[new]
+        if not isinstance(op.target, Write) or op.target.followed:
+            return False
+        new = op.args[0]
+    return new is before
+
+
+def taken(
+    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder
+) -> tuple[Output | None, ViewStep | None]:
+    """How autograd has a view of a written input: the view that it was taken of, and the call.
+
+    Without the former it was taken of the input itself; without the latter it is by strides, as
+    after a write.
+    """
+    above = alias.parent
+    if above is None or above.parent is None:
+        return None, _taken_by(alias, recorder)
+    seen = place(above, above.last)
+    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+        return None, None
+    maker = _maker(recorder, value)
+    if maker is None or above.last not in maker.operands:
+        return None, None  # of the input itself, after a write
+    type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
+    through, step = taken(above, above.last, view_of, base, recorder)
+    output = Output(above.last, role, None, view_of, type, through=through, step=step)
+    return output, _taken_by(alias, recorder)
+
+
+def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
+    """The call that made a view, if that is what autograd has still, and it asks for no more."""
+    step = alias.step
+    if step is None or step.several or step.kwargs:
+        return None
+    maker = _maker(recorder, alias.last)
+    made = maker is not None and maker.target is step.func
+    return step if made and values_in(step.args) == [step.base] == [*step.args[:1]] else None
+
+
+def begins_read(
+    recorder: Recorder, placeholders: list[Any], mutations: list[Mutation]
+) -> dict[int, Frame | None]:
+    """Inputs of which it matters where in memory they begin, and the line that asks.
+
+    It matters also where the program saw a written one by `as_strided`, which counts from the
+    beginning. Torch's kernels call that with what they read there.
+    """
+    found = _noted(placeholders, "ft_begins")
+    for mutation in mutations:
+        steps = (member.step for member in alias_of(placeholders[mutation.index]).members())
+        asked = [step.args for step in steps if step is not None and step.absolute]
+        if any(op.args is args for args in asked for op in recorder.log):
+            found.setdefault(mutation.index, None)
+    return found
+
+
+def viewed_anew(placeholders: list[Any]) -> dict[int, Frame | None]:
+    """The same of written ones that autograd views by strides; a forward cut views copies."""
+    return _noted(placeholders, "ft_viewed")
+
+
+def _noted(placeholders: list[Any], name: str) -> dict[int, Frame | None]:
+    return {
+        index: getattr(placeholder, name)
+        for index, placeholder in enumerate(placeholders)
+        if isinstance(placeholder, Abstract) and hasattr(placeholder, name)
+    }
+
+
+def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW) -> Refusal:
+    return Refusal(
+        f"the program {what} in place, and the caller's tensor would stay as it is",
+        kind="side effect", at=line_of(recorder, value), do=do,
+    )  # fmt: skip
+
+
+def line_of(recorder: Recorder, value: Value) -> Frame | None:
+    """The line that made a value."""
+    maker = _maker(recorder, value)
+    return None if maker is None else maker.origin.frame
+
+
+def _maker(recorder: Recorder, value: Value) -> Op | None:
+    return next((op for op in recorder.log if value in op.outs), None)
+
+
+def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
+    """Let what stands for a tensor have the Python attributes that were set on it."""
+    if not torch_api.is_fake(tensor):
+        vars(placeholder).update(vars(tensor))
+
+
+def check_attributes_kept(
+    loan: Borrowed, run: Run, themselves: AbstractSet[int], lines: Lines
+) -> None:
+    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor.
+
+    `themselves`: those that the program has no stand-ins of; their attributes are kept.
+    """
+    pairs = [*zip(run.real, run.placeholders, strict=True)]
+    stands = {id(tensor): stands for tensor, stands in pairs}
+    loan.check_attributes(stands, lines)
+    for index, (tensor, placeholder) in enumerate(pairs):
+        fake = not isinstance(placeholder, Abstract) or torch_api.is_fake(tensor)
+        if fake or index in themselves:
+            continue
+        if wraps(type(tensor)):
+            if placeholder.ft_instance is not None:
+                check_unchanged(placeholder.ft_instance(), placeholder)
+            continue
+        before, now = vars(tensor), vars(placeholder)
+        names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES
+        changed = [n for n in names if before.get(n) is not now.get(n)]
+        if changed:
+            raise Refusal(
+                f"the program sets the attribute `{changed[0]}` of a tensor that was there before",
+                kind="side effect", at=lines.binding(changed[0]),
+                do=("set it outside of the captured program", FIRST_CALL),
+            )  # fmt: skip

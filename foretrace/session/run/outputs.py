@@ -1,0 +1,148 @@
+"""What a run gives: values, and where in memory that it was given they lie."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Final
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.recording import Output, Role
+from foretrace.ir.pydata.containers import Structure, take_apart
+from foretrace.ir.source.call_site import definition, place_of
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.schemas.dispatch_result import Share
+from foretrace.session.run.mutations import line_of, taken
+from foretrace.tracer.functionalization.alias import Alias, alias_of
+from foretrace.tracer.functionalization.autograd_leaves import returned_value, value_of
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import known_as
+
+TAKEN: Final = "something is taken from it"
+LATER: Final[dict[type, tuple[str, str]]] = {
+    CoroutineType: ("a coroutine", "it is awaited"),
+    GeneratorType: ("a generator", TAKEN),
+    AsyncGeneratorType: ("an asynchronous generator", TAKEN),
+    **{kind: (f"a {kind.__name__}", TAKEN) for kind in (map, filter, zip, enumerate)},
+}
+"""What a call gives without having computed, in words, and when it does"""
+
+
+def computed(
+    fn: Any, result: Any, given: Iterable[Any]
+) -> tuple[list[tuple[str, Any]], Structure]:  # fmt: skip
+    """The leaves of a result, and its structure.
+
+    Args:
+        fn: the program.
+        result: what it gives.
+        given: what it was given, which it may give back.
+
+    Raises:
+        Refusal: it is an `async def` or a generator function, or returns what one gives.
+    """
+    leaves, structure = take_apart(result)
+    later = [leaf for _, leaf in leaves if type(leaf) in LATER]
+    if later:
+        known = set(map(id, given))
+        _check_computed(fn, [leaf for leaf in later if id(leaf) not in known])
+    return leaves, structure
+
+
+def _check_computed(fn: Any, later: list[Any]) -> None:
+    """Refuse what computes later; no coroutine is left behind that was to be awaited."""
+    for leaf in later:
+        if inspect.iscoroutine(leaf) and inspect.getcoroutinestate(leaf) == inspect.CORO_CREATED:
+            leaf.close()
+    for leaf in later[:1]:
+        what, when = LATER[type(leaf)]
+        names = ("cr_code", "gi_code", "ag_code")
+        code = next((getattr(leaf, name) for name in names if hasattr(leaf, name)), None)
+        of = f" of {code.co_qualname}" if code is not None else ""
+        raise Refusal(
+            f"the program returns {what}{of}, which computes only when {when}",
+            kind="unsupported", at=definition(code) if code is not None else place_of(fn),
+            do="give a plain function, which computes and returns tensors or containers of them",
+        )  # fmt: skip
+
+
+class Outputs:
+    """Those of one run.
+
+    Args:
+        recorder: what recorded it.
+        given: what the program computed with in the place of each input; lifting adds some.
+        lift: makes an input of a real tensor.
+        written: the inputs that it wrote to.
+        before: by what stood for it, each input that has other memory by now.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        given: Callable[[], list[Any]],
+        lift: Callable[[torch.Tensor], Abstract],
+        written: Collection[int],
+        before: Mapping[Alias, int],
+    ) -> None:
+        self.recorder, self.given = recorder, given
+        self.lift, self.written, self.before = lift, written, before
+
+    def of(self, role: Role, leaf: Any) -> Output:
+        """The output that a leaf of a result is.
+
+        Raises:
+            Refusal: it is a view of an input that is written to, which no call can give.
+        """
+        if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return Output(self.recorder.types.symbols.scalar(leaf), role)
+        if not isinstance(leaf, torch.Tensor):
+            return Output(leaf, role)
+        return self._tensor(role, known_as(leaf, self.recorder))
+
+    def _tensor(self, role: Role, placeholder: Abstract) -> Output:
+        recorder, placeholders = self.recorder, self.given()
+        if placeholder.ft_gradient is None and getattr(placeholder, "ft_grad", None) is not None:
+            raise self._of_gradient(role, placeholder)
+        value = returned_value(placeholder, recorder)
+        same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
+        owner = alias_of(placeholder).root
+        moved = owner.moved is not None
+        view_of = next((
+            i for i in self.written
+            if placeholders[i] is owner.tensor() or self.before.get(owner) == i
+            or (moved and alias_of(placeholders[i]).root is owner)
+        ), None)  # fmt: skip
+        if same_as is not None or view_of is None:
+            return Output(value, role, same_as)
+        alias, of = alias_of(placeholder), recorder.types.of
+        seen, base = of(placeholder), of(placeholders[view_of])
+        retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
+        followed = value.type.requires_grad and not placeholder.ft_leaf
+        if retyped or (followed and alias.share is Share.MEMORY):
+            held = recorder.overwritten.values()
+            raise Refusal(
+                "the program returns a view of an input it writes to, of another type or history",
+                kind="aliased outputs",
+                at=next(h.origin.frame for h in held if h.alias is owner),
+                do="return a clone of the view, or take the view outside of the captured program",
+            )
+        apart = followed and alias.apart
+        through, step = None, None
+        if followed and not apart:
+            through, step = taken(alias, value, view_of, base, recorder)
+        return Output(value, role, None, view_of, seen, apart, through, step)
+
+    def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:
+        """The refusal of a leaf that has a gradient; as state, later calls find both."""
+        recorder = self.recorder
+        with torch.enable_grad():
+            made = recorder.histories.place(value_of(leaf, recorder))
+        later = (FIRST_CALL,) if role.kind == "state" else ()
+        return Refusal(
+            f"the {role} is a tensor that the program has made, and has a gradient, which a"
+            " graph gives apart", kind="side effect", at=line_of(recorder, made),
+            do=("give both: tensor.detach(), tensor.grad", *later),
+        )  # fmt: skip

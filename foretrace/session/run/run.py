@@ -1,0 +1,275 @@
+"""Run the user's program once over abstract tensors, and keep what it did."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.eager_history.version_counters import overwritten_in
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.op import values_in
+from foretrace.ir.program.recording import Mutation, Output, Recorded, Role
+from foretrace.ir.pydata.containers import Structure, handed_back, named_arguments, take_apart
+from foretrace.ir.pydata.places import Change, Contents, OnArguments
+from foretrace.ir.source.call_site import place_of
+from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.schemas.cache import ONE_AT_A_TIME
+from foretrace.python_state.access.reads import bound_before, read_outside
+from foretrace.python_state.access.side_effects import check_iterators
+from foretrace.python_state.effects.counters import counted_in, scheduled
+from foretrace.python_state.effects.leaks import check_none_escaped, stranding
+from foretrace.python_state.effects.module_state import (
+    Borrowed,
+    borrowed,
+    located,
+    names_of_tensors,
+    owners_of,
+    watched,
+)
+from foretrace.python_state.effects.state_inputs import (
+    check_found,
+    open_holders,
+    read_again,
+    unread,
+)
+from foretrace.python_state.effects.state_outputs import (
+    arguments_changed,
+    bound_to_data,
+    left_in,
+    states_of,
+    themselves,
+    told,
+)
+from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.restore import put_back
+from foretrace.session.run.aliased_inputs import apart, check_shared_memory, minded_writes
+from foretrace.session.run.append_only import check_apart
+from foretrace.session.run.mutations import (
+    begins_read,
+    check_attributes_kept,
+    check_together,
+    idle,
+    line_of,
+    mutations_of,
+)
+from foretrace.session.run.outputs import Outputs, computed
+from foretrace.session.run.session import Capture
+from foretrace.session.run.torch_patches import UNCOLLECTED, check_whole, running, unchanged_state
+from foretrace.tracer.functionalization.autograd_leaves import check_parted
+from foretrace.tracer.recorder.autograd_hooks import note_needed
+from foretrace.tracer.recorder.error_reports import reported
+from foretrace.tracer.recorder.inference_mode import normal_mode
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.rng import check_states
+from foretrace.tracer.subclasses.dispatch import check_unwritten
+
+
+def record(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture
+) -> Recorded:
+    """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
+
+    Raises:
+        Refusal: the program does something that has no exact graph, or raises.
+    """
+    check_whole()
+    if torch_api.fake_mode_on():
+        raise Refusal(
+            "a capture inside of a FakeTensorMode, or of another capture: nothing has values there",
+            kind="unsupported", do="capture outside of it",
+        )  # fmt: skip
+    with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED, torch_api.Unhooked():
+        return _restoring(fn, args, kwargs, capture)
+
+
+def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
+    given = [leaf for _, leaf in take_apart((args, kwargs))[0]]
+    modules = [leaf for leaf in given if isinstance(leaf, torch.nn.Module)]
+    before = Before((fn, args, kwargs), [*owners_of(fn).values(), *modules])
+    check_iterators(before, capture.outside, partial(capture.lines, fn))
+    capture.steps.casts = before.casts
+    with put_back(before.put_back, always=False), normal_mode(capture.recorder):
+        recorded = _recorded(fn, args, kwargs, capture, before)
+        note_needed(recorded.hooks, recorded.trained_outside)
+        capture.release(fn)
+        check_states(before.changed(), partial(capture.lines, fn))
+        check_none_escaped(capture.types, recorded, capture.lines(fn))
+        capture.fills.check_none_left()
+    return recorded
+
+
+def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before) -> Recorded:
+    leaves, in_structure = named_arguments(fn, args, kwargs)
+    lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
+    owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
+    capture.names = before.name_modules() | names_of_tensors(fn)
+    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
+    with unchanged_state(lines), borrowed(owners, before) as loan:
+        requires.modules = loan.states()
+        lines = partial(lines, [state.module for state in requires.modules])
+        loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
+        given = capture.arguments(leaves, requires)
+        capture.names |= before.name_optimizers(capture.names | capture.roles())
+        absent = target.device.type not in torch_api.device_types_here()
+        with running(recorder, loan.paths(), absent, capture.engine), capture.steps:
+            given = capture.opened(given, loan)
+            call = call_args, call_kwargs = in_structure.build(iter(given))
+            watching = watched(loan, capture.outside, fn, requires, lines, before)
+            with watching, capture.gradients.reading(), capture.lent(before) as counting:
+                result = _run(fn, call_args, call_kwargs, recorder)
+            outs, out_structure = computed(fn, result, given)
+            requires.handed = handed_back(result, call, ())
+            kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
+            kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
+            requires.handed += handed_back(result, (), _filled(kept))
+            changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
+            kept += _repeated([*others, *changed], requires, lines)
+            kept += _put(capture, before, (result, call), kept, requires, lines)
+            read_again(kept, capture.moved, capture, requires)
+            mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
+            outputs = _outputs(outs, kept, capture, mutations, requires, lines)
+            capture.note_asked(requires)
+            overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
+        capture.dynamic.check()
+        check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
+    _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
+    return Recorded(
+        recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
+        capture.questions.finish(recorder), target, requires, out_structure,
+        capture.questions.again, overwritten, asked, recorder.histories.hooks,
+    )  # fmt: skip
+
+
+def _filled(kept: list[Change]) -> list[Any]:
+    """The containers of which the content is another."""
+    return [each.place.holder for each in kept if isinstance(each.place, Contents)]
+
+
+def _put(
+    capture: Capture, before: Before, given: Any, kept: list[Change], requires: Requirements,
+    lines: Callable[[], Lines],
+) -> list[Change]:  # fmt: skip
+    """What the run has put into containers that it does not read.
+
+    Args:
+        capture: the run.
+        before: what was there before it.
+        given: its result and its arguments.
+        kept: what it has left as state.
+        requires: takes the containers.
+        lines: of the program.
+    """
+    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.changed]
+    filled = [located(each, lines) for each in changed if type(each.place) is Contents]
+    others = [each.after for each in changed if type(each.place) is not Contents]
+    check_apart(filled, [given, *others], known)
+    put = capture.fills.left(given, changed, known)
+    requires.filled = capture.fills.part(capture.outside)
+    return put
+
+
+def _repeated(
+    changed: list[Change], requires: Requirements, lines: Callable[[], Lines]
+) -> list[Change]:  # fmt: skip
+    """The changes of arguments that a call can make again; the others are required not to be."""
+    again = list[Change]()
+    for each in changed:
+        can = each.rebound and isinstance(each.place, OnArguments)
+        (again if can else requires.changed).append(each)
+    requires.changed = [each if each.at else located(each, lines) for each in requires.changed]
+    return again
+
+
+def _note_held(
+    fn: Any, leaves: list[tuple[str, Any]], capture: Capture, requires: Requirements,
+    kept: list[Change], left: list[Change], lines: Callable[[], Lines],
+) -> None:  # fmt: skip
+    """What the program may have read of Python state, and what it has changed of plain data there.
+
+    Args:
+        fn: the program.
+        leaves: its arguments.
+        capture: its run.
+        requires: takes it.
+        kept: what is left as state.
+        left: what else was changed, and is undone.
+        lines: the lines of its functions.
+    """
+    left = [located(told(change, capture.outside), lines) for change in left]
+    requires.changed += left
+    requires.counted += counted_in((*requires.changed, *kept))
+    if capture.outside is None:
+        return
+    open = open_holders(capture.inputs, requires)
+    read_outside(capture.outside, fn, leaves, requires, capture.real, open)
+    data = bound_to_data(kept, capture.inputs, lines)
+    requires.held = [*data, *unread(requires.held, capture.inputs, capture.real, requires)]
+    requires.held += [bound_before(change) for change in left if change.rebound]
+    requires.held += capture.ties(requires.held)
+    requires.counted += scheduled(requires.held)
+    check_found(requires, lines)
+
+
+def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
+    return [leaf for change in kept for leaf in take_apart(change.after)[0]]
+
+
+def _mutations(
+    capture: Capture, loan: Borrowed, requires: Requirements, given: list[tuple[str, Any]]
+) -> list[Mutation]:
+    recorder, placeholders = capture.recorder, capture.placeholders
+    mutations = mutations_of(
+        recorder, capture.inputs, placeholders, loan, requires.reshaped, capture.leaves
+    )
+    requires.begins = begins_read(recorder, placeholders, mutations)
+    for views in requires.together.values():
+        requires.begins |= dict.fromkeys(views, requires.defined)
+    written = {mutation.index: mutation.value for mutation in mutations}
+    read = idle(recorder.log, capture.inputs, placeholders, given)
+    requires.idle = read.difference(written)
+    capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
+    check_shared_memory(
+        apart(capture.real, requires),
+        set(written),
+        lambda i: line_of(recorder, written[i]),
+        cache(lambda: minded_writes(recorder.log, [item.value for item in capture.inputs])),
+    )
+    return mutations
+
+
+def _outputs(
+    outs: list[tuple[str, Any]], kept: list[Change], capture: Capture, mutations: list[Mutation],
+    requires: Requirements, lines: Callable[[], Lines],
+) -> list[Output]:  # fmt: skip
+    """What the program returns, and then what it leaves in Python state."""
+    written = {mutation.index for mutation in mutations}
+    before = {taken.before: i for i, taken in capture.leaves.taken.items()}
+    made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
+    outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
+    requires.states, states = states_of(kept, made.of, len(outputs), lines)
+    given = [leaf for _, leaf in (*outs, *_leaves(kept))]
+    check_together(capture.recorder, given, capture.inputs)
+    check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
+    return [*outputs, *states]
+
+
+def _required_of_call(
+    fn: Any, names: list[str], in_structure: Structure, recorder: Recorder
+) -> Requirements:
+    modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
+    defined = recorder.sources.defined = place_of(fn)
+    return Requirements(in_structure, names, defined, *modes)
+
+
+def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    recorder.sources.last = _run.__code__
+    with reported(recorder):
+        result = fn(*args, **kwargs)
+        recorder.view_rebased()
+    check_unwritten(recorder)
+    if recorder.first_refusal is not None:  # the program caught it
+        raise recorder.first_refusal
+    return result

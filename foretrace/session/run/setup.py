@@ -1,0 +1,278 @@
+"""What every capture begins with: a run of the program, and what operators mean in it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+
+import torch
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.registered_norms import NORM_RULES
+from foretrace.autograd.derivatives.registered_packed import PACKED_RULES
+from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
+from foretrace.autograd.derivatives.registry import RuleTable
+from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program.recording import Recorded, Target
+from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.places import Change
+from foretrace.ir.source.call_site import Sources
+from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.targets.profile import target_of
+from foretrace.python_state.effects.counters import Counts, may_be_counted, numbers_in
+from foretrace.python_state.effects.state_inputs import may_be_bound
+from foretrace.session.run.append_only import Fills
+from foretrace.session.run.run import record
+from foretrace.session.run.session import Capture
+from foretrace.session.run.torch_patches import UNCOLLECTED
+
+Values: TypeAlias = Literal["guard", "refuse"]
+"""What becomes of a question about values: answered from the example and guarded, or refused"""
+Branches: TypeAlias = Literal["guard", "both"]
+"""Of a yes or no that data decides: the side that `values` answers is recorded, or both are"""
+RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
+"""The rules that win over derived ones; `foretrace.rule` adds to them."""
+
+
+def set_up(
+    target: Target,
+    sizes: Callable[[Symbols], Dynamic],
+    *,
+    sources: Sources | None = None,
+    mode: torch_api.FakeTensorMode | None = None,
+    label: torch.device | None = None,
+    values: Values = "refuse",
+    watch: bool = False,
+) -> Capture:
+    """One run, not yet begun.
+
+    Args:
+        target: the device to capture for.
+        sizes: tells which sizes are symbols, given where symbols are made.
+        sources: finds the user's lines; None: on Python's stack.
+        mode: a front end's, in whose ShapeEnv the symbols are.
+        label: the device that all tensors say they are on; None: each its own.
+        values: whether a question about values is answered, and guarded, or refused.
+        watch: whether the Python state that the program reads is noted, to be guarded.
+
+    Raises:
+        Refusal: torch is set to what no graph for the device can be.
+    """
+    _check_ranks(target)
+    sources = sources or Sources()
+    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
+    types = Types(symbols)
+    with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
+        semantics = TargetSemantics(target, types, RULES, mode)
+        return Capture(
+            types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
+        )
+
+
+def _check_ranks(target: Target) -> None:
+    """Refuse to name a device in a graph that is to be of no rank's own.
+
+    On the CPU no graph has an index of a device.
+    """
+    if target.device.type not in ("cpu", "meta") and torch_api.for_all_ranks():
+        raise Refusal(
+            "torch.compiler.config.compile_on_one_rank asks for a graph that names no device by its"
+            f" index, and one that is captured for {target.device.type} does",
+            kind="unsupported",
+            do=("switch it off, and capture on each rank",
+                "or capture for the CPU, where no graph has an index"),
+        )  # fmt: skip
+
+
+T = TypeVar("T")
+ALIASED: Final = "aliased inputs"
+"""Refused, until the arguments are views of one input"""
+
+
+def warmed(
+    capture: Callable[[], T], fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, *,
+    warm: bool,
+) -> T:  # fmt: skip
+    """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
+
+    Raises:
+        Refusal: as for the capture.
+    """
+    if warm:
+        fn(*args, **(kwargs or {}))
+    return capture()
+
+
+def counting(
+    counts: Counts, make: Callable[[], Capture], fn: Any, args: Sequence[Any],
+    kwargs: dict[str, Any], *, guesses: bool = False,
+) -> Captured:  # fmt: skip
+    """Record a program; once more, where it has left other numbers, with these open.
+
+    Args:
+        counts: those that are known, and takes those that are found.
+        make: what a run needs.
+        fn: the program.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        guesses: whether numbers are open, too, that the code may count with on another way.
+
+    Raises:
+        Refusal: as for a run.
+    """
+    done: Captured | None = None
+    attempt, together, known = Attempt(Refusal), False, _Known(counts, guesses)
+    while True:
+        run = make()
+        run.together = together
+        known.lend(run)
+        with attempt:
+            done = Captured(record(fn, args, kwargs, run), run.semantics)
+        shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
+        if shares and not together:
+            together = True
+            continue
+        if known.drop(run, failed=attempt.error is not None):
+            continue
+        if done is None:
+            raise attempt.error or AssertionError("a run gives a record, or is refused")
+        if attempt.error is not None:  # with the numbers open it has no graph
+            counts.close_all()
+            return done
+        more = known.note(run, done.recorded)
+        if not (more or run.close_fixed()):
+            return done
+
+
+class _Known:
+    """What the runs of a program have shown of its Python state, and what is guessed of it."""
+
+    def __init__(self, counts: Counts, guesses: bool) -> None:
+        self.counts, self.fills, self.guesses = counts, Fills(), guesses
+        self.bound = dict[Any, Change]()
+        """places of tensors that the code may bind anew on another way"""
+        self.binds = True
+        """whether such are guessed"""
+
+    def lend(self, run: Capture) -> None:
+        """Let a run go on from it."""
+        run.counts, run.fills = self.counts, self.fills
+        run.moved += self.bound.values()
+
+    def drop(self, run: Capture, *, failed: bool) -> bool:
+        """Close what is guessed, if it may be what a run fails by; whether there was any."""
+        if (failed or tells_apart(run)) and (read := self.fills.drop()):
+            if self.guesses:  # what a program fills and reads holds other numbers each time
+                self.counts.guess(numbers_in(read))
+            return True
+        if failed and self.bound:
+            self.bound, self.binds = {}, False
+            return True
+        if asks_types(run):
+            return self.counts.close_all()
+        return failed and self.counts.drop_guesses()
+
+    def note(self, run: Capture, recorded: Recorded) -> bool:
+        """Whether a run has shown more than was known, or there is more to guess."""
+        requires, outside = recorded.requires, run.outside
+        more = self.counts.note(requires.counted)
+        if outside is None or self.counts.never:
+            return more
+        if not tells_apart(run):
+            more |= self.fills.guess(recorded)
+        if not self.guesses:
+            return more
+        if not asks_types(run):
+            more |= self.counts.guess(
+                may_be_counted(requires.held, outside.counts | outside.stores)
+            )
+        found = may_be_bound(requires, outside.stores) if self.binds else ()
+        new = {(id(c.place.holder), c.place.key): c for c in found}
+        more |= not new.keys() <= self.bound.keys()
+        self.bound |= new
+        return more
+
+
+def tells_apart(run: Capture) -> bool:
+    """Whether the program may tell a container from what stands for it: by its type, or `id`."""
+    return run.outside is not None and run.outside.tells_apart
+
+
+def asks_types(run: Capture) -> bool:
+    """Whether the program may ask of what type a number is, as an open one is none of Python's."""
+    return run.outside is not None and run.outside.asks_types
+
+
+def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+    """The device of the first tensor among the arguments and parameters; "cpu" without one."""
+    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
+    parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
+    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def prepare(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+    shapes: Any,
+    *,
+    values: Values = "refuse",
+    watch: bool = False,
+) -> Capture:
+    """What a capture of a call needs; `shapes` is its dynamic_shapes.
+
+    Raises:
+        Refusal: this is no call, or the target or the shapes are not known.
+    """
+    _check_call(fn, args, kwargs)
+    check_values(values)
+    chosen = target_of(target, device_of(fn, args, kwargs))
+    label = chosen.device if target is not None else None
+    sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
+    return set_up(chosen, sizes, label=label, values=values, watch=watch)
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    if not callable(fn):
+        wrong = f"{fn!r:.60} is not callable"
+    elif not isinstance(args, (tuple, list)):
+        wrong = f"args is a {type(args).__name__}, not a tuple"
+    elif not isinstance(kwargs, dict):
+        wrong = f"kwargs is a {type(kwargs).__name__}"
+    else:
+        return
+    raise Refusal(
+        wrong, kind="wrong call",
+        do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
+    )  # fmt: skip
+
+
+def check_values(values: object) -> None:
+    """Refuse a word that says nothing of values.
+
+    Raises:
+        Refusal: it is none of the two.
+    """
+    if values not in get_args(Values):
+        raise Refusal(
+            f"values={values!r:.60}", kind="wrong call",
+            do='give "guard": the example inputs answer, or "refuse"',
+        )  # fmt: skip
+
+
+def check_branches(branches: object) -> None:
+    """Refuse a word that says nothing of branches.
+
+    Raises:
+        Refusal: it is none of the two.
+    """
+    if branches not in get_args(Branches):
+        raise Refusal(
+            f"branches={branches!r:.60}", kind="wrong call",
+            do='give "guard": the side that is answered, or "both": a cond with both sides',
+        )  # fmt: skip

@@ -1,0 +1,312 @@
+"""What the program does to torch itself while it runs: refused, or followed; and put back."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from types import FunctionType
+from typing import Any, Final, NoReturn
+
+import torch
+
+from foretrace import forks, torch_api
+from foretrace.autograd.backward.in_program_engine import Engine
+from foretrace.autograd.backward.pack_hooks import Packing
+from foretrace.autograd.eager_history.op_facts import locate
+from foretrace.errors import OUTSIDE, Frame, Refusal, Way
+from foretrace.ir.program.op import Checkpoint, Op, target_name
+from foretrace.ir.pydata.members import cell_content, cells_of, held_by
+from foretrace.ir.pydata.places import Place
+from foretrace.ir.source.call_site import asking_line, function_of
+from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.global_switches import unswitched
+from foretrace.python_state.effects.module_state import scripted
+from foretrace.session.run.data_dependent_sizes import (
+    choosing,
+    dividing,
+    taking_rates,
+    taking_steps,
+)
+from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.forward_ad.dual_tensors import leaving
+from foretrace.tracer.forward_ad.linearize import tracing
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.recorder.autograd_function import function_calls
+from foretrace.tracer.recorder.communication import communicates
+from foretrace.tracer.recorder.inference_mode import check_mode, guards
+from foretrace.tracer.recorder.module_calls import module_calls
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.rng import random_stand_ins, undrawn
+from foretrace.tracer.subclasses.dispatch import known_as
+
+BACKWARD = (
+    "return the loss, and ask for its gradient outside of the captured program",
+    "or use torch.autograd.grad, of what the program has computed",
+)
+
+
+def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for functions of torch that no graph can repeat.
+
+    `absent`: the target is not there; then an autograd node would abort the process.
+    """
+    stand_ins: dict[str, Callable[..., Any]] = {}
+    stand_ins |= random_stand_ins(recorder) | guards(recorder)
+    stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
+    stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
+    stand_ins |= choosing(recorder)
+    stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
+    stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
+    packing = Packing(recorder)
+    stand_ins |= {
+        "saving": packing.enter, "saved": packing.leave, "no saving": packing.disable
+    }  # fmt: skip
+    return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
+
+
+def _compiled(recorder: Recorder) -> Callable[..., Any]:
+    """In the place of `torch.compile`: the function itself; what Dynamo would lift is noted."""
+
+    def compiled(model: Any = None, **_: Any) -> Any:
+        if model is None:
+            return compiled
+        return recorder.lifting(model) if torch_api.calls_attention(model) else model
+
+    return compiled
+
+
+def _forks(recorder: Recorder) -> NoReturn:
+    raise recorder.refused(Refusal(
+        "the program forks a process, which would go on with the capture, too",
+        kind="side effect", at=asking_line(), do=OUTSIDE[:1],
+    ))  # fmt: skip
+
+
+class Checkpoints:
+    """The functions under `torch.utils.checkpoint`: what they do is told its region; they run once.
+
+    Eager's backward runs them again, and reads what their names stand for by then.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
+
+    def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
+        """What is run around a function; the outermost of nested regions makes all inside again."""
+        fn, context_fn, args, same_draws = torch_api.checkpoint_call(given_args, given_kwargs)
+        recorder = self.recorder
+        check_mode(recorder, "a checkpoint")
+        if recorder.saving is not None:
+            recorder.saving.check_checkpoint()
+        outer, (context, _again) = recorder.checkpoint, context_fn()
+        saves = torch_api.selective_policy(context)
+        if outer is None and recorder.grad_mode():
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            given = [known_as(t, recorder) for t in tensors]
+            inputs = tuple([value_of(tensor, recorder) for tensor in given])
+            region = recorder.checkpoint = Checkpoint(saves, inputs)
+            self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
+        count = len(recorder.log)
+        try:
+            with nullcontext() if saves is not None else context:
+                yield
+        finally:
+            recorder.checkpoint = outer
+        inside = [op for op in recorder.log[count:] if op.origin.checkpoint is not None]
+        if any(out.type.requires_grad for op in inside for out in op.outs):
+            for op in inside:
+                _check_drawn_again(op, same_draws)
+
+    def check(self) -> None:
+        """Refuse one that would compute with something else than the forward did."""
+        for region, at, places in self.read:
+            inside = (op for op in self.recorder.log if op.origin.checkpoint is region)
+            changed = next((place.name for place in places if place.changed), None)
+            if changed is not None and any(v.type.requires_grad for op in inside for v in op.outs):
+                raise Refusal(
+                    f"a checkpoint reads {changed}, which the program changes afterwards, and"
+                    " eager's backward runs it again with what is there then",
+                    kind="modified in place", at=at,
+                    do=("give it to the checkpoint as an argument", "or do not change it later"),
+                )  # fmt: skip
+
+
+def _check_drawn_again(op: Op, same_draws: bool) -> None:
+    """Refuse an op whose random numbers eager's backward draws otherwise than the forward did.
+
+    Raises:
+        Refusal: the checkpoint does not keep the state of the generator that the op draws from.
+    """
+    if not (same_draws and op.kwargs.get("generator") is None) and draws(op):
+        raise locate(Refusal(
+            f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw the"
+            " same ones again: eager's backward runs it with others",
+            kind="unsupported",
+            do=("draw from torch's own generator, with preserve_rng_state=True",
+                "or draw before the checkpoint, and pass the numbers"),
+        ), op)  # fmt: skip
+
+
+def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
+    """What a function's code names: closure cells, globals, attributes of objects that it has."""
+    function = function_of(fn)
+    if function is None or id(function) in seen:
+        return
+    seen.add(id(function))
+    names = function.__code__.co_names
+    places = [Place(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
+    yield from places
+    objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
+    for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
+        known = names if isinstance(space, dict) else ()
+        yield from (Place(name, space, space[name]) for name in known if name in space)
+    for item in objects[2:]:
+        yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
+
+
+INPUTS = 4
+"""Where the engine has what gradients are wanted of: after outputs, gradients, two switches"""
+
+
+def _engine(engine: Engine) -> Callable[..., Any]:
+    """Torch's engine for `torch.func`, which brings its own levels of autograd; else ours."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        inputs = args[INPUTS] if len(args) > INPUTS else ()
+        if inputs and all(map(_followed_by_level, inputs)):
+            return engine.original(*args, **kwargs)
+        return engine(*args, **kwargs)
+
+    return run
+
+
+def _followed_by_level(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and torch_api.followed_by_level(given)
+
+
+def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program computes a gradient itself",
+        kind="autograd inside",
+        at=asking_line(),
+        do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+    )
+
+
+def _absent(recorder: Recorder, *_: object) -> NoReturn:
+    """Refuse a level; torch leaves it nevertheless, and raises an error of its own."""
+    try:
+        _no_gradient()
+    except Refusal as refusal:
+        raise recorder.refused(refusal) from None
+
+
+@contextmanager
+def followed_autocast(recorder: Recorder) -> Iterator[None]:
+    """The recorder follows autocast inside, and keeps its cache."""
+    before, casts = torch.is_autocast_cache_enabled(), recorder.casts
+    torch.set_autocast_cache_enabled(False)
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "autocast": casts.switching(torch.set_autocast_enabled),
+        "autocast cache": casts.cache,
+        "autocast cache on": casts.caching,
+        "autocast end": casts.forget,
+    }
+    try:
+        with torch_api.replaced(stand_ins):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
+
+
+def silenced(recorder: Recorder) -> AbstractContextManager[None]:
+    """Inside, the program is refused before it talks to another process."""
+
+    def refuse(name: str) -> NoReturn:
+        raise recorder.refused(communicates(name))
+
+    return torch_api.SILENCE(refuse)
+
+
+def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
+    """Whether cuDNN takes a tensor; an abstract one has no memory to be laid out for it."""
+    return not isinstance(tensor, Abstract) and original(tensor)
+
+
+@contextmanager
+def running(
+    recorder: Recorder, paths: dict[int, str], absent: bool, engine: Engine | None = None
+) -> Iterator[None]:
+    """The recorder sees every call inside."""
+    checkpoints = Checkpoints(recorder)
+    stand_ins = refusing(recorder, absent)
+    stand_ins["engine"] = _engine(engine) if engine is not None else _no_gradient
+    if engine is not None:
+        stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
+    stand_ins["checkpoint"] = checkpoints.around
+    talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
+    stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
+    with (
+        torch_api.below_autograd(),
+        torch_api.uncompiled(),
+        torch_api.unoptimized(scripted),
+        torch_api.replaced(stand_ins),
+        talks,
+        followed_autocast(recorder),
+        function_calls(recorder),
+        module_calls(recorder, paths),
+        recorder,
+    ):
+        yield
+        checkpoints.check()
+
+
+@contextmanager
+def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
+    """Torch's switches and random numbers are as before, whatever happens.
+
+    Raises:
+        Refusal: the program leaves a switch of torch's in another state, or seeded or drew from a
+            generator in a way no graph can repeat; with the line of `lines` that did.
+    """
+    with undrawn(lines), unswitched(lines):
+        yield
+
+
+class Resting(forks.Shared):
+    """Python's collector rests while a thread is inside: nearly all that is made there is kept."""
+
+    before_it = False
+    """whether it was enabled"""
+
+    def begin(self) -> None:
+        """Disable it."""
+        self.before_it = gc.isenabled()
+        gc.disable()
+
+    def end(self) -> None:
+        """As it was."""
+        (gc.enable if self.before_it else gc.disable)()
+
+
+UNCOLLECTED: Final = Resting()
+"""Of a capture, a cut or its module; there is one collector for all threads"""
+
+
+def check_whole() -> None:
+    """Refuse to capture in a child that was forked in the middle of another thread's capture.
+
+    Raises:
+        Refusal: it was. Torch and the modules are as they were, but not all that torch keeps.
+    """
+    if UNCOLLECTED.cut_off:
+        raise Refusal(
+            "this process was forked while another thread captured, which took longer than the"
+            f" {forks.LONGEST:.0f} s that a fork waits",
+            kind="forked",
+            do=("fork when no thread captures",
+                "or start the process in another way: multiprocessing's spawn or forkserver"),
+        )  # fmt: skip

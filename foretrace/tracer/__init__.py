@@ -1,0 +1,1 @@
+"""One call of the running program becomes an op."""

@@ -1,0 +1,72 @@
+"""Which ops draw random numbers, and what they draw in the captured run."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.walk import subgraphs_of
+from foretrace.operators.schemas.schema import schema_of
+
+DEFAULT: Final = torch.default_generator
+CPU: Final = "cpu"
+"""The type of the device where values are computed"""
+DROPOUT: Final = "dropout_p"
+"""The argument by which an attention kernel draws random numbers; none if it is 0"""
+
+
+class Draws:
+    """Random numbers as eager draws them: in the program's order, from copies of the generators."""
+
+    def __init__(self, ops: Sequence[Op] = ()) -> None:
+        self.ops = list(ops)
+        self._places = {op: place for place, op in enumerate(self.ops)}
+        self._state: torch.Tensor | None = None
+        self._copies: dict[torch.Generator, torch.Generator] = {}
+
+    def note(self, op: Op) -> None:
+        """One more draw, the latest."""
+        if op not in self._places:
+            self._places[op] = len(self.ops)
+            self.ops.append(op)
+
+    def knows(self, op: Op) -> bool:
+        """Whether its place among the draws is known, and its numbers can be had."""
+        return op in self._places and all(out.type.device.type == CPU for out in op.outs)
+
+    def before(self, op: Op) -> list[Value]:
+        """What the draw before it gave."""
+        place = self._places.get(op, 0)
+        return list(self.ops[place - 1].outs[:1]) if place else []
+
+    def run(self, op: Op, args: Any, kwargs: Any) -> Any:
+        """Draw; the generators themselves stay as they are."""
+        args, kwargs = map_tree((args, kwargs), self._copied)
+        before = DEFAULT.get_state()
+        try:
+            DEFAULT.set_state(before if self._state is None else self._state)
+            return op.target(*args, **kwargs)
+        finally:
+            self._state = DEFAULT.get_state()
+            DEFAULT.set_state(before)
+
+    def _copied(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Generator) or leaf is DEFAULT:
+            return leaf
+        return self._copies.setdefault(leaf, leaf.clone_state())
+
+
+def draws(op: Op) -> bool:
+    """Whether an op, or one in its body, draws random numbers."""
+    if isinstance(op.target, ModuleCall):
+        return False
+    if op.template is not None:
+        return any(map(draws, op.template))
+    if any(draws(inner) for held in subgraphs_of(op) for inner in held.ops):
+        return True
+    schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
+    if schema is None or not schema.random:
+        return False
+    return DROPOUT not in schema.arguments or schema.bind(op.args, op.kwargs).get(DROPOUT, 0) != 0

@@ -1,0 +1,148 @@
+"""One path through a program: a run is given answers to yes or no that data decides.
+
+Nobody looks at data for them. Each question leaves a mark in the record, by which the runs that
+differ from there on are put together (`branches/`).
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Tree, Value
+from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.tracer.concrete.concrete_values import Constants
+from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.recorder.recorder import Recorder
+
+QUESTIONS: Final = 8
+"""So many questions are asked on one way through a program: each doubles the runs."""
+SYMBOLS: Final = 10_000
+"""More symbols than data decides between two questions"""
+KIND: Final = "both sides"
+ONE: Final = 'or leave branches="guard": the example answers, and the answer is guarded'
+
+
+class Mark:
+    """Target of the mark that a question leaves: `number` were asked before it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"question {self.number + 1}"
+
+
+class Path:
+    """The answers that a run is given, and the questions that it asks.
+
+    Args:
+        given: the first answers. The first run is given none: the example answers as far as it can.
+            A later one is told yes where it is told nothing.
+    """
+
+    def __init__(self, given: tuple[bool, ...] = ()) -> None:
+        self.given = given
+        self.answers: list[bool] = []
+        self.frames: list[Frame | None] = []
+        self._known: dict[Any, bool] = {}
+        self._numbers: dict[Any, int] = {}
+        self._of_data: set[int] = set()
+        """numbers of what data decides"""
+        self._values: dict[Value, int] = {}
+        self._seen = 0
+
+    @property
+    def names_from(self) -> int:
+        """The number from which symbols are named: no other row of answers has the same."""
+        row = int("1" + "".join(str(int(answer)) for answer in self.answers), 2)
+        return row * SYMBOLS
+
+    def asks_data(self, constants: Constants, recorder: Recorder, func: Any, args: Tree) -> bool:
+        """Whether the answer to a call depends on what inputs hold, or on what is drawn."""
+        self._follow(constants, recorder.log)
+        return self._call(constants, func, args, {}) in self._of_data
+
+    def answer(
+        self, constants: Constants, recorder: Recorder, call: tuple[Any, Tree, dict[str, Tree]],
+        example: bool | None,
+    ) -> tuple[bool, Mark | None]:  # fmt: skip
+        """The answer, and the mark of a question that was not asked before.
+
+        Raises:
+            Refusal: there are too many.
+        """
+        form = self._call(constants, *call)
+        if form in self._known:
+            return self._known[form], None
+        number = len(self.answers)
+        if number == QUESTIONS:
+            raise self._too_many(recorder.sources.here())
+        told = True if example is None or self.given else example
+        found = self.given[number] if number < len(self.given) else told
+        self.answers.append(found)
+        self.frames.append(recorder.sources.here())
+        self._known[form] = found
+        return found, Mark(number)
+
+    def _too_many(self, at: Frame | None) -> Refusal:
+        return Refusal(
+            f"the program asks data more than {QUESTIONS} times on one way through it, and"
+            ' branches="both" runs it once for each row of answers',
+            kind=KIND, at=at,
+            near=[f"  {so!s:<5} at {at}" for so, at in zip(self.answers, self.frames, strict=True)],
+            do=("ask fewer: choose with torch.where, or write the loop with torch.while_loop", ONE),
+        )  # fmt: skip
+
+    # ---- what a value is made of ----------------------------------------------------------------
+
+    def _follow(self, constants: Constants, log: list[Op]) -> None:
+        self._note(constants, log[self._seen :])
+        self._seen = len(log)
+
+    def _note(self, constants: Constants, ops: Iterable[Op]) -> None:
+        for op in ops:
+            self._note(constants, op.own or ())
+            new = [out for out in op.outs if out not in self._values]
+            if not new:
+                continue
+            drawn = draws(op)
+            same = not (drawn or subgraphs_of(op))  # two programs may look alike
+            called = (op.target, id(op.alike)) if same else op
+            form = self._call(constants, called, op.args, op.kwargs)
+            if drawn:
+                self._of_data.add(form)
+            for place, out in enumerate(new):
+                self._values[out] = self._number((form, place), of_data=form in self._of_data)
+
+    def _call(self, constants: Constants, func: Any, args: Tree, kwargs: Any = ()) -> int:
+        """A number for a call: equal for two that compute the same."""
+        of_data = False
+
+        def named(leaf: Any) -> Any:
+            nonlocal of_data
+            if not isinstance(leaf, Value):
+                of_data |= any(map(torch_api.is_float_from_data, free_symbols(leaf)))
+                return leaf
+            number = self._value(constants, leaf)
+            of_data |= number in self._of_data
+            return ("%", number)
+
+        key = func, repr(map_tree((args, dict(kwargs)), named))
+        return self._number(key, of_data=of_data)
+
+    def _value(self, constants: Constants, value: Value) -> int:
+        """The number of a value; an input is what only a call decides."""
+        known = self._values.get(value)
+        if known is None:
+            constant = value in constants.given
+            known = self._values[value] = self._number(value, of_data=not constant)
+        return known
+
+    def _number(self, key: Any, *, of_data: bool) -> int:
+        number = self._numbers.setdefault(key, len(self._numbers))
+        if of_data:
+            self._of_data.add(number)
+        return number

@@ -1,0 +1,266 @@
+"""What a program computes of floats that data decides: each step an op of the record.
+
+`v = x.max().item()` is a symbol, and so is `v * 2`: the op between them calls Python's own `*`
+when a graph runs. Nothing is simplified, so the floats are eager's to the last bit. What Python
+asks of such a float is a question about tensors, as any yes or no is (decision 027).
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any, Final
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.op import Choice, Op, Value
+from foretrace.ir.source.call_site import users_frame
+from foretrace.ir.source.operand_stack import called_at
+from foretrace.ir.symbols.builtin_call_sites import NameOfModule
+from foretrace.ir.symbols.builtin_casts import bound
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.symbols.sym_float import EXACT, Float
+from foretrace.ir.symbols.sym_int import as_int
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.supported_inputs import plain_class
+from foretrace.tracer.concrete.concrete_values import depends_on_inputs
+from foretrace.tracer.data_dependence.value_guards import Questions
+from foretrace.tracer.recorder.recorder import Recorder
+
+aten = torch.ops.aten
+STEP: Final = Choice("number", "whole", "Python computes it of numbers that data decides")
+COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
+    operator.eq: aten.eq.Tensor, operator.ne: aten.ne.Tensor, operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor, operator.gt: aten.gt.Tensor, operator.ge: aten.ge.Tensor,
+    math.isnan: aten.isnan.default, math.isinf: aten.isinf.default,
+    math.isfinite: aten.isfinite.default,
+})  # fmt: skip
+"""What each question about numbers is between tensors"""
+LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType({
+    min: torch.sym_min, max: torch.sym_max,
+})  # fmt: skip
+"""Of two floats they are Python's own"""
+LARGEST: Final = 1 << 53
+"""Up to here each integer is a float; Python compares larger ones with floats exactly"""
+IS_NONZERO: Final = aten.is_nonzero.default
+
+
+class Steps:
+    """Records the steps of one run, while it is open."""
+
+    def __init__(self, recorder: Recorder, questions: Questions) -> None:
+        self.recorder, self.questions = recorder, questions
+        self.symbols = recorder.types.symbols
+        self.fixed = set[Any]()
+        """numbers that the program needs as they are"""
+        self.casts: Callable[[], list[NameOfModule]] = list
+        """the globals in which `int` and `float` may be ours while the program runs, or may not"""
+        self._not_ours: dict[tuple[int, str], str] = {}
+        """why, by the id of such globals and the name"""
+        self._open: ExitStack | None = None
+        self._followed: torch_api.FollowedFloats | None = None
+
+    def __enter__(self) -> None:
+        self._open, self.symbols.floats.steps = ExitStack(), self
+        self.recorder.unwatched.rests_at(Steps.step.__code__)
+        self._open.enter_context(torch_api.batches_counted())
+        if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
+            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
+            self._open.enter_context(self._followed)
+            names = self.casts()
+            self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
+            ours = [(each.space, each.name) for each in names if not each.otherwise]
+            self._open.enter_context(bound(
+                ours, int=self._int, float=self._float,
+                min=self._least, max=self._least, type=_type_of,
+            ))  # fmt: skip
+
+    def __exit__(self, *error: object) -> None:
+        self.symbols.floats.ended()
+        if self._open is not None:
+            self._open.close()
+        self._open = None
+        self._not_ours = {}
+
+    def begin(self) -> None:
+        """From the first number of data on, Python's functions of numbers are followed."""
+        if self._open is not None and self._followed is not None:
+            self._followed.follow_all()
+
+    def _float(self, given: Any) -> Any:
+        number = self._held(given)
+        whole = issubclass(type(number), torch.SymInt) and self._follows(number)
+        return torch.sym_float(number) if whole else number
+
+    def _int(self, given: Any) -> Any:
+        number = self._held(given)
+        if issubclass(type(number), torch.SymFloat) and self._follows(number):
+            return as_int(math.trunc(number))
+        return number
+
+    def _least(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`min` or `max`: of two floats of which data decides one, a number of the graph."""
+        match args:
+            case (float(), float()) if not kwargs and any(map(self._follows, args)):
+                return self.step(LEAST[function], *args)  # files of torch.export have this one
+        return function(*args, **kwargs)
+
+    def _held(self, given: Any) -> Any:
+        """The number that a tensor holds; anything else as it is."""
+        reached = isinstance(given, torch.Tensor) and plain_class(type(given))
+        known = isinstance(given, Abstract) or reached
+        if not known or not torch_api.is_active(self.recorder):
+            return given
+        return given if given.dtype.is_complex or given.dtype is torch.bool else given.item()
+
+    def _called(
+        self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        """What an operator gives whose function of torch's would ask for the number.
+
+        The call comes to the recorder as it is; autocast and transforms of functions want it first.
+        """
+        if self.recorder.casts.devices or torch_api.functorch_active():
+            return function(*args, **kwargs)
+        with torch_api.no_dispatch_modes():
+            return self.recorder.again(operator, args, kwargs)
+
+    def _follows(self, number: Any) -> bool:
+        """Whether data decides a number, and the program computes with it, not a meta kernel."""
+        if not issubclass(type(number), (torch.SymInt, torch.SymFloat)):
+            return False
+        if not torch_api.is_active(self.recorder):
+            return False
+        symbols = free_symbols(torch_api.expression(number))
+        return any(map(torch_api.is_from_data, symbols))
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the function gives: a new number, or the answer to what it asks."""
+        with self.recorder.unwatched:
+            return self._step(function, args, kwargs)
+
+    def _step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if kwargs:
+            named = {name: self._fixed(number) for name, number in kwargs.items()}
+            return function(*map(self._fixed, args), **named)
+        if function in COMPARED and max(map(_size, args)) <= LARGEST:
+            return self._asked(function, args)
+        values = tuple(map(self._value, args))
+        found = function(*(self.symbols.concrete(value) for value in values))
+        if type(found) not in (int, float) or not self._stays(function, args):
+            return function(*map(self._fixed, args))
+        return self._recorded(function, values, found)
+
+    def _recorded(self, function: Callable[..., Any], values: tuple[Any, ...], found: Any) -> Any:
+        recorder = self.recorder
+        if None in recorder.bodies:  # of calls that share it, each has numbers of its own
+            raise depends_on_inputs(function)
+        symbol = self.symbols.number_from_data(found)
+        origin = recorder.origin()
+        recorder.append(Op(function, values, {}, symbol, (), origin=origin, choice=STEP))
+        return self.symbols.symbolic(symbol)
+
+    def _stays(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether it gives a number of the same kind with others: a root may be complex."""
+        if function is not operator.pow:
+            return True
+        base, power = args
+        if type(base) in (int, float):
+            return base > 0 or (base == 0 and bool(power >= 0))
+        if type(power) in (int, float) and float(power).is_integer():
+            return True
+        return bool(base >= 0)
+
+    def _value(self, number: Any) -> Any:
+        """A number as ops have it."""
+        kind = type(number)
+        if kind in EXACT:
+            return number
+        if kind is Float:
+            return torch_api.expression(number)
+        symbolic = issubclass(kind, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        return self.symbols.scalar(number) if symbolic else number
+
+    # ---- what is asked --------------------------------------------------------------------------
+
+    def number(self, symbol: Any) -> float:
+        """The number itself; that it is the same is a guard."""
+        by = "" if symbol in self.fixed else self._asked_by()
+        self.fixed.add(symbol)
+        with self.recorder.unwatched:
+            found, made = self.symbols.floats.known[symbol], self.recorder.made
+            tensor, said = self._tensor(symbol), f"{by}== {found!r}"
+            if math.isnan(found):
+                self._answer(made(aten.isnan.default, tensor), "isnan", sides=False)
+            else:
+                self._answer(made(aten.eq.Scalar, tensor, found), said, sides=False)
+            if found == 0:
+                self._answer(made(aten.signbit.default, tensor), "signbit", sides=False)
+        return found
+
+    def _asked_by(self) -> str:
+        """What asks for a number as it has to be Python's own, and why; "" if nothing such."""
+        at = users_frame() if self._not_ours else None
+        name = "" if at is None else called_at(at.f_code, at.f_lasti)
+        why = self._not_ours.get((id(at.f_globals), name)) if at is not None else None
+        return f"Python's own {name} ({why}) " if why else ""
+
+    def _fixed(self, number: Any) -> Any:
+        kind = type(number)
+        if issubclass(kind, torch.SymFloat):
+            return float(number)
+        return int(number) if issubclass(kind, torch.SymInt) else number
+
+    def _asked(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        values = tuple(map(self._value, args))
+        numbers = [repr(arg) for arg in args if type(arg) in (int, float, bool)]
+        said = " ".join([function.__name__, *numbers])
+        asked = self._compared(function, values)
+        symbols = sum(isinstance(value, sympy.Symbol) for value in values)
+        if symbols + len(numbers) == len(values):
+            answer = bool(function(*map(self.symbols.concrete, values)))
+            question: tuple[Any, ...] = IS_NONZERO, (asked,), {}
+            if self.questions.of_numbers(self.recorder, question, values, answer, said):
+                return answer
+        return self._answer(asked, said, sides=True)
+
+    def _compared(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Value:
+        """The answer as a tensor of the graph."""
+        first, *others = values
+        if others and (type(others[0]) is int or (type(others[0]) is float and not _whole(first))):
+            of_scalar = COMPARED[function].overloadpacket.Scalar
+            return self.recorder.made(of_scalar, self._tensor(first), others[0])
+        # torch compares a tensor of integers with a float scalar as float32
+        return self.recorder.made(COMPARED[function], *map(self._tensor, values))
+
+    def _answer(self, asked: Value, said: str, *, sides: bool) -> bool:
+        answer: bool = self.questions.answer(
+            self.recorder, IS_NONZERO, (asked,), {}, sides=sides, said=said
+        )
+        return answer
+
+    def _tensor(self, number: Any) -> Value:
+        dtype = torch.int64 if _whole(number) else torch.float64
+        kind = {"dtype": dtype, "device": torch.device("cpu")}
+        return self.recorder.made(aten.scalar_tensor.default, number, **kind)
+
+
+def _type_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`type`: of an open number, that of what it stands for."""
+    kind = function(*args, **kwargs)
+    stands_for = ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float))
+    found = (own for symbolic, own in stands_for if issubclass(kind, symbolic))
+    return next(found, kind) if len(args) == 1 else kind
+
+
+def _whole(number: Any) -> bool:
+    return type(number) in (int, bool) or getattr(number, "is_integer", None) is True
+
+
+def _size(number: Any) -> int:
+    return abs(number) if type(number) is int else 0

@@ -1,0 +1,269 @@
+"""Yes or no that the program asks of values: answered, kept as a guard, asserted by the record.
+
+An assertion is an op of the record at the place of the question, so that every cut has it
+(decision 022). Where both sides of a question are recorded, a run is told the answer (`path.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import Answered, AskedOfNumbers
+from foretrace.ir.program.op import Op, Tree, Value, target_name
+from foretrace.ir.symbols.symbols import Numbers
+from foretrace.tracer.concrete.concrete_values import Constants, Root, content, depends_on_inputs
+from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.data_dependence.comparison_ops import asked_by_program, condition_of
+from foretrace.tracer.recorder.recorder import Recorder
+
+aten = torch.ops.aten
+ASSERT = aten._assert_async.msg
+
+Call = tuple[Any, Tree, dict[str, Tree]]
+Number = tuple[Any, bool]
+"""One that is read, and whether inputs decide it"""
+
+
+class Questions:
+    """Answers the questions of one run, and keeps those whose answers later calls have to give."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.path: Path | None = None
+        """the answers that this run is given, where both sides are recorded"""
+        self.answered: list[Answered] = []
+        self._calls: dict[Answered, Call] = {}
+        self._inputs: dict[Value, int] = {}
+        self._known: dict[Any, Answered] = {}
+        self._asserted: set[Any] = set()
+
+    def follow(self, path: Path | None, recorder: Recorder) -> None:
+        """Let this run be told its answers; None: it answers from the example."""
+        self.path = path
+        if path is not None:
+            recorder.types.symbols.compared = partial(self.compared, recorder)
+
+    def finish(self, recorder: Recorder) -> list[Answered]:
+        """Let go of what answered; gives the guards."""
+        self.constants.finish(recorder.log)
+        return self.answered
+
+    def answer(
+        self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree], *,
+        sides: bool = True, said: str = "",
+    ) -> Any:  # fmt: skip
+        """What a call returns whose operands are constants, or lent.
+
+        `sides`: whether both sides of it may be recorded, where that is wanted. `said`: how the
+        question is told, if not by the operator.
+
+        Raises:
+            Refusal: an operand has no value, or a number depends on one that is lent.
+        """
+        constants, call = self.constants, (func, args, kwargs)
+        constants.follow(recorder.log, recorder.bodies)
+        if sides and self.path is not None and self._has_sides(self.path, recorder, call):
+            return self._told(self.path, recorder, call)
+        answer = constants.run(*call)
+        if _of_other_sizes(recorder, *call[:2]):
+            return answer
+        roots = constants.roots_of(call[1:])
+        lent = any(not isinstance(root, sympy.Symbol) for root in roots)
+        if lent and (not isinstance(answer, bool) or None in recorder.bodies):
+            raise depends_on_inputs(func)
+        if roots:
+            form = constants.form(func, call[1:])
+            known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
+            self._known[form] = known
+            if lent and form not in self._asserted:
+                self._assert(recorder, call, known)
+                if not recorder.bodies:
+                    self._asserted.add(form)
+        return answer
+
+    def number(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Number:
+        """What a call gives that reads a number, and whether inputs or random numbers decide it.
+
+        Raises:
+            Refusal: an operand has no value.
+        """
+        constants = self.constants
+        constants.follow(recorder.log, recorder.bodies)
+        found = constants.run(func, args, kwargs)
+        roots = constants.roots_of((args, kwargs))
+        self._note_inputs(roots)
+        return found, any(not isinstance(root, sympy.Symbol) for root in roots)
+
+    def of_numbers(
+        self, recorder: Recorder, call: Call, numbers: Sequence[Any], answer: bool, said: str
+    ) -> bool:  # fmt: skip
+        """Keep the answer, which is known, to what is asked of numbers that data decides.
+
+        Args:
+            recorder: what records the program.
+            call: the question, as it is asked of a tensor of the graph.
+            numbers: its operands in their order: symbols, and numbers of Python's.
+            answer: what it comes to.
+            said: how it is told.
+
+        Returns:
+            Whether that is all: else it has to be computed.
+        """
+        constants, roots = self.constants, frozenset[Root]()
+        if self.path is not None or recorder.bodies:
+            return False
+        constants.follow(recorder.log, ())
+        for number in (each for each in numbers if isinstance(each, sympy.Symbol)):
+            of = constants.roots_of_number(number)
+            if not of:
+                return False
+            roots |= of
+        form = said, *numbers
+        if form not in self._known:
+            self._known[form] = known = self._guard(recorder, call, roots, answer, said)
+            if any(not isinstance(root, sympy.Symbol) for root in roots):
+                self._assert(recorder, call, known)
+        return True
+
+    def example(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """What a call gives of the example's values.
+
+        Raises:
+            Refusal: an operand has no value.
+        """
+        self.constants.follow(recorder.log, recorder.bodies)
+        found = self.constants.run(func, args, kwargs)
+        self._note_inputs(self.constants.roots_of((args, kwargs)))
+        return found
+
+    def _has_sides(self, path: Path, recorder: Recorder, call: Call) -> bool:
+        """Whether a call asks yes or no of data in the program's own code.
+
+        What a kernel or a program that an op holds asks has no place of its own for two sides.
+        """
+        func, args, _ = call
+        number = func in ASKED[1:] and args[0].type.dtype is not torch.bool
+        own = not (recorder.bodies or recorder.holding or number)
+        return (
+            own and can_assert(func) and path.asks_data(self.constants, recorder, func, args)
+            and not _of_other_sizes(recorder, func, args)
+        )  # fmt: skip
+
+    def compared(self, recorder: Recorder, relation: Any) -> bool | None:
+        """What a comparison of numbers is told, if the program makes it, and both sides are wanted.
+
+        None: the ShapeEnv answers.
+        """
+        path, symbols = self.path, recorder.types.symbols
+        if path is None or recorder.inside or recorder.holding:
+            return None
+        if not asked_by_program(relation, symbols):
+            return None
+        call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
+        self.constants.follow(recorder.log, recorder.bodies)
+        path.asks_data(self.constants, recorder, *call[:2])
+        return self._told(path, recorder, call)
+
+    def _told(self, path: Path, recorder: Recorder, call: Call) -> bool:
+        """The answer of this run; the record gets the condition, and a mark."""
+        example = None if path.given else self._of_example(call)
+        answer, asked = path.answer(self.constants, recorder, call, example)
+        if asked is not None:
+            mark = (_condition(recorder, *call),)
+            recorder.append(Op(asked, mark, {}, None, (), origin=recorder.origin()))
+            recorder.types.symbols.count_from(path.names_from)
+        return answer
+
+    def _of_example(self, call: Call) -> bool | None:
+        """What the example says; None where it has no data."""
+        try:
+            return bool(self.constants.run(*call))
+        except Refusal:
+            return None
+
+    def _guard(
+        self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any, said: str
+    ) -> Answered:
+        lent = self.constants.lent
+        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
+        answered = Answered(
+            said or target_name(call[0]), tuple(value.hint for value in inputs),
+            any(isinstance(root, Op) for root in roots), answer,
+            frozenset(root for root in roots if isinstance(root, sympy.Symbol)),
+            recorder.sources.here(), self.again, can_assert(call[0]), len(self.answered),
+        )  # fmt: skip
+        self._note_inputs(roots)
+        self._calls[answered] = call
+        self.answered.append(answered)
+        return answered
+
+    def again(
+        self, sizes: Numbers, tensors: Sequence[torch.Tensor] = ()
+    ) -> Callable[[Answered], bool]:
+        """The questions of another call, each answered when it is asked; what they share, once."""
+        values = {value: content(tensors[index]) for value, index in self._inputs.items()}
+        return partial(self._holds, self.constants.at(sizes, values))
+
+    def _note_inputs(self, roots: frozenset[Root]) -> None:
+        lent = self.constants.lent
+        self._inputs |= {root: lent[root][0] for root in roots if isinstance(root, Value)}
+
+    def _holds(self, now: Constants, answered: Answered) -> bool:
+        if isinstance(answered, AskedOfNumbers):
+            return now.holds(answered.of)
+        return _same_answer(now.run(*self._calls[answered]), answered.answer)
+
+    def _assert(self, recorder: Recorder, call: Call, answered: Answered) -> None:
+        """An op that raises where the answer is another."""
+        condition = _condition(recorder, *call)
+        if condition is None:
+            return
+        if not answered.answer:
+            condition = recorder.made(aten.logical_not.default, condition)
+        check = (condition, answered.text)
+        recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
+
+
+def _same_answer(now: Any, then: Any) -> bool:
+    """Whether an operator gave the same: a number, a tensor, or several of them."""
+    if isinstance(then, (tuple, list)):
+        return len(now) == len(then) and all(map(_same_answer, now, then))
+    return torch.equal(now, then) if isinstance(then, torch.Tensor) else bool(now == then)
+
+
+def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
+    """Whether a comparison is answered by its operands' numbers of sizes, or by fixed sizes."""
+    if func is not aten.equal.default:
+        return False
+    one, other = (value.type.shape for value in args)
+    pairs = list(zip(one, other, strict=False))
+    fixed = [pair for pair in pairs if all(isinstance(n, int) for n in pair)]
+    return len(one) != len(other) or any(a != b for a, b in fixed)
+
+
+def can_assert(func: Any) -> bool:
+    """Whether there are operators that ask the same without a number for Python."""
+    return func in (*ASKED, aten.equal.default, aten.allclose.default)
+
+
+ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+
+
+def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value | None:
+    """What the answer is, as a tensor of the graph."""
+    if func in ASKED:
+        asked: Value = args[0]
+        if asked.type.dtype is torch.bool:
+            return asked
+        return recorder.made(aten.ne.Scalar, asked, 0)
+    if func is aten.equal.default:
+        same = recorder.made(aten.eq.Tensor, *args)
+    elif func is aten.allclose.default:
+        same = recorder.made(aten.isclose.default, *args, **kwargs)
+    else:
+        return None
+    return recorder.made(aten.all.default, same)

@@ -1,0 +1,91 @@
+"""What forward-mode autograd asks of memory.
+
+It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
+answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
+Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import sympy
+import torch
+
+from foretrace.ir.program.tensor_type import Size, TensorType, reach
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.tracer.functionalization.alias import alias_of
+from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.op_call import Call
+
+aten = torch.ops.aten
+SAME_SIZE = aten.is_same_size.default
+SAME_MEMORY = aten._has_same_storage_numel.default
+LIKE = aten._new_zeros_with_same_feature_meta.default
+"""Zeros in memory as long as that of its second operand, and that lie there as it does"""
+BATCHED = "self_num_batch_dims"
+
+
+def same_size(call: Call) -> bool:
+    """Answer whether two tensors have the same sizes."""
+    one, other = (value.type.shape for value in call.values)
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(_equal(call.recorder, *pair) for pair in pairs)
+
+
+def same_memory(call: Call) -> bool:
+    """Answer whether the memory of two tensors has room for as many elements."""
+    one, other = (_room(call.recorder, tensor) for tensor in call.tensors)
+    return _equal(call.recorder, one, other)
+
+
+def zeros_like_in_memory(call: Call) -> Any:
+    """Record zeros, and how much memory they have."""
+    recorder, func = call.recorder, call.func
+    result = recorder.types.intern(_zeros(call))
+    made: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
+    if made.ft_value is not None:
+        recorder.forward.rooms[made.ft_value] = _room(recorder, call.tensors[1])
+    return made
+
+
+def _zeros(call: Call) -> TensorType:
+    """Their type; torch's kernel asks for numbers, where a level that maps adds no dimension."""
+    args, kwargs = call.types
+    batched = call.schema.bind(args, kwargs).get(BATCHED, 0)
+    if args[1].symbols and not batched:
+        zeros: TensorType = args[1].but(dtype=args[0].dtype, requires_grad=False, lazy="")
+        return zeros
+    found: TensorType = call.recorder.semantics.infer(call.func, args, kwargs)
+    return found
+
+
+ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
+    {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_memory}
+)
+"""Who answers what it asks"""
+
+
+def _equal(recorder: Builder, one: Size, other: Size) -> bool:
+    """Whether two sizes are the same, which is a guard on open ones."""
+    same = sympy.Eq(one, other)
+    return bool(same) if same in (True, False) else recorder.types.symbols.decide(same)
+
+
+def _room(recorder: Builder, tensor: Abstract) -> Size:
+    """For how many elements of its dtype the memory of a tensor has room."""
+    root = alias_of(tensor).root
+    owner, value = root.tensor(), root.initial
+    known = recorder.forward.rooms.get(value)
+    if known is None:
+        known = recorder.forward.rooms[value] = _of_owner(recorder, owner, value.type)
+    mine, itemsize = recorder.types.of(tensor).dtype.itemsize, value.type.dtype.itemsize
+    return known if mine == itemsize else known * itemsize // mine
+
+
+def _of_owner(recorder: Builder, owner: Abstract | None, type: TensorType) -> Size:
+    needed, types = type.offset + reach(type.shape, type.stride), recorder.types
+    if owner is None:
+        return needed
+    return types.told.room(owner, needed, types.symbols.hint(needed))

@@ -1,0 +1,144 @@
+"""Leaves of autograd that a program makes: by `requires_grad_()`, by a factory that is told so.
+
+Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
+"""
+
+from collections.abc import Iterable
+from weakref import ref
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Value
+from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
+from foretrace.tracer.functionalization.alias import alias_of
+from foretrace.tracer.functionalization.builder import DETACH, Builder
+from foretrace.tracer.functionalization.current_value import current
+from foretrace.tracer.functionalization.op_call import Call
+
+
+def require_grad(call: Call) -> Abstract:
+    """Record a call of `requires_grad_`, as eager takes it."""
+    tensor, (value, *rest) = call.tensors[0], call.args
+    wanted = rest[0] if rest else call.kwargs.get("requires_grad", True)
+    loose = tensor.ft_alias is not None and tensor.ft_alias.loose
+    if wanted == value.type.requires_grad and not (wanted and loose):
+        return tensor
+    switch = tensor.ft_told.switch
+    if tensor.ft_leaf and tensor.ft_gradient is not None and switch is not None:
+        switch(tensor, wanted)
+        return tensor
+    if not wanted or not value.type.differentiable:
+        raise Refusal(
+            f"requires_grad_({wanted}) on what {'requires grad' if not wanted else 'cannot'}",
+            kind="autograd inside",
+            do="use detach()" if not wanted else "make it of floating point numbers first",
+        )
+    make_leaf(call.recorder, tensor, value)
+    return tensor
+
+
+def switch_leaf(recorder: Builder, tensor: Abstract, wanted: bool) -> None:
+    """Let an input be a leaf of autograd from now on, or none; its memory is as it was."""
+    alias, before = alias_of(tensor), value_of(tensor, recorder)
+    known = recorder.histories.switched.get(before)
+    if known is not None and known.type.requires_grad == wanted:
+        now = known  # nobody has written to it meanwhile
+    elif wanted:
+        now = recorder.leaf(before)
+        recorder.histories.leaves[now] = ref(tensor)
+    else:
+        now = recorder.call(DETACH, (before,)).outs[0]
+    recorder.histories.switched[now] = known or before
+    alias.become(now)
+    follow(tensor, wanted)
+
+
+def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+    """Record that a tensor which the program has made is a leaf from now on.
+
+    Raises:
+        Refusal: others look at its memory, which would be followed through it.
+    """
+    alias = tensor.ft_alias
+    if alias is not None and (alias.is_view or alias.children):
+        raise Refusal(
+            "requires_grad_() on a tensor that has views, or is one", kind="unsupported",
+            do="call it on a clone() of the tensor, before it is viewed",
+        )  # fmt: skip
+    leaf = recorder.leaf(value)
+    if alias is not None:
+        alias.become(leaf)
+    tensor.ft_value, tensor.ft_leaf, tensor.ft_grad = leaf, True, None
+    recorder.histories.leaves[leaf] = ref(tensor)
+    follow(tensor, True)
+    return leaf
+
+
+def notice_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+    """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
+
+    torch's bindings set the flag after the operator has answered.
+    """
+    made = FLAG(tensor) and not value.type.requires_grad
+    return make_leaf(recorder, tensor, value) if made else value
+
+
+def value_of(tensor: Abstract, recorder: Builder) -> Value:
+    """What the tensor stands for now."""
+    value = tensor.ft_value or current(tensor.ft_alias, recorder)
+    return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
+
+
+def _leaf_again(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+    """A leaf that was written to after it was used is one to the caller, with what it has now."""
+    was = recorder.histories.place(value)
+    if value in recorder.leaves or was not in recorder.leaves:
+        return value
+    recorder.histories.parted[was] = value
+    leaf = recorder.leaf(value)
+    alias_of(tensor).become(leaf)
+    return leaf
+
+
+def check_parted(recorder: Builder, given: Iterable[Value]) -> None:
+    """Refuse what the program gives with a history that ends in such a leaf.
+
+    Raises:
+        Refusal: a backward of the caller's would miss the leaf that he gets.
+    """
+    parted = recorder.histories.parted
+    if not parted:
+        return
+    written = (now for now, was in recorder.histories.places.items() if was in parted)
+    leaves = {*parted, *written}
+    reached = {*leaves}
+    for op in recorder.log:
+        if op.origin.grad_mode and not reached.isdisjoint(op.operands):
+            reached.update(out for out in op.outs if out.type.requires_grad)
+    if reached.isdisjoint(given):
+        return
+    at = next((op.origin.frame for op in recorder.log if not leaves.isdisjoint(op.operands)), None)
+    raise Refusal(
+        "the program writes to a leaf that it has made, after it used the leaf, and gives both",
+        kind="unsupported", at=at, do="write to it before it is used, or to a clone",
+    )  # fmt: skip
+
+
+def returned_value(tensor: Abstract, recorder: Builder) -> Value:
+    """The value of what the program returns.
+
+    A view that it took under no_grad requires grad as what it made does: the mode around decides.
+
+    Raises:
+        Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
+    """
+    with torch.enable_grad():
+        value = value_of(tensor, recorder)
+    if tensor.ft_leaf and tensor.ft_gradient is None and value.type.requires_grad:
+        value = _leaf_again(recorder, tensor, value)
+    alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
+    given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
+    if alias is not None and alias.loose and value.type.requires_grad and not given:
+        tensor.ft_told.requires_grad.append(True)
+    return value

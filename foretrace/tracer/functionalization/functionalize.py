@@ -1,0 +1,354 @@
+"""Writes and shared memory, made values while they happen.
+
+Tensors that share memory form a tree: each is a view of its parent. A write gives the tree's root
+a new value and makes every other member stale; a stale member that is read again is the same view
+of the root's new value. So the recorded program never mutates anything.
+
+What autograd does on a write decides what the new value is followed by, as in eager mode: a write
+to a view rebases the history of its base (CopySlices); a write under no_grad, or through detach(),
+changes the content and leaves the history.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Origin, Tree, Value, Write, values_in
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, become_like, follow
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.operators.schemas.view_inverse import put_back
+from foretrace.tracer.functionalization.alias import Alias, alias_of, cut_off
+from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.current_value import current, rewrite
+from foretrace.tracer.functionalization.in_place_checks import (
+    check_leaves,
+    check_not_held,
+    detach,
+    note_overwritten,
+    reshape,
+)
+from foretrace.tracer.functionalization.inner_view_base import note_written, open_to_base
+from foretrace.tracer.functionalization.list_writes import write_one_by_one
+from foretrace.tracer.functionalization.op_call import Call, form_of
+from foretrace.tracer.functionalization.out_variants import RESIZES, contents, resize
+from foretrace.tracer.functionalization.self_overlap import (
+    check_apart,
+    meet,
+    overlapping,
+    overlaps,
+    place,
+    within,
+)
+from foretrace.tracer.functionalization.storage_offsets import FROM_START
+from foretrace.tracer.functionalization.written_layout import (
+    as_the_op,
+    copy_content,
+    draw,
+    draws_alike,
+    in_layout,
+    lay_out,
+    same_sizes,
+)
+
+aten = torch.ops.aten
+COUNTS = "ADInplaceOrView"
+"""The dispatch key whose kernels tell version counters of writes"""
+
+
+def functionalize(call: Call) -> Any:
+    """Record an op that writes to operands, and answer it as eager would."""
+    recorder, func, schema = call.recorder, call.func, call.schema
+    if func is aten.detach_.default:
+        return detach(recorder, call.tensors[0])
+    if func is aten.copy_.default and not isinstance(call.args[1], Value):
+        return functionalize(_fill(call))
+    if func in RESIZES:
+        return resize(call)
+    if schema.reshapes_in_place and schema.functional is not None:
+        return reshape(call)
+    if schema.functional is None:
+        raise Refusal(
+            f"{func} writes in place and has no form that returns the new value",
+            kind="no functional form",
+            do="register an operator that returns the new value, and copy_ that",
+        )
+    targets = call.targets
+    check_apart(call)
+    check_not_held(targets)
+    for target in targets:
+        cut_off(target)
+    held = schema.functional.held is not None  # autograd sees no write of another library's
+    followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
+    followed = followed and not held
+    if followed:
+        check_leaves(func, targets, out_variant=bool(schema.outs))
+    if not held and write_one_by_one(call, followed=followed):
+        return None
+    if len(targets) == 1 and schema.returns_written:
+        _write_one(call, followed)
+        return targets[0]
+    each = schema.outs or schema.returns_written or not schema.returns_something
+    if each and not held:
+        return _write_each(call)
+    return _write_many(call)
+
+
+def _fill(call: Call) -> Call:
+    """`copy_` of a number, which fills."""
+    (tensor,), number = call.tensors, call.args[1]
+    if isinstance(number, complex) and not (tensor.is_complex() or tensor.dtype is torch.bool):
+        number = number.real
+    args = [call.args[0], number]
+    return Call(call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values)
+
+
+def _write_one(call: Call, followed: bool) -> None:
+    recorder, func, (target,) = call.recorder, call.func, call.targets
+    followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
+    alias = alias_of(target)
+    open_to_base(recorder, alias)
+    history, path = holder(recorder, alias, followed=followed)
+    for member in path:
+        _check_seen(recorder, member, history)
+    old = current(history, recorder)
+    origin = recorder.origin()
+    with recorder.inner_scope(origin.frame) as body:
+        (new,) = _new_contents(call)
+        new = _scatter(recorder, history, path, new)
+    new.type = new.type.with_grad(followed or old.type.requires_grad)
+    args: Tree = call.args
+    if path or (old.type.requires_grad and not followed):
+        steps = tuple(member.step for member in path if member.step is not None)
+        func, args = Write(func, steps, followed), (old, args)
+    op = Op(func, args, call.kwargs, new, (new,), origin=origin, below=body, writes=True)
+    recorder.append(op)
+    note_written(recorder, old, op)
+    alias.version.count += 1
+    _spread(recorder, history, new, origin)
+    if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
+        recorder.rebased.append(alias)
+
+
+def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
+    """The member whose content a write makes anew, and the way down from it.
+
+    It is the one that carries the history that the write changes, or that is kept. One without a
+    history, a leaf, and one of which several elements are one place have what their owner has.
+
+    Raises:
+        Refusal: autograd is to follow what is written to part of what overlaps itself.
+    """
+    owner, path = alias.up_to_history()
+    while owner.parent is not None:
+        type = current(owner, recorder).type
+        if followed and overlaps(recorder, type):
+            raise overlapping("autograd is to follow a write to part of what overlaps itself")
+        leaf = owner.last in recorder.leaves
+        if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
+            break
+        above, way = owner.parent.up_to_history()
+        owner, path = above, [*way, owner, *path]
+    return owner, path
+
+
+def _spread(recorder: Builder, history: Alias, new: Value, origin: Origin) -> None:
+    """Let the members of the memory know of the new value of one that carries history."""
+    root = history.root
+    if root is not history:
+        path = [history]
+        while path[-1].parent is not root:
+            path.append(path[-1].parent)  # type: ignore[arg-type]
+        path.reverse()
+        old = current(root, recorder)
+        content = rewrite(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
+        _renew(recorder, root, content, origin, place(history, history.last))
+    _renew(recorder, history, new, origin)
+
+
+def _renew(
+    recorder: Builder, owner: Alias, value: Value, origin: Origin, part: TensorType | None = None
+) -> None:  # fmt: skip
+    """Let the owner have a new value, and the members that see the part be stale."""
+    if owner.last in recorder.leaves and not recorder.used(owner.last):
+        value = recorder.leaf(value)
+    for member in list(_reached(recorder, owner, part)):
+        _check_seen(recorder, member, member.root)
+        note_overwritten(member, recorder, origin)
+        old = member.last.type
+        member.become(value if member is owner else None)
+        tensor = member.tensor()
+        resized = member is owner and old.shape is not value.type.shape  # nearly always it is
+        if resized and tensor is not None and tuple(tensor.shape) != value.type.shape:
+            become_like(tensor, recorder.abstract(value))
+        if tensor is not None and value.type.requires_grad:
+            _be_followed(tensor, member, owner)
+
+
+def _check_seen(recorder: Builder, member: Alias, owner: Alias) -> None:
+    """Refuse new content of what a view sees more than: a value of its own, in a program of values.
+
+    Raises:
+        Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
+    """
+    func = None if member.step is None else member.step.func
+    if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
+        return
+    if not within(recorder, place(member, member.last), place(owner, owner.initial)):
+        raise Refusal(
+            f"{func} sees memory beside that of the tensor, which the program writes to",
+            kind="overlapping memory", do=("take the view of a clone", "or write to a clone"),
+        )  # fmt: skip
+
+
+def _reached(recorder: Builder, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+    """The members of a memory but those with a history of their own that lie beside the part."""
+    yield owner
+    for child in owner.children:
+        linked = child.is_view or child.value is None
+        if part is None or linked or meet(recorder, place(child, child.last), part):
+            yield from _reached(recorder, child, part)
+
+
+def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
+    """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
+    history, path = member.up_to_history()
+    unbased = not history.based and any(each.loose for each in path)
+    same = history is owner.up_to_history()[0] and not unbased
+    followed = same and tensor.dtype.is_floating_point | tensor.dtype.is_complex
+    if followed and not FLAG(tensor):
+        tensor.ft_leaf = False
+        follow(tensor, requires_grad=True)
+
+
+def _new_contents(call: Call) -> list[Value]:
+    """What each target holds after the write, in the target's own layout and memory of its own."""
+    recorder, func, args, targets = call.recorder, call.func, call.args, call.targets
+    if func is aten.copy_.default:
+        old = current(alias_of(targets[0]), recorder)
+        return [copy_content(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
+    schema = call.schema
+    if schema.outs:
+        (new,) = filter(None, contents(call))
+        return [in_layout(recorder, alias_of(targets[0]), new)]
+    for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
+        recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
+    if schema.draws_over and not draws_alike(func, args[0].type):
+        return [in_layout(recorder, alias_of(targets[0]), draw(call))]
+    op = form_of(call)
+    made = values_in(op.result)
+    news = made[len(made) - len(targets) :]
+    _check_fits(call, targets, news)
+    kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
+            for v in news]  # fmt: skip
+    return [
+        in_layout(recorder, alias_of(target), new)
+        for target, new in zip(targets, kept, strict=True)
+    ]
+
+
+def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
+    """Raise what eager does where new content is larger than what it is written over, or wider.
+
+    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
+    """
+    recorder, func = call.recorder, call.func
+    both = zip(targets, news, strict=True)
+    for target, new in ((target, new) for target, new in both if new is not None):
+        old, made = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, made.shape)
+        if sized and old.dtype == made.dtype:
+            continue
+        recorder.semantics.infer(func, *call.types)
+        hint = recorder.types.symbols.hint
+        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
+            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(made.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
+
+
+def _write_each(call: Call) -> Any:
+    """An op that writes to several operands as whole: what it gives, and a copy into each."""
+    recorder, schema, tensors = call.recorder, call.schema, call.by_value
+    values, news = call.written, list[Value | None]()
+    if schema.outs:
+        news = contents(call)
+    else:
+        form, *given = call.functional
+        made = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in given))
+        done = schema_of(form).written_now(*given)
+        values = [value for value in values if value not in done]
+        news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
+                if isinstance(t, Abstract)]  # fmt: skip
+        recorder.functional_form = recorder.scope[-1]
+    targets = [tensors[value] for value in values]
+    if not schema.outs:
+        _check_fits(call, targets, news)
+    for target, new in zip(targets, news, strict=True):
+        if new is not None:  # a gradient that its mask leaves out
+            over, tensor = (current(alias_of(target), recorder), new), recorder.abstract(new)
+            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor], [*over]))
+    recorder.functional_form = None
+    if not (schema.returns_something and schema.multiple):
+        return targets[0] if schema.returns_something else None
+    return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
+
+
+def _check_not_resized(call: Call) -> None:
+    """Statistics of nothing: a kernel that has more to write gives them another size first."""
+    empty = any(0 in target.shape for target in call.targets)
+    if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
+        raise Refusal(
+            f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
+            kind="side effect", do="call the module once eagerly before the capture",
+        )  # fmt: skip
+
+
+def _write_many(call: Call) -> Any:
+    """An op that writes to operands beside its results, such as batch norm's statistics."""
+    recorder, schema, targets = call.recorder, call.schema, call.targets
+    origin = recorder.origin()
+    _check_not_resized(call)
+    grad = recorder.grad_mode()
+    followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
+    with recorder.inner_scope(origin.frame) as body:
+        contents = _new_contents(call)
+        made = body[0].outs[: len(body[0].outs) - len(targets)]
+        results = as_the_op(call, made)
+    for value, on in zip(results, followed, strict=False):
+        value.type = value.type.with_grad(on)
+    result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
+    outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
+    recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
+    for target, new in zip(targets, contents, strict=True):
+        # the kernels of autograd count the writes of in-place and of out= forms, and no others
+        alias_of(target).version.count += schema.returns_written or _counted(call)
+        owner, path = holder(recorder, alias_of(target))
+        old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
+        kept = path or old.type.requires_grad
+        content = rewrite(recorder, old, path, new, whole) if kept else new
+        _spread(recorder, owner, content, origin)
+    if not (schema.returns_tensors and results):
+        return None
+    return result if schema.multiple else result[0]
+
+
+def _counted(call: Call) -> bool:
+    """Whether another library's operator tells version counters of its writes."""
+    form = call.schema.functional
+    return form is not None and form.held is not None and torch_api.kernel_for(call.func, COUNTS)
+
+
+def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> Value:
+    """The owner's content after the view at the end of `path` got the content `new`."""
+    if not path:
+        return new
+    bases = [current(parent, recorder) for parent in (owner, *path[:-1])]
+    steps = [member.step for member in path if member.step is not None]
+
+    new, like = put_back(steps, bases, new, recorder.call), bases[0].type
+    return new if new.type.same_layout(like) else lay_out(recorder, like, new)

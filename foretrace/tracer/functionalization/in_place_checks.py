@@ -1,0 +1,197 @@
+"""Operators in place: what autograd refuses of them, and those that change a shape alone."""
+
+from typing import Any, cast
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Origin, ViewStep
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, become_like, follow
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.alias import Alias, Held, alias_of, cut_off
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.current_value import current, not_tracked, rewrite
+from foretrace.tracer.functionalization.op_call import Call
+
+DETACH = torch.ops.aten.detach.default
+
+
+def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
+    """Refuse to follow a write that autograd refuses, too: of a leaf, of one view of several."""
+    if out_variant:
+        raise Refusal(
+            f"{func} has no derivative: out= does not work on tensors that require grad",
+            kind="no derivative", do="leave `out` away, or call it under torch.no_grad()",
+        )  # fmt: skip
+    for target in targets:
+        alias = alias_of(target)
+        if alias.untracked:
+            raise not_tracked(alias.untracked, f"written in place by {func}")
+        owner = alias.up_to_history()[0].tensor()
+        if owner is not None and owner.ft_leaf and owner.requires_grad:
+            raise Refusal(
+                f"{func} writes in place to a leaf that requires grad, as eager refuses too",
+                kind="in-place on leaf", do="write under torch.no_grad(), or to a clone",
+            )  # fmt: skip
+
+
+def check_not_held(targets: list[Abstract]) -> None:
+    """Refuse a write to what shares memory with a tensor that wraps others, by what its class does.
+
+    Raises:
+        Refusal: the program still has such a tensor.
+    """
+    for target in targets:
+        root = target.ft_alias.root if isinstance(target.ft_alias, Alias) else None
+        for member in root.members() if root is not None else ():
+            if member.last.type.wrapped and member.tensor() is not None:
+                raise Refusal(
+                    "the program writes to memory that a tensor class of its own holds",
+                    kind="unsupported tensor",
+                    do=("write to a clone", "or do it outside of the captured program"),
+                )
+
+
+def reshape(call: Call) -> Abstract:
+    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
+    if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
+        if recorder.grad_mode():
+            check_leaves(func, [tensor], out_variant=False)
+        raise Refusal(
+            f"{func} changes the shape of a leaf that requires grad in place", kind="side effect",
+            do="use the operator that returns a new tensor, such as reshape() or transpose()",
+        )  # fmt: skip
+    if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):
+        raise Refusal(
+            f"{func} lets a tensor see the memory of another", kind="no functional form",
+            do="use the other tensor, or copy_ it into this one",
+        )  # fmt: skip
+    _check_not_put_off(func, args[0].type.lazy)
+    cut_off(tensor)
+    parent, grad = alias_of(tensor), recorder.grad_mode()
+    if args[0].type.requires_grad:
+        if not grad:
+            raise Refusal(
+                f"{func} under no_grad leaves a tensor with a history of another shape",
+                kind="unsupported",
+                do="use the operator that returns a new tensor, such as transpose()",
+            )
+        check_leaves(func, [tensor], out_variant=False)
+    op = recorder.call(*call.functional, grad=grad)
+    (new,) = op.outs
+    step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
+    _note(parent, op, recorder)
+    parent.tensor = lambda: None  # no Python object stands for it any more
+    become_like(tensor, recorder.abstract(new))
+    tensor.ft_value = new
+    tensor.ft_alias = Alias(tensor, parent, step)
+    parent.moved = tensor.ft_alias
+    parent.children.append(parent.moved)
+    return tensor
+
+
+def _check_not_put_off(func: Any, lazy: str) -> None:
+    """Refuse a call that torch makes of a copy, to write that back over what has another shape."""
+    if torch_api.resolved_below(func, lazy):
+        raise Refusal(
+            f"{func} of a conjugation or negation that was put off writes to its memory in torch",
+            kind="unsupported", do="use the operator that returns a new tensor, such as squeeze()",
+        )  # fmt: skip
+
+
+def _note(alias: Alias, op: Op, recorder: Builder) -> None:
+    """Autograd counts a write that changes a shape alone: there is no new value.
+
+    Who saves one of the values afterwards finds it as it was.
+    """
+    version = alias.version
+    for member in alias.root.members():
+        if member.value is not None:  # one that has a counter of its own is found as it was
+            held = Held(member, member.version.count, recorder.origin(), None, op)
+            recorder.overwritten.setdefault(member.value, held)
+            if member.version is version and member is not alias and member.is_view:
+                member.become(None)
+    version.count += 1
+
+
+def detach(recorder: Builder, tensor: Abstract) -> Abstract:
+    """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    if recorder.origin().inference:
+        return tensor
+    alias = alias_of(tensor)
+    given = tensor.ft_gradient  # of an input; a later call's may be a view
+    if alias.is_view or (given is not None and not given[0].is_whole(tensor)):
+        raise Refusal(
+            "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
+        )
+    old, origin = current(alias, recorder), recorder.origin()
+    op = recorder.call(DETACH, (old,))
+    alias.become(op.outs[0])
+    if old in recorder.fresh:  # `torch.tensor` sets the flag after this
+        recorder.fresh.update(op.outs)
+    if old.type.requires_grad and not tensor.ft_leaf:
+        step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
+        saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too
+        alias.children.append(saved)
+        recorder.overwritten.setdefault(old, Held(saved, alias.since, origin, None, detached=True))
+    follow(tensor, requires_grad=False)
+    return tensor
+
+
+def take_memory(recorder: Builder, tensor: Abstract, other: Abstract) -> Abstract:
+    """`tensor.data = other`: it sees the memory of the other from now on, and keeps its history.
+
+    What a backward has saved of the tensor itself it reads there, too; views see what they saw.
+    Source: VariableHooks::set_data in torch/csrc/autograd/variable.cpp.
+
+    Returns:
+        What else sees that memory so.
+
+    Raises:
+        Refusal: the other is of another type, or autograd has a history of the tensor.
+    """
+    old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
+    _check_takes(tensor, before.type, its.type)
+    seen: Any = torch.ops.aten.detach.default(other)
+    like = alias_of(seen)
+    value, tensor.ft_value = seen.ft_value, seen.ft_value
+    tensor.ft_alias = new = Alias(tensor, like.parent, like.step)
+    if like.parent is not None:
+        like.parent.children.append(new)
+    if before.type.stride != its.type.stride:
+        become_like(tensor, seen)
+    old.tensor = lambda: None  # views of it see what they saw
+    new.version = old.version
+    if before.type.requires_grad:
+        value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
+    new.become(value)
+    held = Held(new, new.since, recorder.origin(), None, alone=True)
+    recorder.overwritten.setdefault(before, held)
+    return cast("Abstract", seen)
+
+
+def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
+    special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
+    alike = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+    if special or not alike or (mine.requires_grad and not tensor.ft_leaf):
+        raise Refusal(
+            f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
+            kind="side effect", do="use copy_, or a new tensor",
+        )  # fmt: skip
+
+
+def note_overwritten(alias: Alias, recorder: Builder, origin: Origin | None = None) -> None:
+    """A tensor's memory is written to: its value is no longer what the memory holds.
+
+    `origin`: that of the write, for one who knows it.
+    """
+    if alias.value is not None:
+        before = recorder.overwritten.get(alias.value)
+        if before is None or before.detached or before.before is not None:
+            origin = origin or recorder.origin()
+            held = Held(alias, alias.since, origin, recorder.functional_form)
+            recorder.overwritten[alias.value] = held

@@ -1,0 +1,112 @@
+"""Composites that give views of memory made inside, opened where the program writes to such a view.
+
+To autograd the view has a base, which nobody else holds: a write gives the base a new history, and
+what was computed of the view before goes to the base by another way. So the gradients of both are
+summed there, and not at the view. Source: rebase_history in torch/csrc/autograd/variable.cpp.
+
+A view that nothing has used before the write stays as it is: all gradients come by way of the
+write. What it holds afterwards stands for the base from then on.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import pairwise, takewhile
+from typing import Any
+
+from foretrace.ir.program.op import AS_STRIDED, Choice, Op, Value, ViewStep, copy_ops, substitute
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.tracer.functionalization.alias import Alias
+from foretrace.tracer.functionalization.builder import Builder
+
+WRITTEN = Choice(
+    "autograd", "opened", "its result is a view of memory made inside, and is written after a use"
+)
+
+
+def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ...]:
+    """The views by which a body's result sees memory made inside; none if the memory is its own."""
+    alias: Alias | None = result.ft_alias
+    owner, path = (None, []) if alias is None else alias.up_to_history()
+    if owner is None or owner.parent is not None or owner.value not in made:
+        return ()
+    steps = tuple(member.step for member in path if member.step is not None)
+    values = [member.value for member in (owner, *path)]
+    return steps if [step.base for step in steps] == values[:-1] else ()
+
+
+def open_to_base(recorder: Builder, alias: Alias) -> None:
+    """Let what is written to have the base that autograd knows, if that is one made inside."""
+    if not recorder.seeing:
+        return
+    owner = alias.up_to_history()[0]
+    seen = owner.value
+    op = None if seen is None or not seen.type.requires_grad else recorder.seeing.get(seen)
+    if op is None or not _used_since(recorder, op):
+        return
+    if op.writes:
+        _hung(owner, _wrapped(op), recorder)
+    while op is not None and op.definition is not None:
+        owner = _hung(owner, _opened(op), recorder)
+        op = next((inner for inner in op.region or () if _sees(inner, owner.value)), None)
+
+
+def note_written(recorder: Builder, old: Value, write: Op) -> None:
+    """A write to what has a base inside leaves what has it, too."""
+    if old in recorder.seeing:
+        recorder.seeing[write.outs[0]] = write
+
+
+def _used_since(recorder: Builder, op: Op) -> bool:
+    """Whether an op has read what a composite gave."""
+    (out,) = op.outs
+    since = reversed(recorder.scope if recorder.inside else recorder.log)
+    return any(out in later.operands for later in takewhile(lambda each: each is not op, since))
+
+
+def _sees(op: Op, value: Value | None) -> bool:
+    return value in op.outs and op.definition is not None and bool(op.definition.seen)
+
+
+def _opened(op: Op) -> list[ViewStep]:
+    """Open a composite; the steps lead to its result."""
+    definition = op.definition
+    if definition is None:
+        raise AssertionError(op)
+    env: dict[Value, Any] = dict(zip(definition.params, op.operands, strict=True))
+    env.update(zip(definition.outs, op.outs, strict=True))
+    op.below = copy_ops(definition.ops, env, op)
+    op.choice = op.choice if op.opened else WRITTEN
+    return [
+        replace(
+            step, base=env[step.base], args=substitute(step.args, env),
+            kwargs=substitute(step.kwargs, env),
+        )
+        for step in definition.seen
+    ]  # fmt: skip
+
+
+def _wrapped(write: Op) -> list[ViewStep]:
+    """Let what a write leaves be seen by a view, which the ops since have used."""
+    (seen,) = write.outs
+    base = Value(seen.type, seen.hint)
+    body = copy_ops(write.region or (), {seen: base}, write)
+    args = (base, list(seen.type.shape), list(seen.type.stride), seen.type.offset)
+    origin = replace(write.origin, grad_mode=True)  # autograd takes it anew, whatever the mode is
+    view = Op(AS_STRIDED, args, {}, seen, (seen,), origin=origin)
+    write.below = [write.but(outs=(base,), result=base, below=body), view]
+    (write.target, write.args), write.writes, write.choice = write.called, False, WRITTEN
+    return [ViewStep(AS_STRIDED, args, {}, base, 0, grad_mode=True, followed=True)]
+
+
+def _hung(alias: Alias, steps: list[ViewStep], recorder: Builder) -> Alias:
+    """Hang a tensor below what it is a view of, which is returned."""
+    owner = at = Alias(recorder.abstract(steps[0].base), None, None)
+    owner.version, owner.since = alias.version, alias.since
+    for step, following in pairwise(steps):
+        below = Alias(recorder.abstract(following.base), at, step)
+        at.children.append(below)
+        below.since, at = alias.since, below
+    alias.parent, alias.step = at, steps[-1]
+    alias.distance = alias.last.type.begins - alias.step.base.type.begins
+    at.children.append(alias)
+    return owner

@@ -1,0 +1,115 @@
+"""New contents in the layout of what they are written over, by ops that have derivatives."""
+
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace.ir.program.nested import leaves
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.tracer.functionalization.alias import Alias
+from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.current_value import current
+from foretrace.tracer.functionalization.op_call import Call
+
+aten = torch.ops.aten
+
+
+def draw(call: Call) -> Value:
+    """An op that draws numbers in an order that its functional form would not.
+
+    It stays in place, on new memory so laid out. Of what is put off the kernel fills a copy, which
+    is written back.
+    """
+    recorder, (old, *rest) = call.recorder, call.args
+    like = old.type
+    place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
+    layout = (list(like.shape), list(like.stride))
+    empty = (aten.empty_strided.default, layout, place)
+    fresh = recorder.call(*((aten.empty_like.default, (old,)) if like.lazy else empty)).outs[0]
+    drawn = Value(fresh.type)
+    over, origin = (fresh, *rest), recorder.origin()
+    recorder.append(Op(call.func, over, call.kwargs, drawn, (drawn,), origin=origin))
+    return drawn
+
+
+def draws_alike(func: Any, like: TensorType) -> bool:
+    """Whether the functional form draws the same numbers: it does for memory without gaps.
+
+    `bernoulli`, unlike all others, gives a contiguous result. In other memory `bernoulli_` draws
+    in the order of memory, but on a processor of Intel's in that of the elements.
+    Source: bernoulli_scalar_kernel in aten/src/ATen/native/cpu/DistributionKernels.cpp, as read in
+    a torch before 2.5; that of 2.13 was not at hand, nor such a processor.
+    """
+    order = like.memory_order()
+    in_order = order == list(range(len(order)))
+    return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
+
+
+def copy_content(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
+    """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
+    new, like = source, old.type
+    if new.type.shape != like.shape:
+        new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
+    cast = new.type.dtype != like.dtype or new.type.device != like.device
+    if cast:  # last, as eager casts the gradient before it is summed
+        options = {"dtype": like.dtype, "device": like.device}
+        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
+    if whole and not (new.type.same_layout(like) and (cast or like.dense)):
+        return lay_out(recorder, like, new)
+    return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
+
+
+def lay_out(recorder: Builder, like: TensorType, new: Value) -> Value:
+    """The content of `new` in memory of its own with the strides of `like`."""
+    order = like.memory_order()
+    straight = order == list(range(len(order)))
+    turned = new if straight else recorder.call(aten.permute.default, (new, order)).outs[0]
+    options = {"memory_format": torch.contiguous_format}
+    back = recorder.call(aten.clone.default, (turned,), options).outs[0]
+    if not straight:
+        back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
+    if _spelled(recorder, back.type) == _spelled(recorder, like):
+        return back
+    sizes, strides = list(like.shape), list(like.stride)
+    empty = recorder.call(aten.new_empty_strided.default, (new, sizes, strides)).outs[0]
+    return recorder.call(aten.copy.default, (empty, new)).outs[0]
+
+
+def _spelled(recorder: Builder, type: TensorType) -> tuple[Any, ...]:
+    """The strides, where sizes that are known to be equal are spelled alike."""
+    simplify = recorder.types.symbols.simplify
+    return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(dim) for dim in range(len(order))]
+
+
+def in_layout(recorder: Builder, target: Alias, new: Value) -> Value:
+    """New content as the target holds it: its sizes, dtype and, where it owns memory, strides."""
+    like = current(target, recorder).type
+    if new.type.dtype != like.dtype:
+        new = recorder.call(aten._to_copy.default, (new,), {"dtype": like.dtype}).outs[0]
+    if target.is_view or new.type.same_layout(like):
+        return new
+    return lay_out(recorder, like, new)
+
+
+def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
+    """What a functional form has made beside new contents, laid out as the op itself does."""
+    recorder = call.recorder
+    if not made or call.schema.returns_written:
+        return made
+    likes = leaves(recorder.semantics.infer(call.func, *call.types))
+    return tuple(
+        new if new.type.same_layout(like) else lay_out(recorder, like, new)
+        for new, like in zip(made, likes, strict=True)
+    )
+
+
+def same_sizes(recorder: Builder, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
+    simplify = recorder.types.symbols.simplify
+    return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))

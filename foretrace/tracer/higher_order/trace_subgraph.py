@@ -1,0 +1,150 @@
+"""Programs that an operator holds: each runs once, over the tensors that it would be given."""
+
+from collections.abc import Iterable, Sequence, Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.op import Op, Value, Write, values_in
+from foretrace.ir.program.walk import every_op, leaves_that_run, read_outside
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.alias import Stranded
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.op_call import Call
+
+KIND = "higher-order operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one of the programs did."""
+
+    name: str
+    ops: list[Op]
+    result: list[Any]
+    spec: Any
+    frame: Frame | None
+    """the line of the user's that made its results"""
+    leaves: list[Any]
+    """its results as it returned them"""
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of its results, and constants."""
+        return [item.type if isinstance(item, Value) else item for item in self.result]
+
+
+class Holding:
+    """One call of an operator that holds programs, while it is recorded."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.recorder = call, call.recorder
+        self.name, self.origin = call.func.__name__, call.recorder.origin()
+        self._inside = set[Value]()
+        """what the programs are given and make: of use in them alone"""
+        self._saved = dict[int, Any]()
+        """what autograd.Functions in them have in their contexts, for their backward"""
+
+    def run(self, program: Any, name: str, tensors: Sequence[Any]) -> Run:
+        """Run one of them; what it returns has no rule of an operator yet."""
+        recorder = self.recorder
+        with recorder.subgraph_scope() as ops, recorder.listening(), recorder.user_code():
+            returned, spec = torch_api.tree_flatten(program(*tensors))
+            leaves = [recorder.lift(t) if _real(t) else t for t in returned]
+            result = [value_of(t, recorder) if isinstance(t, Abstract) else t for t in leaves]
+            frame = next((op.origin.frame for op in ops[::-1]), self.origin.frame)
+            casts = recorder.casts.kept and self.origin.grad_mode
+        if casts:  # autocast's cache then has one without a history, for all that comes later
+            self.refuse(
+                f"autocast casts a leaf that requires grad inside {name} of {self.name}, and in"
+                " eager later casts of it lose their gradient",
+                "enter torch.autocast inside of the function, not around the operator", frame,
+            )  # fmt: skip
+        run = Run(name, ops, result, spec, frame, leaves)
+        self._check_writes(run)
+        given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
+        self._inside |= given - self.call.by_value.keys()
+        self._inside |= {out for op in every_op(ops) for out in op.outs}
+        contexts = filter(None, (getattr(op.target, "context", None) for op in every_op(ops)))
+        self._saved |= {id(each): each for context in contexts for each in context.held()}
+        return run
+
+    def close(self) -> None:
+        """Let what the programs have left behind be of no use: no op outside makes it."""
+        stranded = Stranded(
+            f"the program uses a tensor that a function given to {self.name} has left behind",
+            "return it from the function",
+        )
+        alive = [t for t in self.recorder.types.alive() if id(t) not in self._saved]
+        stranded.strand(t for t in alive if {t.ft_value, _owner(t)} & self._inside)
+
+    def outside(self, runs: Sequence[Run], known: AbstractSet[Any]) -> list[Value]:
+        """What the programs read from around them and is not `known`, in order."""
+        made = {out for run in runs for op in every_op(run.ops) for out in op.outs}
+        read = (v for run in runs for v in (*read_outside(run.ops), *values_in(run.result)))
+        return [value for value in dict.fromkeys(read) if value not in known | made]
+
+    def sizes(self, runs: Sequence[Run], params: Iterable[Value]) -> list[sympy.Symbol]:
+        """The symbols that the programs name and that no tensor they are given has as a size."""
+        leaves = (leaf for run in runs for leaf in leaves_that_run(run.ops))
+        named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
+        simplify = self.recorder.types.symbols.simplify
+        used = {s for symbol in named for s in simplify(symbol).free_symbols}
+        there = {simplify(size) for param in params for size in param.type.shape}
+        return sorted(used - there, key=str)
+
+    # ---- what torch refuses ---------------------------------------------------------------------
+
+    def _check_writes(self, run: Run) -> None:
+        """Refuse a program that writes to what is outside."""
+        made = {out for op in every_op(run.ops) for out in op.outs}
+        for op in every_op(run.ops):
+            written = _written(op)
+            if not made.issuperset(written):
+                self.refuse(
+                    f"{run.name} of {self.name} writes to a tensor from outside of it, which eager"
+                    " refuses too",
+                    "return the new content, or write to a clone", op.origin.frame,
+                )  # fmt: skip
+
+    def check_own(self, run: Run) -> None:
+        """Refuse a program that gives back what is not its own."""
+        made = {out for op in every_op(run.ops) for out in op.outs}
+        owners = [_owner(leaf) for leaf in run.leaves if isinstance(leaf, Abstract)]
+        if not made.issuperset(owners) or len(set(owners)) < len(owners):
+            self.refuse(
+                f"{run.name} of {self.name} returns a tensor from outside of it, a view of one, or"
+                " one twice, which eager refuses too",
+                "return a clone of it", run.frame,
+            )  # fmt: skip
+
+    def refuse(self, what: str, do: str | tuple[str, ...], at: Frame | None = None) -> NoReturn:
+        """Refuse the call, at a line of the program or where the operator is called."""
+        raise Refusal(what, kind=KIND, at=at or self.origin.frame, do=do)
+
+
+def _written(op: Op) -> list[Value]:
+    """What an op writes to."""
+    if not op.writes:
+        return []
+    if isinstance(op.target, Write):
+        return values_in(op.args[0])
+    return schema_of(op.target).written_now(op.args, op.kwargs)
+
+
+def _owner(tensor: Abstract) -> Value:
+    """What owned the memory of a tensor first."""
+    alias = tensor.ft_alias
+    lost = alias is None or isinstance(alias, Stranded)
+    found: Any = tensor.ft_value if lost else alias.root.initial
+    return found
+
+
+def _real(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, Abstract)

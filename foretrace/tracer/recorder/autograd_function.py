@@ -1,0 +1,458 @@
+"""User-written autograd.Functions: recorded with their forward as the body, and their own backward.
+
+The forward that `Function.apply` calls is replaced while a program is recorded, as torch would then
+build an autograd node; below autograd there is nothing else that tells that a Function was called.
+
+What a forward returns is made a result as torch does it. Source: `_process_backward_mode_ad` in
+torch/csrc/autograd/custom_function.cpp.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import nn
+from torch.autograd.function import Function, FunctionCtx
+from torch.utils.checkpoint import CheckpointFunction
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.walk import every_op
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.symbols.sym_int import NUMBERS
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
+from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.tracer.forward_ad.dual_tensors import JVP, tangent_of
+from foretrace.tracer.functionalization.alias import Alias, alias_of
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.recorder.error_reports import adding_nothing, reported
+from foretrace.tracer.recorder.inference_mode import check_mode
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import as_program_has, known_as, memories
+
+ALIAS = torch.ops.aten.alias.default
+DIRTY = "a tensor that it marks as written in place"
+
+
+OWN = frozenset({
+    "to_save", "dirty_tensors", "non_differentiable", "saved_for_forward", "packed", "carry",
+    "released",
+})  # fmt: skip
+"""Attributes of a context that are read in the forward alone"""
+
+
+class Context(FunctionCtx):
+    """The `ctx` of one call; what it saves are values as they were at that moment."""
+
+    def __init__(self, needs: tuple[bool, ...], recorder: Recorder) -> None:
+        self.needs_input_grad = needs
+        self.materialize_grads = True
+        self.non_differentiable: tuple[torch.Tensor, ...] = ()
+        self.to_save: tuple[Any, ...] = ()
+        self.dirty_tensors: tuple[torch.Tensor, ...] = ()
+        self._recorder = recorder
+        self._kept: tuple[Any, ...] = ()
+        self._unpacked = False
+        self.packed: Any = None
+        """what hooks made of the saved tensors, where there are some"""
+        self.carry: Any = None
+        """gives what they give back the histories of what was saved"""
+        self.released: Any = None
+        """gives the refusal of a backward that asks for it when it was let go of"""
+        self._noted: list[tuple[Abstract, Value | None]] = []
+
+    def keep(self) -> None:
+        """Take the saved tensors as they are now, and note those in attributes."""
+        self._kept = tuple(map(self._snapshot, self.to_save))
+        names = [name for name in vars(self) if name not in OWN]
+        for leaf in torch_api.tree_leaves([vars(self)[name] for name in names]):
+            if isinstance(leaf, Abstract):
+                self._noted.append((leaf, leaf.ft_value))
+
+    def written_since(self) -> bool:
+        """Whether a tensor that it has as an attribute was written to after the call."""
+        return any(tensor.ft_value is not value for tensor, value in self._noted)
+
+    def held(self) -> list[Abstract]:
+        """What the backward can read of it, as it is now."""
+        own = {name: item for name, item in vars(self).items() if name not in OWN}
+        leaves = torch_api.tree_leaves((self.to_save, own))
+        return [leaf for leaf in leaves if isinstance(leaf, Abstract)]
+
+    def _snapshot(self, tensor: Any) -> Any:
+        if not isinstance(tensor, Abstract):
+            return tensor
+        return self._recorder.abstract(value_of(tensor, self._recorder))
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What forward gave to `save_for_backward`."""
+        self._unpacked = True
+        if self.released is not None:
+            raise self.released()
+        if self.packed is None:
+            return self._kept
+        found = self.packed.taken_out()
+        given = iter(found if self.carry is None else self.carry(found, self.packed))
+        return tuple(None if each is None else next(given) for each in self._kept)
+
+    def pack(self, op: Op) -> None:
+        """Let the program's hooks on what autograd saves have the saved tensors."""
+        saved = [tensor for tensor in self.to_save if tensor is not None]
+        if self._recorder.saving is not None and saved:
+            self.packed = self._recorder.saving.pack(op, None, saved)
+
+    def saved_values(self) -> set[Value]:
+        """What those are values of."""
+        kept = (tensor for tensor in self._kept if isinstance(tensor, Abstract))
+        return {tensor.ft_value for tensor in kept if tensor.ft_value is not None}
+
+    def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
+        """What the backward gives; it takes out all that was saved, or nothing."""
+        self._unpacked = False
+        return backward(self, *gradients)
+
+    def was_unpacked(self) -> bool:
+        """Whether the backward, as it ran last, asked for what was saved."""
+        return self._unpacked
+
+
+class Written(NamedTuple):
+    """Arguments that a forward writes to, and the values that are in their memory before."""
+
+    places: tuple[int, ...]
+    values: frozenset[Value]
+
+
+NOTHING = Written((), frozenset())
+
+
+class FunctionCall:
+    """Target of one call of an autograd.Function."""
+
+    def __init__(
+        self, function: type[Function], context: Context, *, followed: bool,
+        written: Written = NOTHING, copied: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.function, self.context, self.followed = function, context, followed
+        self.hooks: list[Any] = []
+        """the registrations of hooks on its node"""
+        self.written = written
+        """where its forward writes to arguments, if copies of them would do"""
+        self.copied = copied
+        """which arguments it gets copies of"""
+        self.reads_made = False
+        """whether its forward reads what the program has made and does not give it"""
+        self.__name__ = function.__name__
+
+    def __str__(self) -> str:
+        return self.function.__name__
+
+    def apply(self, *args: Any) -> Any:
+        """Apply the function to what `Function.apply` was given: an override has done its part."""
+        return _applied(self.function, args, self.copied)
+
+    def as_module(self) -> nn.Module:
+        """The call as a module, for a graph that trains eagerly."""
+        return Applied(self.function, self.copied)
+
+    def apart(self) -> "FunctionCall":
+        """The call with copies of what it writes to."""
+        copied = self.written.places
+        return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
+
+
+class Applied(nn.Module):
+    """Calls an autograd.Function."""
+
+    def __init__(self, function: type[Function], copied: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.function, self.copied = function, copied
+
+    def forward(self, *args: Any) -> Any:
+        """What `Function.apply` returns."""
+        return _applied(self.function, args, self.copied)
+
+
+def _applied(function: type[Function], args: tuple[Any, ...], copied: tuple[int, ...]) -> Any:
+    if copied:
+        args = tuple([arg.clone() if place in copied else arg for place, arg in enumerate(args)])
+    return torch_api.applied_as_written(function)(*args)
+
+
+@contextmanager
+def function_calls(recorder: Recorder) -> Iterator[None]:
+    """Record calls of autograd.Functions inside, however their `apply` was come by.
+
+    Not those of an operator's own kernel, which runs to answer what the operator returns.
+    """
+
+    def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
+        return _Call(recorder, cls, args).recorded()
+
+    with torch_api.applied(called, lambda: torch_api.sees_calls(recorder)):
+        yield
+
+
+class _Call:
+    """One call while it is recorded."""
+
+    def __init__(self, recorder: Recorder, cls: type[Function], args: tuple[Any, ...]) -> None:
+        self.recorder, self.cls = recorder, cls
+        self.args = tuple(self._given(arg) for arg in args)
+        needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
+        self.context, self.origin = Context(needs, recorder), recorder.origin()
+        self.followed = self.origin.grad_mode and any(needs)
+        if any(needs):
+            check_mode(recorder, cls.__name__)
+        if any(tangent_of(arg) is not None for arg in torch_api.tree_leaves(self.args)):
+            self._refuse("its jvp is not called for a dual number of forward_ad", JVP)
+
+    def _given(self, arg: Any) -> Any:
+        """An argument as forward gets it: what comes from outside is an input."""
+        if not _real(arg):
+            return arg
+        known = known_as(arg, self.recorder)
+        return as_program_has(known, self.recorder)
+
+    def recorded(self) -> Any:
+        """Run the forward, and add the op; what the caller gets."""
+        recorder = self.recorder
+        operands = tuple(map(self._values, self.args))
+        before, there = [*self._memory()] if self.followed else [], self._there()
+        with recorder.inner_scope(self.origin.frame) as body, torch.no_grad():
+            returned = self._forward()
+            raw = returned if isinstance(returned, tuple) else (returned,)
+            self._check_dirty(raw)
+            made = {out for op in body for out in op.outs}
+            with torch.enable_grad():  # a view among them is none that is taken under no_grad
+                given = self._results(raw, made)
+            result = [self._values(item) for item in given]
+            self.context.keep()
+            made |= {out for op in body for out in op.outs}
+        call = FunctionCall(
+            self.cls, self.context, followed=self.followed, written=self._written(before, given)
+        )
+        many = isinstance(returned, tuple)
+        outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
+        call.reads_made = self._reads_made(operands, body, there)
+        tree = tuple(result) if many else result[0]
+        op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
+        recorder.append(op)
+        if self.followed:
+            recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
+            self.context.pack(op)
+        return tuple(given) if many else given[0]
+
+    def _there(self) -> set[Value]:
+        """What lies in the memory of the arguments, and of what they hold."""
+        tensors = (
+            leaf for leaf in torch_api.tree_leaves(self.args) if isinstance(leaf, torch.Tensor)
+        )
+        known = (known_as(each, self.recorder) for each in tensors)
+        owners = [owner for each in known for owner in memories(each)]
+        members = [member for owner in owners for member in owner.members()]
+        return {value for each in members for value in (each.initial, each.last)}
+
+    def _reads_made(
+        self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
+    ) -> bool:  # fmt: skip
+        """Whether forward has a value of the program, or an open number, that it is not given.
+
+        As of an attribute that the program has set before: a call sets it when the graph has run.
+        `there`: what it finds where its arguments lie.
+        """
+        inside = [*every_op(body)]
+        made = {out for op in inside for out in op.outs}
+        read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
+        unknown = read - there
+        if unknown and not unknown.isdisjoint(out for op in self.recorder.log for out in op.outs):
+            return True
+        own = {name: item for name, item in vars(self.context).items() if name not in OWN}
+        numbers = free_symbols([(op.args, op.kwargs) for op in inside])
+        numbers |= free_symbols(self._values([*torch_api.tree_leaves(own)]))
+        if not numbers:
+            return False
+        numbers -= free_symbols([op.result for op in inside]) | free_symbols(operands)
+        return bool(numbers.difference(*(v.type.symbols for v in {*values_in(operands), *read})))
+
+    def _memory(self) -> Iterator[tuple[Alias, frozenset[Value]]]:
+        """What owns the memory of each tensor among the arguments, and what is in it."""
+        for tensor in torch_api.tree_leaves(self.args):
+            if isinstance(tensor, Abstract):
+                owner = alias_of(tensor).root
+                yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
+
+    def _written(
+        self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]
+    ) -> Written:  # fmt: skip
+        """What forward has written to of its arguments; `given`: the results.
+
+        Nothing, where copies would not do: the memory is that of another argument, too, or from
+        outside and a result's, or what the backward reads lies in it.
+        """
+        changed = [(owner, values) for owner, values in before if owner.last not in values]
+        if not changed:
+            return NOTHING
+        owners = {id(owner) for owner, _ in changed}
+        own = {out for op in self.recorder.log for out in op.outs}
+        outside = {id(owner) for owner, _ in changed if owner.initial not in own}
+        places = [place for place, arg in enumerate(self.args) if _owner(arg) in owners]
+        read = any(_owner(each) in owners for each in self.context.held())
+        alone = len(places) == len(changed) == len(owners)
+        if read or not alone or any(_owner(each) in outside for each in given):
+            return NOTHING
+        return Written(tuple(places), frozenset().union(*(values for _, values in changed)))
+
+    def _forward(self) -> Any:
+        cls: Any = self.cls
+        if cls.setup_context is Function.setup_context:
+            return cls.forward(self.context, *self.args)
+        returned = cls.forward(*self.args)
+        cls.setup_context(self.context, self.args, returned)
+        return returned
+
+    def _values(self, item: Any) -> Any:
+        """An argument, or what forward returned: tensors are values, open numbers expressions."""
+        if isinstance(item, torch.Tensor):
+            return self._value(item)
+        if type(item) in (tuple, list):
+            return type(item)([self._values(each) for each in item])
+        if type(item) is dict:
+            return {name: self._values(each) for name, each in item.items()}
+        if isinstance(item, NUMBERS):  # an open number: another one at each call
+            return self.recorder.types.symbols.scalar(item)
+        return item
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        return value_of(known_as(tensor, self.recorder), self.recorder)
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def _results(self, raw: tuple[Any, ...], made: set[Value]) -> list[Any]:
+        """What the caller gets: one that forward has made is itself however often it is there."""
+        found, themselves = list[Any](), set[int]()
+        for item in raw:
+            result = item if id(item) in themselves else self._result(item, made)
+            if result is item:
+                themselves.add(id(item))
+            found.append(result)
+        return found
+
+    def _result(self, given: Any, made: set[Value]) -> Any:
+        """What the caller gets for something that forward returned.
+
+        A tensor that forward has made, or written to and said so, becomes the result itself; any
+        other is seen anew, each time that it is returned.
+        """
+        if not isinstance(given, torch.Tensor):
+            if type(given) is dict and values_in(self._values(given)):
+                self._refuse("a dict of tensors among its results", "return them in a tuple")
+            return given
+        if wraps(type(given)):
+            self._refuse(f"a {type(given).__name__} among its results", "return what it holds")
+        item: Any = given
+        dirty = _among(item, self.context.dirty_tensors)
+        loose = _among(item, self.context.non_differentiable)
+        numbers = item.is_floating_point() or item.is_complex()
+        followed = self.followed and numbers and not loose
+        if dirty and (followed or not item.requires_grad):
+            return self._become(item) if followed else item
+        if _real(item) or _among(item, self.args) or self._value(item) not in made:
+            return self._become(item.view_as(item)) if followed else _unfollowed(item)
+        if followed:
+            return self._become(item)
+        return item.detach_() if item.requires_grad and not alias_of(item).is_view else item
+
+    def _become(self, tensor: Any) -> Any:
+        """Let a tensor have the call as its history."""
+        value = self.recorder.call(ALIAS, (self._value(tensor),)).outs[0]
+        value.type = value.type.with_grad(True)
+        alias = alias_of(tensor)
+        alias.become(value)
+        if alias.step is not None:
+            alias.step = replace(alias.step, own=True)
+        for member in alias.members() if _among(tensor, self.context.dirty_tensors) else ():
+            if member is not alias:
+                member.become(None)  # it is read again, with the new history
+        follow(tensor, requires_grad=True)
+        return tensor
+
+    def _check_dirty(self, raw: tuple[Any, ...]) -> None:
+        """That what forward says it has written to can have the call as its history."""
+        for tensor in self.context.dirty_tensors:
+            if not _among(tensor, raw):
+                self._refuse(f"{DIRTY} is not returned", "return it, as eager demands")
+            if not _among(tensor, self.args):
+                self._refuse(f"{DIRTY} is no argument", "mark only arguments of apply")
+            if self.followed and alias_of(tensor).is_view:  # type: ignore[arg-type]
+                self._refuse(f"{DIRTY} is a view", "apply it to a clone")
+            if self.followed and tensor.is_leaf and tensor.requires_grad:
+                what = f"{DIRTY} is a leaf that requires grad, as eager refuses too"
+                self._refuse(what, "apply it to a clone", "in-place on leaf")
+
+    def _refuse(self, what: str, do: str, kind: str = "unsupported") -> NoReturn:
+        raise Refusal(f"{self.cls.__name__}: {what}", kind=kind, at=self.origin.frame, do=do)
+
+
+def _unfollowed(item: Any) -> Any:
+    """A tensor from outside, as forward returns it where autograd does not follow the result."""
+    return item.detach() if item.requires_grad else item.view_as(item)
+
+
+def _among(item: Any, those: Iterable[Any]) -> bool:
+    return any(item is each for each in those)
+
+
+def _owner(item: Any) -> int | None:
+    """Which tensor's memory it looks at, if it is one."""
+    return id(alias_of(item).root) if isinstance(item, Abstract) else None
+
+
+def _real(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and not isinstance(arg, Abstract)
+
+
+def run_backward(call: FunctionCall, gradients: tuple[Any, ...]) -> Any:
+    """What the function's own backward gives for gradients of its results.
+
+    Raises:
+        Refusal: the call is that of a reentrant checkpoint.
+    """
+    _check_own(call)
+    backward, boxed = torch_api.backward_method(call.function)
+    given = ([*gradients],) if boxed else gradients
+    return call.context.unpacked_by(backward, given)
+
+
+def backward_of(
+    call: FunctionCall, results: tuple[Any, ...], loose: Any, recorder: Recorder
+) -> Callable[..., Any]:
+    """What is applied to the operands to get `results`, with the function's own backward.
+
+    The last of `results` is one that the function itself has not.
+
+    Raises:
+        Refusal: the call is that of a reentrant checkpoint, which adds up gradients by itself, in
+            an order of its own.
+    """
+    _check_own(call)
+
+    def run(backward: Callable[..., Any], *gradients: Any) -> Any:
+        with reported(recorder), adding_nothing():
+            return call.context.unpacked_by(backward, gradients)
+
+    zeros = call.context.materialize_grads
+    return torch_api.backward_node(call.function, run, results, loose, zeros=zeros)
+
+
+def _check_own(call: FunctionCall) -> None:
+    if call.function is CheckpointFunction:
+        raise Refusal(
+            "a checkpoint with use_reentrant=True runs autograd in its backward",
+            kind="autograd inside",
+            do="pass use_reentrant=False: the values are the same, and a pair runs them again",
+        )

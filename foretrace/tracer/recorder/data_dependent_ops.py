@@ -1,0 +1,230 @@
+"""A call whose results have sizes that depend on data: each is a symbol, with the example's number.
+
+The run has the example's values, so such a call has an answer; its sizes stay open all the same.
+What the program then asks of them is answered from the example, and asserted in the graph.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Choice, Definition, Op, Origin, Tree, Value
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.symbols.sym_int import as_int
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
+from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.functionalize import functionalize
+from foretrace.tracer.functionalization.op_call import Call
+
+NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
+ITEM = torch.ops.aten.item.default
+READ = torch.ops.aten._local_scalar_dense.default
+"""What `item` is made of: compilers know this one"""
+PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType({
+    torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end"),
+})  # fmt: skip
+"""Which arguments of a view are places in its dimension"""
+PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
+FILLS = frozenset({
+    torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor
+})  # fmt: skip
+
+
+def of_open_size(call: Call) -> Any:
+    """Record the call, and answer it with tensors whose sizes are symbols.
+
+    Raises:
+        Refusal: the example's values are not known.
+    """
+    recorder, func = call.recorder, call.func
+    real = recorder.example(recorder, func, call.args, call.kwargs)
+    counts = [recorder.counts.setdefault(value, {}) for value in call.values]
+    result = recorder.semantics.inference.from_data(func, *call.types, real, counts)
+    flags = iter(_followed(call, result))
+
+    def typed(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return leaf
+        return recorder.types.intern(leaf.with_grad(next(flags)))
+
+    views = call.schema.view_positions(call.args, call.kwargs, len(types_in(result)))
+    outcome = Outcome(map_tree(result, typed), views=views, lasting=False)
+    return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def ask_where(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+    """Let it be known from which end a view counts its places, and that they are inside.
+
+    Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
+    its number, and a slice that is taken twice would have two sizes. What is asked is asserted.
+    """
+    named, symbols = schema_of(func).bind(args, kwargs), recorder.types.symbols
+    for place in filter(None, map(named.get, PLACES[func])):
+        if isinstance(place, sympy.Basic) and not symbols.data.isdisjoint(place.free_symbols):
+            size = args[0].type.shape[named.get("dim", 0)]
+            if symbols.decide(sympy.Ge(place, 0)):
+                symbols.decide(sympy.Le(place, size))
+            else:
+                symbols.decide(sympy.Ge(place, -size))
+
+
+def read_number(call: Call) -> Any:
+    """Answer a call that reads a number: a symbol where inputs decide it, else what constants say.
+
+    Raises:
+        Refusal: the example's values are not known, or it is complex.
+    """
+    recorder, func = call.recorder, call.func
+    number, decided = recorder.number(recorder, func, call.args, call.kwargs)
+    if not decided:
+        return recorder.answer(recorder, func, call.args, call.kwargs)
+    return _open(call, number)
+
+
+def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
+    """Record a call that gives a number, and answer it with a symbol for it.
+
+    Raises:
+        Refusal: the example's values are not known, or it is complex.
+    """
+    recorder, func = call.recorder, call.func
+    return _open(call, recorder.example(recorder, func, call.args, call.kwargs))
+
+
+def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
+    recorder, func = call.recorder, call.func
+    if type(number) not in (int, float) or any(value.type.sparse for value in call.values):
+        raise depends_on_data(func)
+    symbol = _number_of(call, number)
+    body = _reading(call, symbol) if func is ITEM else None
+    outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
+    recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
+    made: Any = as_int(recorder.types.symbols.symbolic(symbol))
+    return made
+
+
+def put_at_places(call: Call) -> Any:
+    """Record a write at a mask as one at the places where it is true.
+
+    The gradient of what is written is read at a mask, and only the run knows how long that is.
+    """
+    recorder, (tensor, indices, new, *rest) = call.recorder, call.args
+    tensors, places = call.by_value, list[Any]()
+    for index in indices:
+        if not is_mask(index):
+            places.append(None if index is None else tensors[index])
+        else:
+            found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
+            places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
+    return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
+
+
+def fill_at_places(call: Call) -> Any:
+    """Record a fill with a number that has a gradient as a copy to the places, each of them once.
+
+    The gradient is summed over the places without repetition, and only the run knows how many
+    these are. The derivative of the copy sums as that of the fill does.
+    """
+    again = call.recorder.again
+    tensor, dim, index, value = call.args
+    made, number = call.by_value[tensor], call.by_value[value]
+    if not _known_numbers(call.recorder, index):
+        return _filled(call)  # a joint cut is refused then
+    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
+    if call.func is torch.ops.aten.index_fill.int_Tensor:
+        made = again(torch.ops.aten.clone.default, (made,))
+    if number.dtype != made.dtype:
+        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
+    size = list(made.shape)
+    if size:
+        size[dim] = places.shape[0]
+    source = again(torch.ops.aten.expand.default, (number, size))
+    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+
+
+def _known_numbers(recorder: Builder, value: Value) -> bool:
+    """Whether what a tensor holds is known: of a constant, or of the example."""
+    for ask in (recorder.answer, recorder.example):
+        try:
+            ask(recorder, torch.ops.aten.clone.default, (value,), {})
+        except Refusal:
+            continue
+        return True
+    return False
+
+
+def _filled(call: Call) -> Any:
+    """Record a fill as it is."""
+    if call.schema.written_now(call.args, call.kwargs):
+        return functionalize(call)
+    recorder = call.recorder
+    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def is_mask(index: Value | None) -> bool:
+    """Whether an index is one for each element, and so as many places as are true."""
+    return index is not None and index.type.dtype in (torch.bool, torch.uint8)
+
+
+def constant_places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
+    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
+    places: list[Abstract | None] = []
+    for index in indices:
+        if index is None or not is_mask(index):
+            places.append(None if index is None else recorder.abstract(index))
+            continue
+        try:
+            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+        except Refusal:
+            return None
+        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+    return places
+
+
+def takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether a float that data decides is where C++ has a number, and nothing that may be open."""
+    known = recorder.types.symbols.floats
+    if not known.known:
+        return False
+    arguments = torch_api.schema_of(func).arguments
+    doubles = {each.name for each in arguments if "float" in str(each.type)}
+    bound = schema_of(func).bind(args, kwargs).items()
+    return any(name in doubles and known.among(arg) for name, arg in bound)
+
+
+def _number_of(call: Call, number: float) -> sympy.Symbol:
+    """The symbol of a number: the same for each time that it is read of one value."""
+    symbols = call.recorder.types.symbols
+    if call.func not in (ITEM, READ):
+        return symbols.number_from_data(number)
+    known = call.recorder.counts.setdefault(call.values[0], {})
+    if torch_api.ITEM not in known:
+        known[torch_api.ITEM] = symbols.symbolic(symbols.number_from_data(number))
+    symbol: sympy.Symbol = torch_api.expression(known[torch_api.ITEM])
+    return symbol
+
+
+def _reading(call: Call, symbol: Any) -> Definition:
+    """The body of `item`."""
+    tensor = Value(call.values[0].type)
+    origin = Origin(call.recorder.origin().frame, None)
+    read = Op(READ, (tensor,), {}, symbol, (), origin=origin, choice=NUMBER)
+    return Definition((tensor,), (read,), ())
+
+
+def _followed(call: Call, result: Tree) -> tuple[bool, ...]:
+    """Which of the results autograd follows."""
+    if call.recorder.grad_mode() and any(value.type.requires_grad for value in call.values):
+        return call.recorder.semantics.followed(call.func, *call.types, result)
+    return (False,) * len(types_in(result))

@@ -1,0 +1,169 @@
+"""`torch.inference_mode` inside a program: what it makes is not for autograd afterwards.
+
+Torch's own mode would make inference tensors of ours, too. So a capture runs outside of it, and the
+program switches a flag of the recorder; what eager refuses of its results is found after the run.
+Source: https://docs.pytorch.org/docs/main/notes/autograd.html#inference-mode
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op, Origin, Value, map_values, values_in
+from foretrace.operators.schemas.dispatch_result import Share
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
+from foretrace.tracer.recorder.recorder import Recorder
+
+CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
+PARTS = ("use split or chunk", "or use torch.no_grad() instead")
+
+
+class Guard:
+    """What `torch.inference_mode` enters and leaves."""
+
+    def __init__(self, recorder: Recorder, mode: bool) -> None:
+        self.recorder, self.mode = recorder, mode
+        self.before = (False, False)
+
+    def __enter__(self) -> None:
+        self.before = self.recorder.inference, torch.is_grad_enabled()
+        self._switch(self.mode, not self.mode)
+
+    def __exit__(self, *_: object) -> None:
+        self._switch(*self.before)
+
+    def _switch(self, mode: bool, grad: bool) -> None:
+        self.recorder.inference = mode
+        self.recorder.inferred |= mode
+        torch.set_grad_enabled(grad)
+
+
+def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for torch's functions of the mode."""
+    return {
+        "inference mode": lambda mode: Guard(recorder, mode),
+        "in inference mode": lambda: recorder.inference,
+    }
+
+
+@contextmanager
+def normal_mode(recorder: Recorder) -> Iterator[None]:
+    """A run of the program, which is in inference mode if the caller is; torch itself is not.
+
+    Raises:
+        Refusal: the program uses what it made in the mode as eager refuses to.
+    """
+    recorder.inference = recorder.inferred = torch.is_inference_mode_enabled()
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
+        yield
+    if recorder.inferred:
+        _Made(recorder).check()
+
+
+def check_mode(recorder: Recorder, name: str) -> None:
+    """Refuse what autograd follows in inference mode, once gradients are switched on again there.
+
+    Raises:
+        Refusal: they are.
+    """
+    if recorder.inference and torch.is_grad_enabled():
+        raise Refusal(
+            f"autograd follows {name} in inference mode, as gradients are switched on again, and"
+            " follows nothing else there",
+            kind="inference tensor", do="leave torch.inference_mode() instead, or call it there"
+            " without switching gradients on",
+        )  # fmt: skip
+
+
+class _Made:
+    """Which values are inference tensors."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.semantics, self.ops = recorder.semantics, recorder.scope
+        self.made: set[Value] = set()
+
+    def check(self) -> None:
+        for op, origin in _leaves(self.ops, None):
+            if origin.inference and self._splits(op):
+                raise Refusal(
+                    f"{op.target} gives parts that require grad in inference mode, and in no other",
+                    kind="inference tensor", at=origin.frame, do=PARTS,
+                )  # fmt: skip
+            refused = "" if origin.inference else self._refused(op, origin)
+            if refused:
+                raise Refusal(
+                    f"{op.target} {refused} what was made in inference mode, which autograd does"
+                    " not take", kind="inference tensor", at=origin.frame, do=CLONE,
+                )  # fmt: skip
+            self._note(op, origin.inference)
+
+    def _note(self, op: Op, inference: bool) -> None:
+        """What an op makes: a view is what its base is, new memory what the mode is."""
+        if op.writes or op.target is REQUIRES_GRAD:
+            self.made.update(op.outs if not self.made.isdisjoint(_written(op)) else ())
+            return
+        operands, views = values_in((op.args, op.kwargs)), dict[int, int]()
+        if hasattr(op.target, "overloadpacket"):
+            schema = schema_of(op.target)
+            found = schema.view_positions(op.args, op.kwargs, len(op.outs))
+            views = {position: operand for position, operand, _ in found}
+        for position, out in enumerate(op.outs):
+            base = operands[views[position]] if position in views else None
+            if inference if base is None else base in self.made:
+                self.made.add(out)
+
+    def _splits(self, op: Op) -> bool:
+        """Whether the parts are views that require grad, as autograd's kernel does not run.
+
+        Source: unsafe_split in aten/src/ATen/native/TensorShape.cpp, which calls `split`.
+        """
+        if not op.outs or not hasattr(op.target, "overloadpacket"):
+            return False
+        schema, base = schema_of(op.target), op.args[0]
+        parts = schema.multiple and schema.share is Share.MEMORY
+        return bool(parts and base.type.requires_grad and base not in self.made)
+
+    def _refused(self, op: Op, origin: Origin) -> str:
+        """What eager refuses of an op outside of the mode; empty if it does not."""
+        if self.made.isdisjoint(op.operands):
+            return ""
+        if op.target is REQUIRES_GRAD:
+            return "makes a leaf of"
+        if op.writes and not self.made.isdisjoint(_written(op)):
+            return "writes to"
+        if not origin.grad_mode or not any(v.type.requires_grad for v in op.operands):
+            return ""
+        if any(v.type.requires_grad for v in self.made.intersection(op.operands)):
+            return "follows"
+        return "saves for its backward" * self._saves(op)
+
+    def _saves(self, op: Op) -> bool:
+        func, args = op.called
+        if not hasattr(func, "overloadpacket"):
+            return False
+        occurrences = values_in((args, op.kwargs))
+        typed, named = (map_values(tree, lambda v: v.type) for tree in (args, op.kwargs))
+        written = schema_of(func).written_now(args, op.kwargs)
+        places = frozenset(map(occurrences.index, written))
+        saved = self.semantics.saved(func, typed, named, places)
+        return any(occurrences[place] in self.made for place in saved)
+
+
+def _written(op: Op) -> list[Value]:
+    """What owns the memory that a write goes to."""
+    return list(op.operands) if op.target is REQUIRES_GRAD else values_in(op.args[:1])
+
+
+def _leaves(ops: Iterable[Op], mode: Origin | None) -> Iterator[tuple[Op, Origin]]:
+    """The leaves and writes, each with the modes of the call: a definition is that of many."""
+    for op in ops:
+        origin = mode or op.origin
+        if op.leaf or op.writes:
+            yield op, origin
+        else:
+            yield from _leaves(op.body or (), origin if op.definition is not None else mode)

@@ -1,0 +1,88 @@
+"""A torch.fx graph as the program, as a front end such as Dynamo hands it over.
+
+It runs node by node, and an op comes from the line and the module that its node names: the code
+that fx generates is nobody's line.
+"""
+
+import inspect
+import re
+from typing import Any
+
+from torch import fx
+
+from foretrace.errors import Frame
+from foretrace.ir.program.op import ModuleCall
+from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
+from foretrace.tracer.recorder.recorder import Recorder
+
+ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
+"""How Dynamo's paths of modules begin: with the variable that held the outermost one."""
+LINE = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+
+
+class NodeSources(Sources):
+    """The user's line of the node that is running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node: fx.Node | None = None
+        self._known: dict[fx.Node, Frame | None] = {}
+
+    def here(self, above: int = 1) -> Frame | None:
+        """The innermost line in the node's stack that is not torch's own, or the program's."""
+        node = self.node
+        if node is not None and node not in self._known:
+            self._known[node] = _line_of(node)
+        return (self._known[node] if node is not None else None) or self.defined
+
+
+def first_line(module: fx.GraphModule) -> Frame | None:
+    """The first line of the user's that a graph has."""
+    return next(filter(None, map(_line_of, module.graph.nodes)), None)
+
+
+def _line_of(node: fx.Node) -> Frame | None:
+    found = LINE.findall(node.stack_trace or "")
+    frames = [Frame(file, int(line), name) for file, line, name in found]
+    users = [frame for frame in frames if not frame.file.startswith(LIBRARY_DIRS)]
+    return (users or frames)[-1] if frames else None
+
+
+class Replay(fx.Interpreter):
+    """The graph as a callable with a signature; what runs inside belongs to the node's module."""
+
+    def __init__(self, module: fx.GraphModule, sources: NodeSources) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # a refusal has the user's line already
+        self.sources = sources
+        self.recorder: Recorder | None = None
+        self._calls: dict[Any, ModuleCall | None] = {(): None}
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [str(node.name) for node in module.graph.find_nodes(op="placeholder")]
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        return self.run(*args)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node, as fx runs it."""
+        self.sources.node = n
+        if self.recorder is not None:
+            self.recorder.module = self._module_of(n)
+        return super().run_node(n)
+
+    def _module_of(self, node: fx.Node) -> ModuleCall | None:
+        """The module calls that the front end saw around the node."""
+        stack = tuple((node.meta.get("nn_module_stack") or {}).values())
+        for depth in range(1, len(stack) + 1):
+            if stack[:depth] not in self._calls:
+                path, kind = stack[depth - 1]
+                self._calls[stack[:depth]] = _call(path, kind, self._calls[stack[: depth - 1]])
+        return self._calls[stack]
+
+
+def _call(path: str, kind: Any, outer: ModuleCall | None) -> ModuleCall:
+    path = ROOT.sub("", path)
+    qualified = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return ModuleCall(path, qualified.rpartition(".")[2], qualified, outer)

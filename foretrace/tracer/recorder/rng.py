@@ -1,0 +1,184 @@
+"""Random numbers and generators that no op of the program draws or makes: seen and refused."""
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import torch
+
+from foretrace.arrays import numpy
+from foretrace.errors import Refusal
+from foretrace.ir.pydata.plain_data import same_state
+from foretrace.ir.source.state_change_lines import Lines, attribute
+from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.recorder.recorder import Recorder
+
+GENERATOR: Final = torch.Generator
+DEFAULT: Final = torch.default_generator
+
+
+def random_stand_ins(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for what seeds torch's default generator, or makes another."""
+    thread, default = threading.get_ident(), _Default(recorder)
+    stand_ins: dict[str, Any] = dict.fromkeys(("manual_seed", "seed"), _no_seed)
+    stand_ins["Generator"] = _Generators("Generator", (), {"thread": thread})
+    stand_ins |= {"set_rng_state": default.put, "default generator": default}
+    return stand_ins
+
+
+def _no_seed(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program sets the state of the random number generator",
+        kind="side effect",
+        do="seed before the captured program is called",
+    )
+
+
+class _Default:
+    """In the place of the generator that torch's own functions seed, by whatever name it is bound.
+
+    `from torch import manual_seed` in a user's file has the original function, which comes here.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.thread, self.taken = recorder, threading.get_ident(), -1
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self.thread:
+            if name in ("manual_seed", "seed"):
+                return _no_seed
+            if name in ("get_state", "set_state"):
+                return self.get if name == "get_state" else self.put
+        return getattr(DEFAULT, name)
+
+    def get(self) -> torch.Tensor:
+        """The state, which may be put back before the next draw."""
+        self.taken = len(self.recorder.log)
+        return DEFAULT.get_state()
+
+    def put(self, state: torch.Tensor) -> None:
+        """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
+        drawn = self.taken < 0 or any(map(draws, self.recorder.log[self.taken :]))
+        if drawn or not torch.equal(state, DEFAULT.get_state()):
+            _no_seed()
+
+
+class _Generators(type):
+    """Class of the class in the place of `torch.Generator`: only what was there before is one.
+
+    `thread` makes none; all others do.
+    """
+
+    thread: int
+
+    def __instancecheck__(cls, item: object) -> bool:
+        return isinstance(item, GENERATOR)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != cls.thread:
+            return GENERATOR(*args, **kwargs)
+        raise Refusal(
+            "the program makes a random number generator, and a graph would draw on from the same",
+            kind="side effect",
+            do="make it before the captured program is called, and pass it or keep it in a module",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A generator that every thread shares."""
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+    reached: Callable[[Any], bool]
+    """whether an object that the program names draws from it, or seeds it"""
+
+
+@contextmanager
+def undrawn(lines: Callable[[], Lines]) -> Iterator[None]:
+    """The shared generators are as before, whatever the program does.
+
+    What another thread draws from torch's meanwhile is its own affair: what this thread draws or
+    seeds there is an op, or refused at once, but for what the program does to the generator itself.
+
+    Raises:
+        Refusal: the program seeded or drew in a way that no graph can repeat.
+    """
+    before = [(source, source.get()) for source in _sources()]
+    try:
+        yield
+    except BaseException:
+        _drawn(before, lines)
+        raise
+    refusal = _drawn(before, lines)
+    if refusal is not None:
+        raise refusal
+
+
+def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines]) -> None:
+    """Refuse a program that drew from a generator of its own, or wrote to an array.
+
+    Args:
+        changed: those that it can reach and that are in another state after the run, each with
+            the name of an attribute that holds it.
+        lines: tells where.
+
+    Raises:
+        Refusal: there is one.
+    """
+    for item, name in changed:
+        kind = type(item)
+        array = kind.__name__ == "ndarray"
+        what = "writes to" if array else "seeds" if kind is GENERATOR else "draws from, or seeds,"
+        raise Refusal(
+            f"the program {what} a {kind.__module__}.{kind.__qualname__},"
+            " which a graph would leave as it is",
+            kind="side effect",
+            at=lines().reaching(partial(_leads, item)) or (lines().calling(name) if name else None),
+            do="do it before the captured program is called, and pass what comes of it",
+        )
+
+
+def _leads(item: Any, each: Any) -> bool:
+    return each is item or attribute(each, "__self__") is item
+
+
+def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refusal | None:
+    """Put back what was drawn; the refusal of it."""
+    refusal = None
+    for source, state in before:
+        if same_state(source.get(), state):
+            continue
+        at, alone = lines().reaching(source.reached), threading.active_count() == 1
+        if at is None and not alone and source.name == "torch":
+            continue
+        source.put(state)
+        who = "the program" if at is not None else "the program, or another thread,"
+        refusal = Refusal(
+            f"{who} seeds {source.name}'s random number generator, or draws outside of torch's ops",
+            kind="side effect",
+            at=at,
+            do="seed and draw before the captured program is called, and pass the number",
+        )
+    return refusal
+
+
+def _sources() -> Iterator[Source]:
+    yield Source("torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT)
+    yield Source("Python", random.getstate, random.setstate, _of_python)
+    loaded = numpy()
+    if loaded is not None:
+        yield Source("numpy", loaded.random.get_state, loaded.random.set_state, _of_numpy)
+
+
+def _of_python(item: Any) -> bool:
+    return isinstance(attribute(item, "__self__"), random.Random)
+
+
+def _of_numpy(item: Any) -> bool:
+    return type(attribute(item, "__self__")).__module__.startswith("numpy.random")

@@ -1,0 +1,1 @@
+"""Calls of tensor subclasses: their `__torch_dispatch__`, recorded."""

@@ -1,0 +1,278 @@
+"""Tensors that wrap others, in a run: the program has real ones, which hold abstract tensors.
+
+The recorder knows each as an abstract tensor, its stand-in: that has a Value, and its type says
+what is held. An op on stand-ins is one op of the record; what `__torch_dispatch__` does is its
+body, which takes what they hold (`Unwrap`) and makes the results of what is found (`Wrap`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
+from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract
+from foretrace.operators.abstract_tensors.subclass_types import (
+    Metadata,
+    Unwrap,
+    Wrap,
+    Wrapping,
+    flattened,
+    wraps,
+)
+from foretrace.tracer.functionalization.alias import Alias, alias_of
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.builder import Builder
+
+STANDS = "_foretrace_stands"
+"""Attribute of a tensor of the run: its stand-in"""
+
+
+def stand_in(tensor: torch.Tensor, recorder: Builder) -> Abstract | None:
+    """What the recorder knows a tensor of the program's as; None if it wraps none of the run's.
+
+    Raises:
+        Refusal: the program has changed the tensor, or what it holds, in place.
+    """
+    if not wraps(type(tensor)):
+        return None
+    known: Abstract | None = vars(tensor).get(STANDS)
+    if known is None:
+        return _made_by_program(tensor, recorder)
+    check_unchanged(tensor, known)
+    return known
+
+
+def known_as(tensor: torch.Tensor, recorder: Builder) -> Abstract:
+    """What the recorder knows any tensor as: one from outside becomes an input."""
+    known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
+    return recorder.lift(tensor) if known is None else known
+
+
+def of_the_run(tensor: Any) -> bool:
+    """Whether something is a tensor of the run, or holds one that is."""
+    if isinstance(tensor, Abstract) or not wraps(type(tensor)):
+        return isinstance(tensor, Abstract)
+    return any(of_the_run(getattr(tensor, name)) for name in flattened(tensor)[0])
+
+
+def check_unchanged(tensor: Any, known: Abstract) -> None:
+    """Refuse a tensor that the program has changed, or what it holds; None is none any more.
+
+    Raises:
+        Refusal: it has.
+    """
+    if tensor is None:
+        return
+    attributes, values = known.ft_held
+    same = {name: item for name, item in vars(tensor).items() if name not in torch_api.CACHED_SIZES}
+    if same.keys() != attributes.keys() or any(same[n] is not attributes[n] for n in same):
+        raise changed(tensor, "sets an attribute of")
+    if any(held.ft_value is not value for held, value in values):
+        raise changed(tensor, "writes to what is held by")
+    value = known.ft_value
+    if value is not None and bool(FLAG(tensor)) != value.type.requires_grad:
+        raise changed(tensor, "changes requires_grad of")
+
+
+def changed(tensor: Any, what: str) -> Refusal:
+    """The refusal of a program that does this to a tensor of such a class."""
+    name = type(tensor).__name__
+    return Refusal(
+        f"the program {what} a {name}, a tensor class of its own", kind="unsupported tensor",
+        do=("make a new one of new tensors", "or do it outside of the captured program"),
+    )  # fmt: skip
+
+
+def _made_by_program(tensor: Any, recorder: Builder) -> Abstract | None:
+    """The stand-in of one that the program has just made of tensors of the run."""
+    names, context = flattened(tensor)
+    held = [getattr(tensor, name) for name in names]
+    if not any(map(of_the_run, held)):
+        return None  # it comes from outside
+    if FLAG(tensor):
+        raise Refusal(
+            f"the program makes a {type(tensor).__name__} that is a leaf of autograd",
+            kind="unsupported tensor",
+            do="make it of detached tensors, or make it outside of the captured program",
+        )
+    stood = [known_as(each, recorder) for each in held]
+    values = tuple(value_of(each, recorder) for each in stood)
+    types = tuple(value.type.with_grad(False) for value in values)
+    wrapping = Wrapping(type(tensor), names, types, Metadata(context))
+    sizes = recorder.types.symbols.sizes
+    type_ = recorder.types.intern(TensorType(
+        sizes(tensor.shape), sizes(tensor.stride()), tensor.dtype, tensor.device,
+        wrapped=wrapping,
+    ))  # fmt: skip
+    check_sizes(type_)
+    new = Value(type_)
+    recorder.append(Op(Wrap(type_), values, {}, new, (new,), origin=recorder.origin()))
+    recorder.held.update(_owners(stood))
+    known = recorder.abstract(new)
+    _join(tensor, known, stood)
+    return known
+
+
+def _owners(held: list[Abstract]) -> list[Value]:
+    """The values of what owns the memory of each."""
+    return [alias_of(each).root.last for each in held]
+
+
+def check_sizes(type: TensorType) -> None:
+    """Refuse open sizes, which no class is told of.
+
+    Raises:
+        Refusal: there are such.
+    """
+    if type.symbols or any(each.symbols for each in type.wrapped.inner):
+        raise Refusal(
+            f"a {type.wrapped} of open sizes", kind="unsupported tensor",
+            do="capture with fixed sizes: give the others no dynamic_shapes",
+        )  # fmt: skip
+
+
+def instance(known: Abstract, recorder: Builder) -> Any:
+    """The tensor that the program has for a stand-in; one for each."""
+    made = known.ft_instance() if known.ft_instance is not None else None
+    return _instance(known, recorder) if made is None else made
+
+
+def _instance(known: Abstract, recorder: Builder) -> Any:
+    value = value_of(known, recorder)
+    type = value.type
+    parts = tuple(Value(recorder.types.intern(inner)) for inner in type.wrapped.inner)
+    unwrap = Unwrap(type.wrapped.names)
+    recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
+    recorder.held.update(parts)
+    held = [recorder.abstract(part) for part in parts]
+    given = tuple(as_program_has(each, recorder) for each in held)
+    new = type.wrapped.make(given, type.shape, type.stride)
+    if isinstance(known, AbstractParameter):
+        torch_api.mark_parameter(new)
+    FLAGGED(new, type.requires_grad)
+    _join(new, known, held)
+    return new
+
+
+FLAGGED: Any = torch.Tensor.requires_grad_
+"""As torch has it, while the program has another"""
+
+
+def _join(tensor: Any, known: Abstract, held: list[Abstract]) -> None:
+    setattr(tensor, STANDS, known)
+    known.ft_instance = ref(tensor)
+    known.ft_held = dict(vars(tensor)), [(each, each.ft_value) for each in held]
+
+
+def now_holds(known: Abstract) -> None:
+    """Note that what a tensor holds has other values now, which it was written."""
+    attributes, held = known.ft_held
+    known.ft_held = attributes, [(each, each.ft_value) for each, _ in held]
+
+
+def as_program_has(answer: Any, recorder: Builder) -> Any:
+    """An answer with tensors of their own classes in the place of their stand-ins."""
+    return map_tree(
+        answer,
+        lambda leaf: instance(leaf, recorder)
+        if isinstance(leaf, Abstract) and leaf.ft_value is not None and leaf.ft_value.type.wrapped
+        else leaf,
+    )  # fmt: skip
+
+
+def memories(tensor: Abstract) -> Iterator[Alias]:
+    """What owns the memory of a tensor, or of what it holds."""
+    if tensor.ft_value is not None and tensor.ft_value.type.wrapped:
+        for each, _ in tensor.ft_held[1] if tensor.ft_instance is not None else ():
+            yield from memories(each)
+    else:
+        yield alias_of(tensor).root
+
+
+def sharing(made: Sequence[Any], given: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
+    """Which of what a class gives shares memory with which of what it was given."""
+    owners = {owner: i for i, each in enumerate(given) for owner in memories(each)}
+    for position, each in enumerate(made):
+        shared = [owners[owner] for owner in memories(each) if owner in owners]
+        if shared:
+            yield position, shared[0]
+
+
+class Through:
+    """What an operator does where an operand wraps others: the class's `__torch_dispatch__`."""
+
+    def __init__(self, func: Any, recorder: Builder, written: Abstract | None = None) -> None:
+        self.func, self.recorder, self.written = func, recorder, written
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with what the program has; gives stand-ins."""
+        recorder = self.recorder
+        args, kwargs = map_tree((args, kwargs), lambda leaf: as_program_has(leaf, recorder))
+        given = torch_api.tree_leaves((args, kwargs))
+        kinds = list(dict.fromkeys(type(each) for each in given if wraps(type(each))))
+        for kind in sorted(kinds, key=lambda each: -len(each.__mro__)):
+            dispatch: Any = kind
+            with recorder.user_code(), recorder.casts.off():
+                result = dispatch.__torch_dispatch__(self.func, tuple(kinds), args, kwargs)
+            for each in given:
+                known = vars(each).get(STANDS) if wraps(type(each)) else None
+                if known is not None and known is not self.written:
+                    check_unchanged(each, known)
+            if result is not NotImplemented:
+                return None if self.written is not None else map_tree(result, self._stood)
+        raise TypeError(
+            f"{self.func}: __torch_dispatch__ of {', '.join(k.__name__ for k in kinds)} does not"
+            " take such operands"
+        )
+
+    def _stood(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, Abstract):
+            return leaf
+        return known_as(leaf, self.recorder)
+
+
+def check_takes(func: Any, types: list[TensorType]) -> None:
+    """Refuse a call that no body is learned of.
+
+    Raises:
+        Refusal: the operator holds programs.
+    """
+    kind = next(str(each.wrapped) for each in types if each.wrapped)
+    if isinstance(func, torch_api.HigherOrderOperator):
+        raise _no_place(f"{func} with a {kind} among its operands", "call it with plain tensors")
+
+
+def _no_place(what: str, do: str) -> Refusal:
+    return Refusal(what, kind="unsupported tensor",
+                   do=(do, "or do it outside of the captured program"))  # fmt: skip
+
+
+def unshared(what: str) -> Refusal:
+    """The refusal of a `__torch_dispatch__` that no body shows."""
+    return _no_place(
+        f"its __torch_dispatch__ {what}", "let it compute with its operands alone, by operators"
+    )
+
+
+def check_unwritten(recorder: Builder) -> None:
+    """Refuse a run in which memory was written that a tensor of its own class holds.
+
+    Raises:
+        Refusal: with the line that wrote.
+    """
+    if not recorder.held:
+        return
+    for op in recorder.log:
+        if op.writes and not recorder.held.isdisjoint(op.operands[:1]):
+            raise Refusal(
+                "the program writes to memory that a tensor class of its own holds",
+                kind="unsupported tensor", at=op.origin.frame,
+                do=("write to a clone", "or do it outside of the captured program"),
+            )  # fmt: skip

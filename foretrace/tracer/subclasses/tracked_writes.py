@@ -1,0 +1,199 @@
+"""Writes to wrapping tensors that autograd follows: by the operator that returns the new tensor.
+
+The derivative is that of the operator, above the class, and no graph has one in place. So the write
+is recorded as its functional form, where the class does the same for both: each is run, and what
+is held after is compared, operator by operator. Sizes of such tensors are fixed.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Value
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, filled
+from foretrace.tracer.functionalization.alias import alias_of
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.op_call import Call
+from foretrace.tracer.subclasses.dispatch import (
+    FLAGGED,
+    Through,
+    as_program_has,
+    instance,
+    known_as,
+)
+from foretrace.tracer.subclasses.writes import (
+    check_alone,
+    check_not_saved,
+    refused,
+    renew,
+    target_of,
+    wrapped_again,
+    write,
+)
+
+
+def write_to_wrapping(call: Call) -> Any:
+    """Record a write to a wrapping tensor, and answer it.
+
+    Raises:
+        Refusal: no graph can do it.
+    """
+    target, old, followed = target_of(call)
+    return write_followed(call, target, old) if followed else write(call)
+
+
+def write_followed(call: Call, target: Abstract, old: Value) -> Any:
+    """Record a followed write as its functional form: the tensor stands for what that gives.
+
+    Raises:
+        Refusal: the class does another thing for that; or a backward may need what is written over.
+    """
+    recorder, kind, form = call.recorder, old.type.wrapped, call.schema.functional
+    maker = next((op for op in reversed(recorder.log) if old in op.outs), None)
+    if maker is None or form is None or recorder.checkpoint is not None or recorder.holding:
+        raise refused(f"{call.func} writes to a {kind} that no operator of the program has made,"
+                      " and autograd follows")  # fmt: skip
+    alias = alias_of(target)
+    check_alone(alias, call)
+    check_not_saved({old}, call)
+    if _keeps_results(maker):
+        raise refused(f"{call.func} writes to a {kind} that {maker.target} may have saved")
+    if not _same_derivative(call):
+        raise refused(f"{call.func} writes to a {kind}, and has a derivative of its own in place")
+    tensor, seen = instance(target, recorder), Seen()
+    for each in call.tensors:  # what they hold is known outside of what the class does
+        as_program_has(each, recorder)
+        seen.note(each)
+    in_place = _done_in_place(call, old, seen)
+    new = _functional(call)
+    made = next((op for op in reversed(recorder.log) if new in op.outs), None)
+    known = seen.of(made.body or () if made is not None else ())
+    asked = new.type.but(requires_grad=old.type.requires_grad)
+    if asked != old.type or made is None or known.get(new) != in_place:
+        raise refused(f"the class {kind} does another thing for {call.func} than for {form.call}")
+    alias.version.count += 1
+    renew(recorder, target, new)
+    FLAGGED(tensor, new.type.requires_grad)
+    return tensor
+
+
+def _functional(call: Call) -> Value:
+    recorder, (func, args, kwargs) = call.recorder, call.functional
+    given, named = recorder.concrete((args, kwargs), call.by_value)
+    try:
+        made = recorder.again(func, tuple(given), dict(named))
+    except RAISED as error:
+        if isinstance(error, Refusal):
+            raise
+        kinds = ", ".join(dict.fromkeys(str(v.type.wrapped) for v in call.written))
+        raise refused(f"{call.func} writes to a {kinds}, which has no {func}: {error}") from error
+    return value_of(known_as(made, recorder), recorder)
+
+
+def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
+    """What the class does, of a tensor that holds the same, in ops that are dropped again."""
+    recorder, twin = call.recorder, call.recorder.abstract(old)
+    overwritten = len(recorder.overwritten)
+    with recorder.inner_scope(recorder.origin().frame) as body, recorder.listening():
+        tensor = as_program_has(twin, recorder)
+        args, kwargs = recorder.concrete((call.args, call.kwargs), {**call.by_value, old: twin})
+        Through(call.func, recorder, written=twin)(*args, **kwargs)
+        new = wrapped_again(recorder, tensor, twin, old)
+        while len(recorder.overwritten) > overwritten:  # values of these ops
+            recorder.overwritten.popitem()
+    return seen.of(body).get(new)
+
+
+class Seen:
+    """What values come to, as numbers: equal where the same operators make them of the same."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._before: dict[Value, int] = {}
+
+    def note(self, tensor: Abstract) -> None:
+        """Know what a tensor of the program's holds."""
+        value = tensor.ft_value
+        if value is None or not value.type.wrapped:
+            return
+        for place, (each, part) in enumerate(tensor.ft_held[1]):
+            if part is not None:
+                of = self._before.get(value, ("from before", id(value)))
+                self._before[part] = self._number("held", of, place)
+            self.note(each)
+
+    def of(self, ops: Iterable[Op]) -> dict[Value, Any]:
+        """The number of each value that the ops make."""
+        known: dict[Value, Any] = {}
+        for op in ops:
+            self._add(op, known)
+        return known
+
+    def _add(self, op: Op, known: dict[Value, Any]) -> None:
+        if op.writes:  # below is what returns the new value
+            for each in op.body or ():
+                self._add(each, known)
+            return
+
+        def told(leaf: Any) -> Any:
+            if not isinstance(leaf, Value):
+                return leaf
+            return known.get(leaf, self._before.get(leaf, ("from before", id(leaf))))
+
+        args = map_tree((op.args, op.kwargs), told)
+        if isinstance(op.target, Wrap):
+            known[op.outs[0]] = tuple(args[0])
+        elif isinstance(op.target, Unwrap):
+            of = args[0][0]
+            parts = of if isinstance(of, tuple) and of[0] != "from before" else None
+            for place, out in enumerate(op.outs):
+                known[out] = parts[place] if parts else self._number("held", of, place)
+        else:
+            for place, out in enumerate(op.outs):
+                known[out] = self._number(str(op.target), args, place)
+
+    def _number(self, *of: Any) -> int:
+        return self._numbers.setdefault(repr(of), len(self._numbers))
+
+
+def _keeps_results(op: Op) -> bool:
+    """Whether autograd saves what an op gave, which a write spoils: torch is asked, over zeros."""
+    if not any(out.type.requires_grad for out in op.outs):
+        return False
+    made = _over_zeros(op.target, op.args, op.kwargs)
+    saved = [each for out in made for each in torch_api.saved_tensors(out)]
+    places = {each.data_ptr() for each in made if each.requires_grad}
+    return not places or 0 in places or any(each.data_ptr() in places for each in saved)
+
+
+def _same_derivative(call: Call) -> bool:
+    """Whether autograd makes one node of a call, in place and not: `elu_` has one of its own."""
+    forms = (call.func, call.args, call.kwargs), call.functional
+    nodes = [[torch_api.node_name(each) for each in _over_zeros(*form)] for form in forms]
+    return bool(nodes[0]) and nodes[0] == nodes[1]
+
+
+def _over_zeros(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """What an operator gives of zeros, which autograd follows as it does; none if it raises."""
+    if not isinstance(func, torch_api.OpOverload):
+        return []
+
+    def zeros(leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        made = filled(0, leaf.type.but(wrapped=None))
+        return made.requires_grad_(leaf.type.requires_grad).clone()  # no leaf, which none writes
+
+    try:
+        with torch_api.plain_torch(), torch.enable_grad(), draws_undone():
+            given, named = map_tree((args, kwargs), zeros)
+            result = func(*given, **named)
+    except RAISED:
+        return []
+    return [each for each in torch_api.tree_leaves(result) if isinstance(each, torch.Tensor)]

@@ -1,0 +1,1 @@
+"""Small programs and what becomes of the Python state around a run."""
