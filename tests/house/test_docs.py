@@ -137,22 +137,6 @@ def test_what_contributing_names_is_there() -> None:
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
-ROOMS_OF_FILES = sorted(path.parent for path in ROOT.glob("foretrace/*/README.md"))
-
-
-@pytest.mark.parametrize("room", ROOMS_OF_FILES, ids=lambda room: room.name)
-def test_a_room_names_its_files(room: Path) -> None:
-    named = set(re.findall(r"`(\w+\.py)`", (room / "README.md").read_text()))
-    files = {path.name for path in room.glob("*.py")} - {"__init__.py"}
-    assert files <= named
-    assert not {name for name in named - files if not list(ROOT.glob(f"foretrace/**/{name}"))}
-
-
-def test_every_room_has_a_readme() -> None:
-    rooms = {path.parent for path in ROOT.glob("foretrace/*/*.py")}
-    assert {room.name for room in rooms - set(ROOMS_OF_FILES)} <= {"torch_api"}
-
-
 ROWS = re.findall(r"^\|.*\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
 PLACES = [
     (path, names.split())

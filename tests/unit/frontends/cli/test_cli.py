@@ -14,7 +14,7 @@ import pytest
 import foretrace
 from foretrace.frontends.cli import main
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ATTENTION = str(ROOT / "examples/attention.py")
 RMS_NORM = str(ROOT / "examples/rms_norm.py")
 COMMANDS = ("show", "explain", "check", "diff")

@@ -9,7 +9,7 @@ import pytest
 from foretrace.frontends.cli import main
 from foretrace.operators.targets.profile import VERIFIED_BY
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RMS = f"{ROOT}/examples/rms_norm.py"
 
 

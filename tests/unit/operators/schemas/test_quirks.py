@@ -11,7 +11,7 @@ from foretrace.operators.schemas.quirks import QUIRKS, Quirk
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
 from tools.quirks import page
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 ALL = [quirk for _, group in QUIRKS for quirk in group]
 
 
