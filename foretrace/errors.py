@@ -37,7 +37,7 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}:   {self.text}".rstrip(": ")
 
 
-class Late:
+class LazyFrame:
     """A line that is looked for when somebody asks for it, as most are never told.
 
     Args:
@@ -56,9 +56,9 @@ class Late:
         return str(self.frame)
 
 
-def line_of(at: Frame | Late | None) -> Frame | None:
+def line_of(at: Frame | LazyFrame | None) -> Frame | None:
     """The line, found if it is looked for only now."""
-    return at.frame if isinstance(at, Late) else at
+    return at.frame if isinstance(at, LazyFrame) else at
 
 
 class Printed:
@@ -80,7 +80,7 @@ def counted(count: int, word: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Remedy:
     """A way out that only those have who came by certain entry points."""
 
     text: str
@@ -112,10 +112,10 @@ class Refusal(Printed, RuntimeError):
         self,
         what: str,
         *,
-        at: Frame | Late | None = None,
+        at: Frame | LazyFrame | None = None,
         module: Sequence[str] = (),
         near: Sequence[str] = (),
-        do: str | Sequence[str | Way] = (),
+        do: str | Sequence[str | Remedy] = (),
         kind: str = "refused",
     ) -> None:
         self.what, self.module, self.near, self.kind = what, module, near, kind
@@ -136,7 +136,7 @@ class Refusal(Printed, RuntimeError):
     @property
     def do(self) -> tuple[str, ...]:
         """The ways out of whoever asked, one a line."""
-        ways = (way if isinstance(way, Way) else Way(way, (self.entry,)) for way in self.ways)
+        ways = (way if isinstance(way, Remedy) else Remedy(way, (self.entry,)) for way in self.ways)
         return tuple(way.text for way in ways if self.entry in way.entries)
 
     @property
@@ -283,9 +283,13 @@ def _aligned(label: str, lines: list[str]) -> list[str]:
 
 
 GENERATED: Final = (
-    "<foretrace ", "<frozen ", "<eval_with_key>", "<attrs generated ", "<__array_function__ ",
+    "<foretrace ",
+    "<frozen ",
+    "<eval_with_key>",
+    "<attrs generated ",
+    "<__array_function__ ",
     "<lambdifygenerated",
-)  # fmt: skip
+)
 """Files of what nobody has written: we, importing, torch.fx, attrs, numpy and sympy make it"""
 BACKPORT: Final = "-packages/typing_extensions.py"
 """What newer Pythons have in their own library: `deprecated` is around functions of torch's"""

@@ -98,9 +98,10 @@ class FakeTensors:
         self._known: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
         unsafe = mode._allow_unsafe_data_ptr_access
         self._protect = (
-            torch._C._set_warn_deprecated_on_mutable_data_ptr if unsafe
+            torch._C._set_warn_deprecated_on_mutable_data_ptr
+            if unsafe
             else torch._C._set_throw_on_mutable_data_ptr
-        )  # fmt: skip
+        )
 
     def make(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A FakeTensor over a meta tensor, labelled with a device that need not be there."""
@@ -112,9 +113,12 @@ class FakeTensors:
                 return first
             label, state = known
             fake = torch.Tensor._make_subclass(
-                FakeTensor, meta, meta.requires_grad, dispatch_device=True,
+                FakeTensor,
+                meta,
+                meta.requires_grad,
+                dispatch_device=True,
                 device_for_backend_keys=label,
-            )  # fmt: skip
+            )
         self._protect(fake)
         vars(fake).update(state)
         return fake

@@ -80,9 +80,14 @@ class FloatNode(SymNode):
     """
 
     def __init__(
-        self, kind: type[torch.SymFloat], symbol: Any, shape_env: Any, number: float,
-        compute: Callable[..., Any], ask: Callable[[Any], float],
-    ) -> None:  # fmt: skip
+        self,
+        kind: type[torch.SymFloat],
+        symbol: Any,
+        shape_env: Any,
+        number: float,
+        compute: Callable[..., Any],
+        ask: Callable[[Any], float],
+    ) -> None:
         super().__init__(symbol, shape_env, float, number)
         self.kind, self.compute, self.ask = kind, compute, ask
 
@@ -184,9 +189,9 @@ def plain_float(shape_env: Any, symbol: Any) -> torch.SymFloat:
 
 
 # `torch.sym_sqrt` and its like ask a number for a method of such a name.
-MATH: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    name: UNARY[name] for name in UNARY.keys() & vars(math).keys() - {"floor", "ceil", "trunc"}
-})  # fmt: skip
+MATH: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {name: UNARY[name] for name in UNARY.keys() & vars(math).keys() - {"floor", "ceil", "trunc"}}
+)
 INTEGER: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
     "truediv": operator.truediv, "floordiv": operator.floordiv, "pow": operator.pow,
@@ -197,10 +202,13 @@ ASKED: Mapping[str, Callable[..., Any]] = MappingProxyType({
 })  # fmt: skip
 ROOTS = frozenset({"isqrt", "gcd", "lcm", "comb", "perm", "factorial"})
 """Functions of integers alone"""
-MATHS: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    name: function for name, function in vars(math).items()
-    if callable(function) and name not in ROOTS and not name.startswith("_")
-})  # fmt: skip
+MATHS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        name: function
+        for name, function in vars(math).items()
+        if callable(function) and name not in ROOTS and not name.startswith("_")
+    }
+)
 """Python's functions of floats, each of which may be a step"""
 STEPS_OF_FLOATS = MATHS, UNARY, BINARY
 """What steps between numbers may call"""
@@ -405,9 +413,12 @@ def _stand_ins(
 
 
 def _of_integer(
-    function: Callable[..., Any], original: Callable[..., Any], compute: Callable[..., Any],
-    follows: Callable[[Any], bool], swap: bool,
-) -> Callable[..., Any]:  # fmt: skip
+    function: Callable[..., Any],
+    original: Callable[..., Any],
+    compute: Callable[..., Any],
+    follows: Callable[[Any], bool],
+    swap: bool,
+) -> Callable[..., Any]:
     divides, asked = function is operator.truediv, function in ASKED.values()
 
     def method(self: Any, other: Any) -> Any:

@@ -42,9 +42,11 @@ from foretrace.torch_api.pytree import tree_flatten
 Function = torch.autograd.Function
 Apply = Callable[..., Any]
 FOR_ALL_MODULES = (
-    _global_forward_hooks, _global_forward_pre_hooks, _global_backward_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
     _global_backward_pre_hooks,
-)  # fmt: skip
+)
 
 
 def plain_apply(function: type[_SingleLevelFunction]) -> Apply:
@@ -233,10 +235,12 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
     kind, space = type(module), vars(module)
     try:
         around = (
-            space["_forward_hooks"] or space["_forward_pre_hooks"]
-            or space["_backward_hooks"] or space["_backward_pre_hooks"]
+            space["_forward_hooks"]
+            or space["_forward_pre_hooks"]
+            or space["_backward_hooks"]
+            or space["_backward_pre_hooks"]
             or space.get("_compiled_call_impl")
-        )  # fmt: skip
+        )
     except KeyError:  # it was never initialised
         return False
     of_torch = kind._call_impl is BELOW_CALL and kind._wrapped_call_impl is MODULE_CALL

@@ -151,14 +151,17 @@ class CaptureLog:
     def _begin(self, line: tuple[str, int, str] | None) -> None:
         file, number, function = line or ("<unknown>", 0, "<unknown>")
         frame = {
-            "line": number, "name": function,
+            "line": number,
+            "name": function,
             "filename": torch._logging.structured.intern_string(file),
-        }  # fmt: skip
+        }
         _row("dynamo_start", metadata_fn=lambda: {"stack": [frame]})
         about = {
-            "compile_id": str(self._id), "co_name": function, "co_filename": file,
+            "compile_id": str(self._id),
+            "co_name": function,
+            "co_filename": file,
             "co_firstlineno": number,
-        }  # fmt: skip
+        }
         _row("compilation_metrics", metadata_fn=lambda: about)
 
 

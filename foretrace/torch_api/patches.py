@@ -195,9 +195,14 @@ DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
 EXTREMES = ("_sym_max", "_sym_min")
 """What `torch.sym_max` and `torch.sym_min` of sizes come to"""
 STEPS = (
-    "linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window",
+    "linspace",
+    "logspace",
+    "hann_window",
+    "hamming_window",
+    "blackman_window",
+    "bartlett_window",
     "kaiser_window",
-)  # fmt: skip
+)
 """Functions of torch whose binding takes a length as a plain int"""
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 """What fused optimizers call (2.13): the binding takes `lr` as a plain float, or as a tensor"""
@@ -426,9 +431,10 @@ def _methods(kind: type) -> list[str]:
     plain = {name for name in vars(kind) if name.startswith("__")} - {"__init__"} | SILENT
     calls = {name: item for name, item in vars(kind).items() if name not in plain}
     return [
-        name for name, item in calls.items()
+        name
+        for name, item in calls.items()
         if (callable(item) or isinstance(item, staticmethod)) and not isinstance(item, type)
-    ]  # fmt: skip
+    ]
 
 
 def _put(place: Any, key: str, item: Any) -> None:

@@ -358,10 +358,13 @@ def size_functions() -> dict[str, type[sympy.Basic]]:
     `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` made (2.13).
     """
     return {
-        name: each for name, each in vars(functions).items()
-        if isinstance(each, type) and issubclass(each, sympy.Basic)
-        and each.__module__ == functions.__name__ and name == each.__name__
-    }  # fmt: skip
+        name: each
+        for name, each in vars(functions).items()
+        if isinstance(each, type)
+        and issubclass(each, sympy.Basic)
+        and each.__module__ == functions.__name__
+        and name == each.__name__
+    }
 
 
 def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from foretrace.ir.program.call_requirements import Answered, ModuleState, Requirements
+from foretrace.ir.program.call_requirements import CallRequirements, ModuleState, ValueGuard
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import Handed
+from foretrace.ir.pydata.containers import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
 from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
@@ -17,9 +17,9 @@ from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
 LEFT_OUT: dict[type, set[str]] = {
     Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records
     TensorType: {"_dense", "_hash", "_overlapping", "_symbols", "key"},
-    Answered: {"again"},  # the graph asserts the answer
+    ValueGuard: {"again"},  # the graph asserts the answer
     ModuleState: {"training", "registered"},  # the file's modules have these
-    Handed: {"itself"},  # refused: an object that lives outside
+    ReturnedArgument: {"itself"},  # refused: an object that lives outside
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
@@ -44,11 +44,11 @@ def test_every_field_of_a_class(kind: Any) -> None:
 
 
 def test_every_requirement() -> None:
-    assert names_of(Requirements) - set(REQUIRED) == OUTSIDE
+    assert names_of(CallRequirements) - set(REQUIRED) == OUTSIDE
 
 
 def test_every_part_of_a_record() -> None:
-    assert names_of(Recorded) - set(RECORDED) == APART
+    assert names_of(Recording) - set(RECORDED) == APART
 
 
 def test_every_fact_of_a_cut() -> None:

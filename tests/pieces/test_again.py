@@ -14,7 +14,7 @@ import foretrace
 from foretrace import torch_api
 from foretrace.runtime.graph_breaks.coverage import share
 from foretrace.runtime.graph_breaks.recapture_policy import LONGER, RESTS, UNUSED
-from foretrace.runtime.guards.guarded_entry import MISS
+from foretrace.runtime.guards.guarded_entry import GUARD_FAILED
 from tests.pieces.programs import Body
 from tests.support.bits import differences
 
@@ -184,7 +184,7 @@ def test_captures_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def run(args: Any, kwargs: Any, ran: Any = entry.run) -> Any:
             result = ran(args, kwargs)
-            if result is MISS:
+            if result is GUARD_FAILED:
                 missed.append(ran)
             return result
 

@@ -279,7 +279,7 @@ refuses(
 )
 refuses(
     "side effect",
-    "python_state/effects/state_inputs.py:check_found",
+    "python_state/effects/state_inputs.py:check_first_call",
     captures(fills_what_is_hidden, X),
     fills_what_is_hidden,
     compiled(returns, X),

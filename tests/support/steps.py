@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import foretrace
 from foretrace.runtime.calls.compiled_module import CompiledModule
-from foretrace.runtime.graph_breaks.partial_capture import Partial
+from foretrace.runtime.graph_breaks.partial_capture import PartialCapture
 from tests.support.bits import differences, tensors
 
 BATCHES, SHOWN, DEPTH = 10, 12, 6
@@ -229,7 +229,7 @@ def same_steps(
 
 def _ran(compiled: Any) -> Ran:
     compiled = compiled.compiled if isinstance(compiled, CompiledModule) else compiled
-    if isinstance(compiled, Partial):
+    if isinstance(compiled, PartialCapture):
         pieces = [compiled, *(piece for _, piece in compiled.pieces.table.values() if piece)]
         captures = sum(len(piece._entries) for piece in pieces)
         return Ran(compiled, captures, len(compiled._first_calls), compiled.breaks)

@@ -8,9 +8,9 @@ import torch
 from expecttest import assert_expected_inline
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recorded, Role
+from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording, Role
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level, joint_graph
@@ -40,7 +40,7 @@ def tree(text: str) -> tuple[dict[str, Value], list[Op]]:
 
 def program(
     text: str, outputs: Sequence[str], written: Mapping[str, str] | None = None
-) -> tuple[dict[str, Value], Recorded]:
+) -> tuple[dict[str, Value], Recording]:
     """A program of the ops in a text; `written`: inputs and what they hold afterwards."""
     values, ops = tree(text)
     made = {out for op in ops for out in op.outs}
@@ -53,9 +53,9 @@ def program(
     mutations = [Mutation(places[old], values[new]) for old, new in (written or {}).items()]
     results = [Output(values[name], Role("output", name)) for name in outputs]
     given, returned = take_apart([*places])[1], take_apart([*outputs])[1]
-    requires = Requirements(given, [*places], None, True, frozenset(), torch.float32)
+    requires = CallRequirements(given, [*places], None, True, frozenset(), torch.float32)
     symbols = semantics().symbols
-    found = Recorded(ops, inputs, results, mutations, symbols, [], CPU, requires, returned, never)
+    found = Recording(ops, inputs, results, mutations, symbols, [], CPU, requires, returned, never)
     return values, found
 
 
@@ -68,7 +68,7 @@ def _inside(value: Value, ops: Sequence[Op]) -> bool:
     return any(value in op.outs or _inside(value, op.body or ()) for op in ops)
 
 
-def recorded(fn: Callable[..., Any], *args: Any) -> Recorded:
+def recorded(fn: Callable[..., Any], *args: Any) -> Recording:
     """The record of one run."""
     run = prepare(fn, args, {}, None, None)
     return record(fn, args, {}, run)
@@ -93,7 +93,7 @@ def assert_tree(ops: Sequence[Op], expected: str) -> None:
 
 def joint_of(
     text: str, outputs: Sequence[str], written: Mapping[str, str] | None = None
-) -> tuple[dict[str, Value], Recorded, Graph]:
+) -> tuple[dict[str, Value], Recording, Graph]:
     """The program of a text and its joint graph, with a tangent for each output."""
     values, found = program(text, outputs, written)
     return values, found, joint_graph(found, semantics(), Level(written=False), None)

@@ -11,7 +11,7 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.derivatives.saved_tensors import Saving
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
-from foretrace.autograd.eager_history.version_counters import Stale
+from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Tree, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program.tensor_type import TensorType
@@ -25,9 +25,13 @@ class Formulas(Gradients):
     """Derivatives of calls, over what each call's memory holds when the backward runs."""
 
     def __init__(
-        self, derivatives: Derivatives, inference: Inference, outside: dict[int, Value],
-        stale: Stale, hooks: Hooks | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        derivatives: Derivatives,
+        inference: Inference,
+        outside: dict[int, Value],
+        stale: VersionCounters,
+        hooks: Hooks | None = None,
+    ) -> None:
         super().__init__(inference)
         self.derivatives = derivatives
         self.outside = outside
@@ -58,9 +62,11 @@ class Formulas(Gradients):
             return self._rule(op.target, op, op.args, op.kwargs, tangents)
         operands = op.operands
         key = (
-            op.alike, *[v.type for v in operands], *[t and t.type for t in tangents],
+            op.alike,
+            *[v.type for v in operands],
+            *[t and t.type for t in tangents],
             *(map(self.wants, operands) if self.narrow else ()),
-        )  # fmt: skip
+        )
         known = self._known.get(key)
         if known is None:
             rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
@@ -170,9 +176,10 @@ class Formulas(Gradients):
         env.update(zip(rule.results, results, strict=True))
         env.update(zip(rule.written, op.outs[len(results) :], strict=False))
         env.update(
-            (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
+            (formal, actual)
+            for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None
-        )  # fmt: skip
+        )
         env |= unpacked or {}
         if unpacked is None:
             self.reread(op, rule, env, written_positions(op, list(occurrences)))
@@ -182,7 +189,7 @@ class Formulas(Gradients):
 
     def _give_on(
         self, op: Op, operands: Sequence[Value], gradients: Sequence[Value | None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         for value, gradient in zip(operands, gradients, strict=True):
             if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
@@ -215,9 +222,12 @@ class Formulas(Gradients):
 
 def freed(op: Op) -> Refusal:
     """A second backward through an op, of which the first has let go of what was saved."""
-    return locate(Refusal(
-        f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
-        " what it had saved; eager raises, too",
-        kind="graph freed",
-        do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
-    ), op)  # fmt: skip
+    return locate(
+        Refusal(
+            f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
+            " what it had saved; eager raises, too",
+            kind="graph freed",
+            do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
+        ),
+        op,
+    )

@@ -47,9 +47,11 @@ class Node:
     def __getattr__(self, name: str) -> NoReturn:
         raise Refusal(
             f"the program reads {name} of a node of autograd's, which does not exist while it is"
-            " captured", kind="autograd inside", at=asking_line(),
+            " captured",
+            kind="autograd inside",
+            at=asking_line(),
             do="ask for a gradient of its edge, or register the hook on the tensor",
-        )  # fmt: skip
+        )
 
 
 @dataclass(slots=True)
@@ -97,9 +99,11 @@ class Task:
         if value in self._beside and value not in self._reached:
             raise Refusal(
                 "a hook for several gradients (register_multi_grad_hook) on one of several results"
-                " of an op, of which a backward reaches another", kind="hook", at=asking_line(),
+                " of an op, of which a backward reaches another",
+                kind="hook",
+                at=asking_line(),
                 do="register it on what is computed of the result: y = y.view_as(y)",
-            )  # fmt: skip
+            )
         if value not in self._reached or not (self.wanted is None or value in self.wanted):
             return False
         if leaf and value in self.asked and not self.adds:
@@ -167,9 +171,11 @@ class Edges:
         leaf = torch_api.accumulated_by(node)
         if leaf is None:
             raise Refusal(
-                "a node of autograd's from outside of the program", kind="autograd inside",
-                at=asking_line(), do="compute it inside, of leaves",
-            )  # fmt: skip
+                "a node of autograd's from outside of the program",
+                kind="autograd inside",
+                at=asking_line(),
+                do="compute it inside, of leaves",
+            )
         with self.recorder.unwatched:
             return self.recorder.histories.place(self.known(leaf))
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.backward.in_program_backward import Inside
+from foretrace.autograd.backward.in_program_backward import InProgramBackward
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Write, target_name
@@ -52,15 +52,19 @@ class Batches:
     """
 
     def __init__(
-        self, lift: Callable[[torch.Tensor], Abstract],
+        self,
+        lift: Callable[[torch.Tensor], Abstract],
         within: Callable[[Batch], AbstractContextManager[None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lift, self.within, self.original = lift, within, torch_api.first_vmap()
 
     def __call__(
-        self, func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0,
+        self,
+        func: Callable[..., Any],
+        in_dims: Any = 0,
+        out_dims: Any = 0,
         allow_none_pass_through: bool = False,
-    ) -> Callable[..., Any]:  # fmt: skip
+    ) -> Callable[..., Any]:
         """As torch's; it maps something else where it may not give None."""
         given = self.original(func, in_dims, out_dims, allow_none_pass_through)
 
@@ -79,7 +83,7 @@ class Batches:
         return mapped if allow_none_pass_through else given
 
 
-class InBatches(Inside):
+class InBatches(InProgramBackward):
     """A walk whose gradients are those of a batch: each has rows."""
 
     def single(self, op: Op) -> None:
@@ -110,7 +114,11 @@ def _mapped(gradient: Any) -> bool:
 
 def _unknown(why: str, op: Op) -> Refusal:
     name = target_name(op.target)
-    return locate(Refusal(
-        f"a batch of gradients at once (is_grads_batched=True) through {name}: {why}",
-        kind="unsupported", do=ONE_BY_ONE,
-    ), op)  # fmt: skip
+    return locate(
+        Refusal(
+            f"a batch of gradients at once (is_grads_batched=True) through {name}: {why}",
+            kind="unsupported",
+            do=ONE_BY_ONE,
+        ),
+        op,
+    )

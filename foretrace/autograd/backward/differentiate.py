@@ -22,7 +22,7 @@ from foretrace.autograd.derivatives.function_backward import own_rule
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.eager_history.op_facts import locate, results_of
-from foretrace.autograd.eager_history.version_counters import Stale
+from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.autograd.higher_order.scan_backward import differentiate as differentiate_held
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
@@ -55,7 +55,7 @@ class Differentiation(Formulas):
 
     def __init__(
         self, derivatives: Derivatives, inference: Inference, table: RuleTable, keep: Keep,
-        outside: dict[int, Value], stale: Stale, hooks: Hooks | None = None,
+        outside: dict[int, Value], stale: VersionCounters, hooks: Hooks | None = None,
     ) -> None:  # fmt: skip
         super().__init__(derivatives, inference, outside, stale, hooks)
         self.table, self.keep = table, keep
@@ -282,9 +282,13 @@ class Differentiation(Formulas):
     ) -> "Differentiation":
         """The walk back through a program that an op holds, from the gradients of its results."""
         walk = Differentiation(
-            self.derivatives, self.inference, self.table, self.keep, {},
-            Stale(self.stale.overwritten),
-        )  # fmt: skip
+            self.derivatives,
+            self.inference,
+            self.table,
+            self.keep,
+            {},
+            VersionCounters(self.stale.overwritten),
+        )
         walk.stale.meet(subgraph.ops)
         for value, tangent in tangents.items():
             walk.add(value, tangent, because)

@@ -14,11 +14,11 @@ from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Op, RuleName, Value
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.program.walk import every_op, made_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.autograd_function import Context
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
 
@@ -37,7 +37,7 @@ class Walk(Protocol):
         """What was appended."""
 
 
-def standing(recorded: Recorded) -> list[Op]:
+def standing(recorded: Recording) -> list[Op]:
     """The registrations that are left at the end of a run."""
     return [op for op in recorded.hooks if not op.target.removed]
 
@@ -48,7 +48,7 @@ def holds_tensors(op: Op) -> bool:
 
 
 @contextmanager
-def state_kept(recorded: Recorded, running: "Hooks") -> Iterator[None]:
+def state_kept(recorded: Recording, running: "Hooks") -> Iterator[None]:
     """Hooks that run inside find what the program has left in Python, and leave it so.
 
     Raises:
@@ -71,7 +71,7 @@ def state_kept(recorded: Recorded, running: "Hooks") -> Iterator[None]:
     for change in requires.changed:
         change.redo()
     called = [op.target.hook for op in hooks]
-    before = Before([*called, *(getattr(each, "__self__", None) for each in called)])
+    before = HeapSnapshot([*called, *(getattr(each, "__self__", None) for each in called)])
     try:
         yield
         changed = [each for each in before.bound() if not isinstance(each.place.holder, OF_TORCH)]
@@ -162,9 +162,10 @@ def hooked(item: Input, at: Frame | None) -> Refusal:
     """An input on which a hook was registered before."""
     return Refusal(
         f"{item.role} has a hook on its gradient, which no graph contains",
-        kind="hook", at=at,
+        kind="hook",
+        at=at,
         do="remove the hook, and change the gradient that the joint cut returns",
-    )  # fmt: skip
+    )
 
 
 def at_input(op: Op) -> Refusal:
@@ -176,32 +177,43 @@ def at_input(op: Op) -> Refusal:
 
 
 def _several(op: Op) -> Refusal:
-    return locate(Refusal(
-        "a hook for several gradients (register_multi_grad_hook) in a backward that the program"
-        " does not run itself: it asks torch's engine what that runs",
-        kind="hook",
-        do=("let the program run the backward: torch.autograd.grad, or backward()",
-            "or register a hook on each: y.register_hook"),
-    ), op)  # fmt: skip
+    return locate(
+        Refusal(
+            "a hook for several gradients (register_multi_grad_hook) in a backward that the program"
+            " does not run itself: it asks torch's engine what that runs",
+            kind="hook",
+            do=(
+                "let the program run the backward: torch.autograd.grad, or backward()",
+                "or register a hook on each: y.register_hook",
+            ),
+        ),
+        op,
+    )
 
 
 def _check_argument(op: Op, item: Input) -> None:
     if item.role.kind != "input":
-        raise locate(Refusal(
-            f"the program registers a hook on the {item.role} at each call, and eager's later calls"
-            " run those of the earlier ones, too",
-            kind="hook",
-            do=("remove it before the program returns, by its handle",
-                "or register it on what is computed of it: w = self.weight.view_as(self.weight)"),
-        ), op)  # fmt: skip
+        raise locate(
+            Refusal(
+                f"the program registers a hook on the {item.role} at each call, and eager's later calls"
+                " run those of the earlier ones, too",
+                kind="hook",
+                do=(
+                    "remove it before the program returns, by its handle",
+                    "or register it on what is computed of it: w = self.weight.view_as(self.weight)",
+                ),
+            ),
+            op,
+        )
 
 
 def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
     """Refuse a write to a gradient that others have, as memory that they see."""
     bases = {
         each.outs[out]: base
-        for each in every_op(walk.ops) for out, base, _ in view_positions_of(each)
-    }  # fmt: skip
+        for each in every_op(walk.ops)
+        for out, base, _ in view_positions_of(each)
+    }
 
     def memory(of: Value) -> Value:
         while of in bases:
@@ -211,16 +223,20 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
     own, made = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
     others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.passed)
     if own not in made or any(memory(other) is own for other in others):
-        raise locate(Refusal(
-            f"the hook {op.target.name} writes to its gradient, which others see, too",
-            kind="shared gradient", do="write to a clone of it: g = g.clone()",
-        ), op)  # fmt: skip
+        raise locate(
+            Refusal(
+                f"the hook {op.target.name} writes to its gradient, which others see, too",
+                kind="shared gradient",
+                do="write to a clone of it: g = g.clone()",
+            ),
+            op,
+        )
 
 
 # ---- forward graphs ------------------------------------------------------------------------------
 
 
-def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
+def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
     """The ops of a forward graph that is trained, and the registrations, where the run had them.
 
     So a write that is spelled out has been made by then. Those that hold a tensor of the run are
@@ -228,9 +244,10 @@ def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
     """
     made = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
     placed = {
-        op for op in standing(recorded)
+        op
+        for op in standing(recorded)
         if op.target.way != SAVED and op.operands[0] in made and not holds_tensors(op)
-    }  # fmt: skip
+    }
     if not placed:
         return list(ops)
     order, waiting = dict[Value, int](), list[tuple[int, Op]]()
@@ -248,7 +265,7 @@ def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
     return [*found, *(op for _, op in waiting)]
 
 
-def left_out(recorded: Recorded, graph: Iterable[Op]) -> dict[Value, Op]:
+def left_out(recorded: Recording, graph: Iterable[Op]) -> dict[Value, Op]:
     """What has a hook that a forward graph has not, though a gradient may get there."""
     if not recorded.hooks:
         return {}
@@ -256,6 +273,5 @@ def left_out(recorded: Recorded, graph: Iterable[Op]) -> dict[Value, Op]:
     missing = [op for op in standing(recorded) if op.target.way != RETAIN and op not in ops]
     inside = {out for op in ops for out in made_in(op.region or ())}
     return {
-        value: op
-        for op in missing for value in op.operands if holds_tensors(op) or value in inside
-    }  # fmt: skip
+        value: op for op in missing for value in op.operands if holds_tensors(op) or value in inside
+    }

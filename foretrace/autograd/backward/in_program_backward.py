@@ -21,7 +21,7 @@ from foretrace.autograd.derivatives.registry import RuleTable, fit
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.eager_history.op_facts import locate, values_used
 from foretrace.autograd.eager_history.version_counters import (
-    Stale,
+    VersionCounters,
     overwritten_in,
     view_positions_of,
 )
@@ -51,7 +51,7 @@ CLONE = torch.ops.aten.clone.default
 SAVED_COPY = RuleName("copy that an in-place op saves", "engine")
 
 
-class Inside(Differentiation):
+class InProgramBackward(Differentiation):
     """A walk whose ops are ops of the program.
 
     Args:
@@ -63,16 +63,25 @@ class Inside(Differentiation):
     """
 
     def __init__(
-        self, recorder: Recorder, leaves: Leaves, engine: Callable[..., Any], *, again: bool,
+        self,
+        recorder: Recorder,
+        leaves: Leaves,
+        engine: Callable[..., Any],
+        *,
+        again: bool,
         wanted: set[Value] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         semantics: Any = recorder.semantics
         derivatives: Derivatives = semantics.derivatives
         table: RuleTable = semantics.table
         super().__init__(
-            derivatives, semantics.inference, table, lambda _: False, leaves.outside(),
-            Stale(overwritten_in(recorder)),
-        )  # fmt: skip
+            derivatives,
+            semantics.inference,
+            table,
+            lambda _: False,
+            leaves.outside(),
+            VersionCounters(overwritten_in(recorder)),
+        )
         histories = recorder.histories
         self.inside = HooksInside(histories.hooks, histories.retained)
         self.hooks: Any = self.inside
@@ -299,12 +308,17 @@ class Inside(Differentiation):
             Refusal: it loops: what its rounds have made is in joint cuts alone.
         """
         if op.own:
-            raise locate(Refusal(
-                f"a gradient through {target_name(op.target)}, which a program asks for itself",
-                kind="autograd inside",
-                do=('return the loss, and let cut("joint") compute it',
-                    "or write a loop of fixed length: in Python, or by scan"),
-            ), op)  # fmt: skip
+            raise locate(
+                Refusal(
+                    f"a gradient through {target_name(op.target)}, which a program asks for itself",
+                    kind="autograd inside",
+                    do=(
+                        'return the loss, and let cut("joint") compute it',
+                        "or write a loop of fixed length: in Python, or by scan",
+                    ),
+                ),
+                op,
+            )
         super().held(op)
 
     def _own_origin(self, origin: Origin) -> Origin:
@@ -366,7 +380,7 @@ class Inside(Differentiation):
 class _Tensors(dict[Value, Any]):
     """By the values of a walk, what stands for them."""
 
-    def __init__(self, walk: Inside) -> None:
+    def __init__(self, walk: InProgramBackward) -> None:
         super().__init__()
         self.walk = walk
 

@@ -21,7 +21,7 @@ from foretrace import torch_api
 from foretrace.autograd.backward.accumulate_grad import accumulate
 from foretrace.autograd.backward.autograd_nodes import Edges, Task
 from foretrace.autograd.backward.batched_gradients import ONE_BY_ONE, Batch, Batches, InBatches
-from foretrace.autograd.backward.in_program_backward import Inside
+from foretrace.autograd.backward.in_program_backward import InProgramBackward
 from foretrace.autograd.backward.leaf_protocol import Leaves
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
@@ -98,14 +98,17 @@ class Engine:
         if any(map(self._of_another_map, filter(_is_tensor, gradients))):
             raise _refused("is asked inside a map of torch.func", "use torch.func.vjp there")
         if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
-            raise _refused("is asked inside a transform of torch.func",
-                           "use torch.func.grad or vjp there")  # fmt: skip
+            raise _refused(
+                "is asked inside a transform of torch.func", "use torch.func.grad or vjp there"
+            )
         if self.watched:
             around = "is asked, and hooks on what autograd saves are on around the program"
             raise _refused(around, "put them inside, or call it outside of them")
         if self.recorder.holding:
-            raise _refused("is asked in a program that an operator holds, such as torch.cond's",
-                           "ask it outside, or use torch.func.grad")  # fmt: skip
+            raise _refused(
+                "is asked in a program that an operator holds, such as torch.cond's",
+                "ask it outside, or use torch.func.grad",
+            )
 
     def _of_another_map(self, tensor: torch.Tensor) -> bool:
         ours = torch_api.of_old_vmap(tensor) and self.batch is not None
@@ -126,14 +129,14 @@ class Engine:
 
     def _walked(
         self, task: Task, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool
-    ) -> Inside:  # fmt: skip
+    ) -> InProgramBackward:
         """The walk, whose ops are in the record as the body of one."""
         recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
         gradients = [self._one(gradient) for gradient in gradients]
         given = list(map(self.edges.known, gradients))  # a leaf that they are is made before
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
-            kind: type[Inside] = Inside if self.batch is None else InBatches
+            kind: type[InProgramBackward] = InProgramBackward if self.batch is None else InBatches
             walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
             task.by_itself = walk.by_itself
             if walk.inside or self.leaves.told():
@@ -160,7 +163,7 @@ class Engine:
         """A gradient of a root; of a batch, all of it."""
         return gradient if self.batch is None else self.batch.whole(gradient)
 
-    def _give(self, walk: Inside, gradients: Sequence[Any], given: list[Value]) -> None:
+    def _give(self, walk: InProgramBackward, gradients: Sequence[Any], given: list[Value]) -> None:
         """Let a walk have the gradients of the roots."""
         walk.given = given
         known = (known_as(gradient, self.recorder) for gradient in gradients)
@@ -185,7 +188,7 @@ class Engine:
             raise _refused("is asked inside the kernel of an operator", "ask it outside")
         return chain(recorder.root, *(body for body in bodies if body is not None))
 
-    def _found(self, walk: Inside, value: Value, *, allow_unused: bool) -> Any:
+    def _found(self, walk: InProgramBackward, value: Value, *, allow_unused: bool) -> Any:
         if value in walk.gradients:
             walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
         gradient = walk.gradients.get(value)
@@ -197,7 +200,7 @@ class Engine:
 
     # ---- .grad --------------------------------------------------------------------------------
 
-    def _complete(self, task: Task, walk: Inside, complete: list[Value]) -> None:
+    def _complete(self, task: Task, walk: InProgramBackward, complete: list[Value]) -> None:
         """Let hooks on leaves run, and their `.grad` be added to, in the order of arrival."""
         there = {*complete}.intersection(walk.gradients)
         waiting = _waiting(walk)
@@ -212,8 +215,8 @@ class Engine:
                     waiting = self._one_more(walk, value, leaf, waiting)
 
     def _one_more(
-        self, walk: Inside, value: Value, leaf: Any, waiting: Counter[Value]
-    ) -> Counter[Value]:  # fmt: skip
+        self, walk: InProgramBackward, value: Value, leaf: Any, waiting: Counter[Value]
+    ) -> Counter[Value]:
         """The gradient of a leaf, by its hooks, into its `.grad`; gives what is waiting then."""
         tensor, before, after = self.leaves.hooks(value)
         walk.inside.of_value(value, walk, before)
@@ -234,7 +237,7 @@ class Engine:
         return _waiting(walk) if after else waiting
 
 
-def _waiting(walk: Inside) -> Counter[Value]:
+def _waiting(walk: InProgramBackward) -> Counter[Value]:
     """Of how many values, to which the walk has yet to come, each gradient is."""
     return Counter([g for v, g in walk.gradients.items() if v not in walk.passed])
 

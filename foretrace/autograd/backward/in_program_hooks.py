@@ -79,8 +79,11 @@ class HooksInside:
             self._retain(value, walk)
 
     def _run(self, hook: Any, op: Op | None, value: Value, walk: Walk) -> None:
-        pending = {v: walk.tensor(walk.now(g)) for v, g in walk.gradients.items()
-                   if v is value or v not in walk.passed}  # fmt: skip
+        pending = {
+            v: walk.tensor(walk.now(g))
+            for v, g in walk.gradients.items()
+            if v is value or v not in walk.passed
+        }
         given = pending.get(value)
         with walk.as_program():
             new = hook(given)
@@ -100,19 +103,22 @@ class HooksInside:
         gradient = walk.tensor(walk.now(walk.gradients[value]))
         before = tensor.grad
         tensor.grad = (
-            gradient.clone(memory_format=torch.contiguous_format) if before is None
+            gradient.clone(memory_format=torch.contiguous_format)
+            if before is None
             else before + gradient
-        )  # fmt: skip
+        )
 
 
 def _check_any(hook: Any) -> None:
     """Refuse a hook from before that remembers each backward by its number: each call has one."""
     if made_for_several(hook) == ANY:
         raise Refusal(
-            'a hook from before the program for any of several gradients (register_multi_grad_hook,'
-            ' mode="any") remembers each backward', kind="hook", at=asking_line(),
+            "a hook from before the program for any of several gradients (register_multi_grad_hook,"
+            ' mode="any") remembers each backward',
+            kind="hook",
+            at=asking_line(),
             do='register it inside, and remove it there, or use mode="all"',
-        )  # fmt: skip
+        )
 
 
 def _check(hook: Any, new: Any, given: Any, op: Op | None) -> None:

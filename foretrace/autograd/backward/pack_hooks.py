@@ -68,12 +68,15 @@ class Packing:
         if recorder.holding or recorder.checkpoint is not None:
             where = "a checkpoint" if recorder.checkpoint else "a program that an operator holds"
             raise Refusal(
-                f"hooks on what autograd saves (saved_tensors_hooks), inside {where}", kind="hook",
-                at=asking_line(), do="put them around it, or leave them out",
-            )  # fmt: skip
+                f"hooks on what autograd saves (saved_tensors_hooks), inside {where}",
+                kind="hook",
+                at=asking_line(),
+                do="put them around it, or leave them out",
+            )
         recorder.will_run(hooks.unpack_hook)
-        self._push(hooks, Op(SavingCall(hooks.unpack_hook), (), {}, None, (),
-                             origin=recorder.origin()))  # fmt: skip
+        self._push(
+            hooks, Op(SavingCall(hooks.unpack_hook), (), {}, None, (), origin=recorder.origin())
+        )
 
     def leave(self, hooks: Any, *error: object) -> None:
         """As `saved_tensors_hooks.__exit__`."""
@@ -93,9 +96,11 @@ class Packing:
         if self.recorder.saving is not None and torch.is_grad_enabled():
             raise Refusal(
                 "a checkpoint under hooks on what autograd saves (saved_tensors_hooks), which give"
-                " it other arguments when it runs again", kind="hook", at=asking_line(),
+                " it other arguments when it runs again",
+                kind="hook",
+                at=asking_line(),
                 do="put the checkpoint outside of them, or leave out one of both",
-            )  # fmt: skip
+            )
 
     def disable(self, message: str, *more: Any) -> None:
         """As what `disable_saved_tensors_hooks` calls: where there are hooks, it raises."""
@@ -152,9 +157,11 @@ class Packing:
                     objects.append(hooks.pack_hook(tensor))
                 if self._value(tensor) is not values[-1]:
                     raise Refusal(
-                        f"the program raises RuntimeError: {IN_PLACE}", kind="program raised",
-                        at=asking_line(), do="let the hook write to a clone of it",
-                    )  # fmt: skip
+                        f"the program raises RuntimeError: {IN_PLACE}",
+                        kind="program raised",
+                        at=asking_line(),
+                        do="let the hook write to a clone of it",
+                    )
         packed = Packed(
             op, call, values, objects, hooks.unpack_hook, registration.target.carried,
             registration.origin.frame, leaves,
@@ -262,19 +269,25 @@ def _check_draws(op: Op, call: Call, slots: Iterable[Slot], ops: Iterable[Op]) -
     order = list(in_bodies(ops))
     later = [each for each in order[order.index(op) :] if each.leaf and draws(each)]
     if any(each is not op for each in later) or (later and any(s.kind != RESULT for s in slots)):
-        raise locate(Refusal(
-            f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs before"
-            " others are drawn in the same call", kind="hook",
-            do=("let the hook draw nothing", "or call the parts of the operator one by one"),
-        ), op)  # fmt: skip
+        raise locate(
+            Refusal(
+                f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs before"
+                " others are drawn in the same call",
+                kind="hook",
+                do=("let the hook draw nothing", "or call the parts of the operator one by one"),
+            ),
+            op,
+        )
 
 
 def _writes() -> Refusal:
     return Refusal(
         "a pack hook (saved_tensors_hooks) writes to what the call takes or gives, which saves"
-        " some of it before it runs", kind="hook", at=asking_line(),
+        " some of it before it runs",
+        kind="hook",
+        at=asking_line(),
         do="let the hook write to a clone",
-    )  # fmt: skip
+    )
 
 
 def _call_of(op: Op) -> tuple[Call, list[Value]]:

@@ -13,7 +13,7 @@ from foretrace.autograd.derivatives.run_hooks import lines_of
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, RuleName, Value, Write, values_in
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
@@ -76,8 +76,10 @@ def _check_unwritten(packed: Packed, ops: Iterable[Op]) -> None:
             name = getattr(packed.unpack, "__name__", type(packed.unpack).__name__)
             raise Refusal(
                 f"the unpack hook {name} (saved_tensors_hooks) writes to what it has not made",
-                kind="hook", at=op.origin.frame, do="let it write to a clone",
-            )  # fmt: skip
+                kind="hook",
+                at=op.origin.frame,
+                do="let it write to a clone",
+            )
         made.update(op.outs)
 
 
@@ -86,17 +88,18 @@ def other_layout() -> Refusal:
     return Refusal(
         "an unpack hook (saved_tensors_hooks) gives a tensor of another dtype or layout than was"
         " packed, and the gradient is to be differentiated (create_graph=True)",
-        kind="hook", at=asking_line(),
+        kind="hook",
+        at=asking_line(),
         do="let it give a tensor that lies as what was packed",
-    )  # fmt: skip
+    )
 
 
-def saving_calls(recorded: Recorded) -> list[SavingCall]:
+def saving_calls(recorded: Recording) -> list[SavingCall]:
     """The hooks of a program on what autograd saves."""
     return [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
 
 
-def read_by_hooks(recorded: Recorded) -> frozenset[Value]:
+def read_by_hooks(recorded: Recording) -> frozenset[Value]:
     """What the program reads outside of where it is made, as hooks get what composites save."""
     saving = saving_calls(recorded)
     if not saving:

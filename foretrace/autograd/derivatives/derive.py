@@ -37,7 +37,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.inference.numeric_probe import Recording, at_floats, with_any_number
+from foretrace.operators.inference.numeric_probe import NumberedOps, at_floats, with_any_number
 from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
 from foretrace.operators.schemas.cache import Cache, frozen
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -117,9 +117,13 @@ class Derivatives:
             return torch_api.node_name(self.forward(func, args, kwargs, written).outs[0])
 
     def saved(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
+        self,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        written: frozenset[int],
         known: Tree = None,
-    ) -> tuple[frozenset[int], frozenset[int]]:  # fmt: skip
+    ) -> tuple[frozenset[int], frozenset[int]]:
         """Which operands and which results of a call autograd saves for its backward, by position.
 
         Args:
@@ -229,10 +233,10 @@ class Derivatives:
                 raise
         rules = list[Rule]()
 
-        def record(numbers: Mapping[sympy.Symbol, float]) -> Recording:
+        def record(numbers: Mapping[sympy.Symbol, float]) -> NumberedOps:
             rules.append(rule := ask(*at_floats(call, numbers)))
             params = (rule.operands, rule.results, rule.written, rule.tangents)
-            return Recording(params, rule.ops, rule.gradients)
+            return NumberedOps(params, rule.ops, rule.gradients)
 
         found = with_any_number(record, floats, symbols.floats.known)
         if found is None:
@@ -284,9 +288,14 @@ class Derivatives:
         return Tape(self.types, self._semantics, device, self._meanings)
 
     def _registered(
-        self, registered: Registered, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tangents: tuple[TensorType | None, ...], known: Tree,
-    ) -> Rule:  # fmt: skip
+        self,
+        registered: Registered,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        tangents: tuple[TensorType | None, ...],
+        known: Tree,
+    ) -> Rule:
         """Run a registered backward over stand-ins."""
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
@@ -308,9 +317,14 @@ class Derivatives:
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)
 
     def forward(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
-        known: Tree = None, around: Callable[[Tape], AbstractContextManager[None]] | None = None,
-    ) -> Forward:  # fmt: skip
+        self,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        written: frozenset[int],
+        known: Tree = None,
+        around: Callable[[Tape], AbstractContextManager[None]] | None = None,
+    ) -> Forward:
         """Run a call under autograd; `around`: what is on meanwhile, for its tape."""
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
@@ -335,8 +349,9 @@ class Derivatives:
         if tape.results is None:
             raise Refusal(
                 f"no derivative: the kernel that {func} has for autograd calls other operators",
-                kind="no derivative", do=(RULE[0], "or call what it calls"),
-            )  # fmt: skip
+                kind="no derivative",
+                do=(RULE[0], "or call what it calls"),
+            )
         return Forward(tape, operands, stand_ins, edges, tensors_in(result))
 
     def _history(self, tensor: Abstract, value: Value) -> Abstract:
@@ -364,9 +379,13 @@ class Derivatives:
         return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
     def backward(
-        self, func: Any, forward: Forward, tangents: tuple[TensorType | None, ...], again: bool,
+        self,
+        func: Any,
+        forward: Forward,
+        tangents: tuple[TensorType | None, ...],
+        again: bool,
         rows: int | None = None,
-    ) -> Rule:  # fmt: skip
+    ) -> Rule:
         """Run its autograd node; what that does is the rule."""
         tape = forward.tape
         given = tuple(
@@ -392,7 +411,7 @@ class Derivatives:
 
     def _grad(
         self, func: Any, pairs: list[Any], wanted: list[Any], again: bool, rows: int | None
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...]:
         outs, tangents = zip(*pairs, strict=True)
 
         def of(tangents: Any) -> tuple[Any, ...]:

@@ -91,9 +91,10 @@ class Tape(Recorder):
         runs = [(number, len(list(run))) for number, run in groupby(tensor.flatten().tolist())]
         if tensor.is_complex() or len(runs) > MOST_RUNS:
             raise Refusal(
-                f"a backward makes a tensor{list(tensor.shape)} of numbers", kind="no derivative",
+                f"a backward makes a tensor{list(tensor.shape)} of numbers",
+                kind="no derivative",
                 do=("make it in forward, and save it there", "or make it by torch.arange or full"),
-            )  # fmt: skip
+            )
         parts = [full([length], number) for number, length in runs] or [full([0], 0)]
         (flat,) = parts if len(parts) == 1 else self.call(aten.cat.default, (parts,)).outs
         return self.abstract(self.call(aten.view.default, (flat, list(tensor.shape))).outs[0])
@@ -149,8 +150,9 @@ class Tape(Recorder):
 
     def _rewritten(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Iterator[Value]:
         """New values for operands that the op writes to without returning them."""
-        stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
-                     if isinstance(t, Abstract)}  # fmt: skip
+        stand_ins = {
+            _value(t): t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, Abstract)
+        }
         values = map_tree([args, kwargs], lambda x: _value(x) if isinstance(x, Abstract) else x)
         for value in schema_of(func).written_now(*values):
             tensor = stand_ins[value]
@@ -196,9 +198,10 @@ def _typed(tree: Any, types: Types) -> Tree:
 
 def _no_lift(tensor: torch.Tensor) -> Abstract:
     raise Refusal(
-        f"a backward uses a tensor{list(tensor.shape)} from outside", kind="no derivative",
+        f"a backward uses a tensor{list(tensor.shape)} from outside",
+        kind="no derivative",
         do="make it an argument of the operator, or save it in forward",
-    )  # fmt: skip
+    )
 
 
 def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:

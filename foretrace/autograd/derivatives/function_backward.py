@@ -81,8 +81,9 @@ def _check_unwritten(
     if any(seed.ft_value not in formals for seed in shared):
         raise Refusal(
             f"{call}.backward writes to its gradient, which is that of another tensor, too",
-            kind="shared gradient", do="write to a clone of it: g = g.clone()",
-        )  # fmt: skip
+            kind="shared gradient",
+            do="write to a clone of it: g = g.clone()",
+        )
 
 
 def _applied(op: Op, call: FunctionCall, placeholders: list[Any], tape: Tape) -> tuple[Any, ...]:

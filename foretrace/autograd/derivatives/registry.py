@@ -37,8 +37,9 @@ class BackwardCall:
         if first is None:
             raise Refusal(
                 "the first result has no gradient",
-                kind="wrong rule", do="ask `grads`, of which some may be None",
-            )  # fmt: skip
+                kind="wrong rule",
+                do="ask `grads`, of which some may be None",
+            )
         return first
 
 
@@ -108,8 +109,9 @@ def fit(
         raise Refusal(
             f"the rule for {op} returned {len(found)} gradients for {len(operands)} tensor"
             " arguments",
-            kind="wrong rule", do="return one gradient, or None, for each tensor argument in order",
-        )  # fmt: skip
+            kind="wrong rule",
+            do="return one gradient, or None, for each tensor argument in order",
+        )
     return tuple(_fitted(op, *pair) for pair in zip(found, operands, strict=True))
 
 
@@ -141,9 +143,10 @@ def rule_name(op: Any, backward: Any) -> str:
     """Where a registered rule stands."""
     if not callable(backward):
         raise Refusal(
-            f"the backward of {target_name(op)} is not callable", kind="wrong rule",
+            f"the backward of {target_name(op)} is not callable",
+            kind="wrong rule",
             do="pass a function of a BackwardCall that returns one gradient a tensor argument",
-        )  # fmt: skip
+        )
     code = getattr(backward, "__code__", None)
     place = f" ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else ""
     return f"{getattr(backward, '__name__', backward)}{place}"

@@ -82,11 +82,16 @@ class _Step:
         env.update(zip(self.outs, outs, strict=True))
         operands = self.operands(env)
         return Op(
-            self.target, self.args(env), self.kwargs(env) if self.kwargs else {},
-            outs[0] if self.result is None else substitute(self.result, env), outs,
-            origin=because.origin, because=because, rule=rule,
+            self.target,
+            self.args(env),
+            self.kwargs(env) if self.kwargs else {},
+            outs[0] if self.result is None else substitute(self.result, env),
+            outs,
+            origin=because.origin,
+            because=because,
+            rule=rule,
             operands=tuple(dict.fromkeys(operands)),
-        )  # fmt: skip
+        )
 
 
 def _taking(items: tuple[Tree, ...], fixed: Env) -> Take:

@@ -139,6 +139,8 @@ def _check_none(call: HookCall, given: Any, at: Frame | None) -> None:
 def wrong_hook(call: HookCall, what: str, at: Frame | None) -> Refusal:
     """What eager raises of a hook in the backward."""
     return Refusal(
-        f"the hook {call.name}: {what}", kind="wrong hook", at=at,
+        f"the hook {call.name}: {what}",
+        kind="wrong hook",
+        at=at,
         do="let it return a gradient of the same shape, dtype and device, or None",
-    )  # fmt: skip
+    )

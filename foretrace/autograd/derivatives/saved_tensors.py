@@ -111,9 +111,14 @@ class Saving:
         return found
 
     def rule(
-        self, call: Call, tangents: tuple[TensorType | None, ...], given: tuple[TensorType, ...],
-        wanted: tuple[bool, ...], *, again: bool,
-    ) -> Rule:  # fmt: skip
+        self,
+        call: Call,
+        tangents: tuple[TensorType | None, ...],
+        given: tuple[TensorType, ...],
+        wanted: tuple[bool, ...],
+        *,
+        again: bool,
+    ) -> Rule:
         """The derivative of a call over what hooks give back.
 
         Args:
@@ -133,9 +138,10 @@ class Saving:
         found = self._rules.get(key)
         if found is None:
             found = self._rules.learn(
-                key, lambda: self._derive(call, tangents, given, wanted, again=again),
+                key,
+                lambda: self._derive(call, tangents, given, wanted, again=again),
                 lambda _: self._lasts(call),
-            )  # fmt: skip
+            )
         return found
 
     def _lasts(self, call: Call) -> bool:
@@ -158,9 +164,13 @@ class Saving:
         )
 
     def _registered(
-        self, call: Call, tangents: tuple[TensorType | None, ...], given: tuple[TensorType, ...],
-        *, again: bool,
-    ) -> Rule:  # fmt: skip
+        self,
+        call: Call,
+        tangents: tuple[TensorType | None, ...],
+        given: tuple[TensorType, ...],
+        *,
+        again: bool,
+    ) -> Rule:
         """A rule that is not torch's formula, where it reads nothing but what torch's saves."""
         rule = self.derivatives.rule(
             call.func, call.args, call.kwargs, tangents, call.written, call.known, again=again
@@ -174,9 +184,14 @@ class Saving:
         return _over(rule, formal)
 
     def _derive(
-        self, call: Call, tangents: tuple[TensorType | None, ...], given: tuple[TensorType, ...],
-        wanted: tuple[bool, ...], *, again: bool,
-    ) -> Rule:  # fmt: skip
+        self,
+        call: Call,
+        tangents: tuple[TensorType | None, ...],
+        given: tuple[TensorType, ...],
+        wanted: tuple[bool, ...],
+        *,
+        again: bool,
+    ) -> Rule:
         hooks = _Hooks(given)
         with torch_api.CleanRoom(), torch_api.with_autograd():
             forward = self._forward(call, hooks)
@@ -220,13 +235,14 @@ def unknown(func: Any, why: str) -> Refusal:
     """An operator of which it is not known what eager gives to hooks."""
     return Refusal(
         f"{func} runs under hooks on what autograd saves (saved_tensors_hooks), and {why}",
-        kind="hook", do="call it outside of them",
-    )  # fmt: skip
+        kind="hook",
+        do="call it outside of them",
+    )
 
 
 def _unfit(func: Any, error: Exception) -> Refusal:
     return Refusal(
-        f"the backward of {func} over what an unpack hook gave:"
-        f" {str(error).partition(chr(10))[0]}",
-        kind="wrong hook", do="let it give a tensor of the dtype and shape that was packed",
-    )  # fmt: skip
+        f"the backward of {func} over what an unpack hook gave: {str(error).partition(chr(10))[0]}",
+        kind="wrong hook",
+        do="let it give a tensor of the dtype and shape that was packed",
+    )

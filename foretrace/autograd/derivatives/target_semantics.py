@@ -10,7 +10,7 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.ir.program.op import Choice, Tree, Value, values_in
-from foretrace.ir.program.recording import Recorded, Target
+from foretrace.ir.program.recording import Recording, Target
 from foretrace.operators.abstract_tensors.abstract_tensor import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
@@ -22,8 +22,12 @@ from foretrace.operators.targets.sdpa_bodies import attention_body
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {
-    "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
-}  # fmt: skip
+    "attn_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+}
 COMPOSITE = "CompositeImplicitAutograd"
 LISTS = "CompositeExplicitAutograd"
 
@@ -121,5 +125,5 @@ class TargetSemantics(Semantics):
 class Captured:
     """A record, and what operators mean in it."""
 
-    recorded: Recorded
+    recorded: Recording
     semantics: TargetSemantics

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op, Value, Write, values_in
 from foretrace.ir.program.recording import Output
 from foretrace.ir.program.walk import every_op
@@ -39,13 +39,14 @@ def called(op: Op, touches: bool) -> bool:
         raise Refusal(
             f"{target} writes to a tensor from outside, holds one or a number that the program has"
             " made, or keeps one in ctx that is written to later: no graph can call it",
-            kind="autograd.Function", at=op.origin.frame,
+            kind="autograd.Function",
+            at=op.origin.frame,
             do=(JOINT, "give what it needs as arguments, return new content, write to a clone"),
-        )  # fmt: skip
+        )
     return not (held or touches)
 
 
-def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: Requirements) -> None:
+def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: CallRequirements) -> None:
     """That the graph can do without what a Function makes, reads and leaves besides its results.
 
     Raises:
@@ -71,9 +72,11 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: Requirem
 
 def _refuse(op: Op, what: str, do: str) -> NoReturn:
     raise Refusal(
-        f"{op.target} {what}: no graph can call it", kind="autograd.Function",
-        at=op.origin.frame, do=(JOINT, do),
-    )  # fmt: skip
+        f"{op.target} {what}: no graph can call it",
+        kind="autograd.Function",
+        at=op.origin.frame,
+        do=(JOINT, do),
+    )
 
 
 def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:

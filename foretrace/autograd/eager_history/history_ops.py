@@ -24,9 +24,11 @@ def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
     """
     if old.type.overlapping:
         raise Refusal(
-            "a graph that trains needs a copy of what overlaps itself", kind="overlapping memory",
-            at=because.origin.frame, do="change the shape of a clone, or write to one",
-        )  # fmt: skip
+            "a graph that trains needs a copy of what overlaps itself",
+            kind="overlapping memory",
+            at=because.origin.frame,
+            do="change the shape of a clone, or write to one",
+        )
     if old.type.dense:
         yield make_call(because, aten.clone.default, (old,), out, why)
         return
@@ -36,9 +38,13 @@ def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
 
 
 def make_call(
-    because: Op, func: object, args: tuple[Any, ...], out: Value, why: str,
+    because: Op,
+    func: object,
+    args: tuple[Any, ...],
+    out: Value,
+    why: str,
     kwargs: dict[str, Any] | None = None,
-) -> Op:  # fmt: skip
+) -> Op:
     """An op that stands for an op of the tree, and why it is there."""
     choice = Choice(HISTORY, "spelled out", why)
     return Op(
@@ -56,10 +62,12 @@ def rename(op: Op, new: dict[Value, Value]) -> Op:
         args, kwargs = substitute((args, kwargs), new)
     body = op.body  # a copy of what is shared would be no part of the tree
     return op.but(
-        args=args, kwargs=kwargs, result=substitute(op.result, new),
+        args=args,
+        kwargs=kwargs,
+        result=substitute(op.result, new),
         outs=tuple(new.get(out, out) for out in op.outs),
         below=[rename(inner, new) for inner in body] if body else body,
-    )  # fmt: skip
+    )
 
 
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:

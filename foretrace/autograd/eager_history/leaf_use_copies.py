@@ -13,14 +13,14 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import make_call, make_copy, rename
 from foretrace.autograd.eager_history.spell_history import HIDDEN
 from foretrace.ir.program.op import Op, Value, map_values, values_in
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 
 aten = torch.ops.aten
 
 WHY = "each use gives its gradient to the tensor itself, which is returned"
 
 
-def returned_inputs(recorded: Recorded) -> set[Value]:
+def returned_inputs(recorded: Recording) -> set[Value]:
     """The inputs that autograd follows and the program returns themselves, written or not."""
     places = {output.same_as for output in recorded.outputs}
     values = (item.value for index, item in enumerate(recorded.inputs) if index in places)

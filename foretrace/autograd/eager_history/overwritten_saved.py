@@ -6,9 +6,9 @@ from typing import Any
 
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.eager_history.history_ops import make_copy, rename
-from foretrace.autograd.eager_history.version_counters import Stale, saved_by
+from foretrace.autograd.eager_history.version_counters import VersionCounters, saved_by
 from foretrace.ir.program.op import Op, Value, Write
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import freed_in
 
 RESHAPED = (
@@ -17,7 +17,7 @@ RESHAPED = (
 
 
 @dataclass(frozen=True, slots=True)
-class SavedOver:
+class OverwrittenSaved:
     """What autograd saves and the program writes over."""
 
     left: dict[Value, tuple[Value | None, Op]]
@@ -49,7 +49,9 @@ class SavedOver:
             yield rename(op, stands).but(piece_of=op) if stands else op
 
 
-def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:
+def saved_over(
+    ops: Iterable[Op], recorded: Recording, derivatives: Derivatives
+) -> OverwrittenSaved:
     """What a trained forward has to leave in memory, and to copy, so that its backward is eager's.
 
     Args:
@@ -57,7 +59,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
         recorded: the program. Writing back to its inputs is what a backward meets there.
         derivatives: tells what an op saves.
     """
-    stale, writes = Stale(recorded.overwritten), list[Op]()
+    stale, writes = VersionCounters(recorded.overwritten), list[Op]()
     left: dict[Value, tuple[Value | None, Op]] = {}
     reshaped: dict[Op, Value] = {}
     hidden: dict[Value, Op] = {}
@@ -88,7 +90,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
         if (old := stale.written_by(op)) is not None and stale.memory(old) in memories
         and any(old in saved_by(inner, derivatives) for inner in op.body or () if inner.leaf)
     }  # fmt: skip
-    return SavedOver(left, copies, reshaped, hidden, stale.base)
+    return OverwrittenSaved(left, copies, reshaped, hidden, stale.base)
 
 
 def _follows(op: Op) -> bool:

@@ -43,7 +43,7 @@ NOISY = frozenset(map(id, WRONG_NOISE.overloads))
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class EagerHistory:
     """What a forward cut has to spell out.
 
     Where the grad mode around the run was off, that is no part of the program: what ran without
@@ -61,7 +61,7 @@ class History:
     """whether the ops are those of a write, which Python does not call"""
 
     def stops(self, op: Op) -> bool:
-        """Whether a write is to be left whole for `with_history`."""
+        """Whether a write is to be left whole for `spell_history`."""
         return is_hidden_write(op) or op in self.copied
 
     def trained_body(self, op: Op) -> Iterator[Op]:
@@ -156,13 +156,13 @@ class History:
         )
 
 
-def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
+def spell_history(ops: Iterable[Op], history: EagerHistory) -> Iterator[Op]:
     """The ops, each result followed by autograd exactly as in the recorded run."""
     for op in ops:
         if is_hidden_write(op):
             yield from _overwritten(op, history)
         elif history.copied and op in history.copied:
-            yield from with_history(_of_a_copy(op, history), history)
+            yield from spell_history(_of_a_copy(op, history), history)
         elif id(op.target) in NOISY:
             for piece in _noisy(op):
                 seen = history.escapes(piece)
@@ -262,7 +262,7 @@ def is_hidden_write(op: Op) -> bool:
     return bool(op.args[0].type.requires_grad)
 
 
-def _of_a_copy(op: Op, history: History) -> Iterator[Op]:
+def _of_a_copy(op: Op, history: EagerHistory) -> Iterator[Op]:
     """The functional form of a write, of a copy of what it writes to: autograd saves one, too."""
     old = history.copied[op]
     copy = Value(old.type)
@@ -335,13 +335,13 @@ def _noisy(op: Op) -> Iterator[Op]:
         yield make_call(op, aten.copy_.default, (empty, made), out, WRONG)
 
 
-def _overwritten(op: Op, history: History) -> Iterator[Op]:
+def _overwritten(op: Op, history: EagerHistory) -> Iterator[Op]:
     """`base` with other content: its history, and what the write's functional form gives."""
     (out,), base = op.outs, op.args[0]
     raw = Value(out.type.with_grad(False))
     inside = replace(history, inside=True, around=True, copied={})
     for inner in history.trained_body(op):
-        yield from with_history([rename(inner, {out: raw})], inside)
+        yield from spell_history([rename(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
     yield from make_copy(op, base, out, HIDDEN)
     yield make_call(op, aten.detach.default, (out,), view, HIDDEN)

@@ -24,7 +24,7 @@ from foretrace.ir.program.walk import binds
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 
@@ -32,7 +32,7 @@ Replay = Callable[..., Value]
 """Appends the call of a view: (operator, args, kwargs, which result, because)"""
 
 
-class Stale:
+class VersionCounters:
     """Knows which values their memory no longer holds, views of them among these."""
 
     def __init__(self, overwritten: dict[Value, Overwritten]) -> None:
@@ -218,15 +218,20 @@ class Stale:
                 raise written_since(op, found, also=EAGER_TOO)
 
 
-def overwritten_in(recorder: Builder) -> dict[Value, Overwritten]:
+def overwritten_in(recorder: RecorderBase) -> dict[Value, Overwritten]:
     """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
     return {
         value: Overwritten(
-            None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
-            held.origin.checkpoint, held.before, held.detached, held.alone,
+            None if held.seen else current(held.alias, recorder),
+            held.origin.frame,
+            held.form,
+            held.origin.checkpoint,
+            held.before,
+            held.detached,
+            held.alone,
         )
         for value, held in recorder.overwritten.items()
-    }  # fmt: skip
+    }
 
 
 def applied(op: Op) -> bool:

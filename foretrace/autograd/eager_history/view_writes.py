@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import make_call, make_copy
-from foretrace.ir.program.op import AS_STRIDED, Definition, Op, Value, ViewStep, Write, copy_ops
+from foretrace.ir.program.op import AS_STRIDED, Op, SharedBody, Value, ViewStep, Write, copy_ops
 from foretrace.ir.program.tensor_type import Size, TensorType
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -67,7 +67,7 @@ def _moved(type: TensorType, begins: Size) -> TensorType:
     return type.but(offset=type.offset - begins // type.dtype.itemsize)
 
 
-def _with_body(call: Op, definition: Definition, begins: Size) -> Op:
+def _with_body(call: Op, definition: SharedBody, begins: Size) -> Op:
     """A composite's call with its body, by which a lower level has it."""
     env = dict(zip(definition.params, call.operands, strict=True))
     env |= dict(zip(definition.outs, call.outs, strict=True))

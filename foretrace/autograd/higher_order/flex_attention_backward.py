@@ -37,11 +37,15 @@ def attended(op: Op, walk: Walk) -> None:
     score: Subgraph = given["score_mod"]
     *fixed, mask = given["block_mask"]
     named = {
-        **given, "out": out, "logsumexp": rows,
-        "grad_out": walk.gradients.get(out), "grad_logsumexp": walk.gradients.get(rows),
-        "fw_graph": replace(score, name="fw_graph"), "joint_graph": _joint(op, score, walk),
+        **given,
+        "out": out,
+        "logsumexp": rows,
+        "grad_out": walk.gradients.get(out),
+        "grad_logsumexp": walk.gradients.get(rows),
+        "fw_graph": replace(score, name="fw_graph"),
+        "joint_graph": _joint(op, score, walk),
         "block_mask": (*fixed, replace(mask, name="mask_graph")),
-    }  # fmt: skip
+    }
     types = attention_gradients(named, walk.symbols.hint)
     named[BUFFERS] = tuple(_leaf(op, item, walk) for item in given[BUFFERS])
     result = map_tree(types, lambda leaf: leaf and Value(leaf))

@@ -12,7 +12,12 @@ import torch
 
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.higher_order.flex_attention_backward import attended
-from foretrace.autograd.higher_order.subgraph_backward import ENGINE, Held, Through, Walk
+from foretrace.autograd.higher_order.subgraph_backward import (
+    ENGINE,
+    SubgraphBackward,
+    Through,
+    Walk,
+)
 from foretrace.autograd.higher_order.while_loop_backward import Looped
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph, Value, target_name
@@ -36,16 +41,19 @@ def differentiate(op: Op, walk: Walk) -> None:
     if op.own and holder is not None and holder.loops:
         return Looped(op, walk).differentiated()
     if holder is None or not holder.trains:
-        raise locate(Refusal(
-            f"torch has no derivative of {target_name(op.target)}",
-            kind="no derivative",
-            do=("call the function that it holds", "or run it under torch.no_grad()"),
-        ), op)  # fmt: skip
+        raise locate(
+            Refusal(
+                f"torch has no derivative of {target_name(op.target)}",
+                kind="no derivative",
+                do=("call the function that it holds", "or run it under torch.no_grad()"),
+            ),
+            op,
+        )
     if holder.loops:
         raise locate(_no_derivative(op), op)
     if holder.carried is not None:
         return _Scanned(op, holder, walk).differentiated()
-    return Held(op, holder, walk).differentiated()
+    return SubgraphBackward(op, holder, walk).differentiated()
 
 
 def _no_derivative(op: Op) -> Refusal:
@@ -53,12 +61,14 @@ def _no_derivative(op: Op) -> Refusal:
         f"the backward of {target_name(op.target)} reads what each round has made, and how many"
         " rounds there are is not known before it runs",
         kind="no derivative",
-        do=("run it under torch.no_grad(), or detach its result",
-            "or write a loop of fixed length: in Python, or by scan"),
-    )  # fmt: skip
+        do=(
+            "run it under torch.no_grad(), or detach its result",
+            "or write a loop of fixed length: in Python, or by scan",
+        ),
+    )
 
 
-class _Scanned(Held):
+class _Scanned(SubgraphBackward):
     """One scan while it is differentiated: `init` is carried, `xs` are rows, the rest is given."""
 
     def differentiated(self) -> None:
@@ -71,9 +81,7 @@ class _Scanned(Held):
         totals = [Value(param.type.with_grad(False)) for param in sums]
         results = [program.result[self.op.result.index(v)] for v in self.followed]
         pairs = zip(results, formals, strict=True)
-        walk = self.walk.through(
-            program, {v: t for v, t in pairs if v.type.requires_grad}, self.op
-        )  # fmt: skip
+        walk = self.walk.through(program, {v: t for v, t in pairs if v.type.requires_grad}, self.op)
         backward = self._round(program, walk, formals, sums, totals)
         begun = self._begun(program, init, xs, given)
         count = sum(_followed(v) for v in carried)
@@ -89,9 +97,13 @@ class _Scanned(Held):
         return self._formal(out.type.with_grad(False))
 
     def _round(
-        self, program: Subgraph, walk: Through, formals: list[Value], sums: Sequence[Value],
+        self,
+        program: Subgraph,
+        walk: Through,
+        formals: list[Value],
+        sums: Sequence[Value],
         totals: Sequence[Value],
-    ) -> Subgraph:  # fmt: skip
+    ) -> Subgraph:
         """One round of the backward."""
         carried, rows, shared = self._params(program)
         result = list[Value]()
@@ -118,11 +130,15 @@ class _Scanned(Held):
         copies, kept = list[Op](), list[Value]()
         for param in carried:
             if param.type.stride != param.type.contiguous().stride:
-                raise locate(Refusal(
-                    f"the backward of {target_name(self.op.target)} has what is carried in rows;"
-                    f" {param.type!r} is carried with strides {list(param.type.stride)}",
-                    kind="no derivative", do="call contiguous() on what it begins with",
-                ), self.op)  # fmt: skip
+                raise locate(
+                    Refusal(
+                        f"the backward of {target_name(self.op.target)} has what is carried in rows;"
+                        f" {param.type!r} is carried with strides {list(param.type.stride)}",
+                        kind="no derivative",
+                        do="call contiguous() on what it begins with",
+                    ),
+                    self.op,
+                )
             kept.append(Value(param.type.with_grad(False)))
             copies.append(Op(
                 aten.clone.default, (param,), {}, kept[-1], (kept[-1],),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from foretrace.autograd.eager_history.version_counters import Stale
+from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.ir.program.op import Op, RuleName, Subgraph, Tree, Value, target_name
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import in_bodies
@@ -28,7 +28,7 @@ class Walk(Protocol):
     """A backward walk, as `Differentiation` is one."""
 
     gradients: dict[Value, Value]
-    stale: Stale
+    stale: VersionCounters
     inference: Inference
 
     @property
@@ -58,7 +58,7 @@ class Through(Walk, Protocol):
         """What it has appended."""
 
 
-class Held:
+class SubgraphBackward:
     """One call while it is differentiated."""
 
     def __init__(self, op: Op, holder: Holder, walk: Walk) -> None:
@@ -173,9 +173,13 @@ class Held:
 
 
 def own(
-    walk: Through, gradient: Value | None, param: Value, given: Sequence[Value], because: Op,
+    walk: Through,
+    gradient: Value | None,
+    param: Value,
+    given: Sequence[Value],
+    because: Op,
     rule: RuleName,
-) -> Value:  # fmt: skip
+) -> Value:
     """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
     if gradient is None:
         return walk.append(aten.zeros_like.default, (param,), {}, because, rule).outs[0]

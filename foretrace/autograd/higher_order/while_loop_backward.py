@@ -108,7 +108,7 @@ class Looped:
         pairs = zip(results, gradients, strict=True)
         walk = self.walk.through(
             self.body, {v: grad for v, grad in pairs if v.type.requires_grad}, self.op
-        )  # fmt: skip
+        )
         back = self._begun(index, rows, count)
         result = list[Value]()
         for n in self.floats:

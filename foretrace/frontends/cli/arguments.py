@@ -152,13 +152,18 @@ def _check(commands: Any) -> None:
     modes = check.add_mutually_exclusive_group()
     for mode in ("train", "eval"):
         modes.add_argument(
-            f"--{mode}", dest="modes", action="store_const", const=(mode,),
-            default=("train", "eval"), help=f"after {mode}() only; default: both",
-        )  # fmt: skip
+            f"--{mode}",
+            dest="modes",
+            action="store_const",
+            const=(mode,),
+            default=("train", "eval"),
+            help=f"after {mode}() only; default: both",
+        )
     check.add_argument(
-        "--partial", action="store_true",
+        "--partial",
+        action="store_true",
         help="in pieces: what runs as Python and why, and how much is captured around it",
-    )  # fmt: skip
+    )
     _json(check)
 
 

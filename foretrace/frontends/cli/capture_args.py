@@ -81,9 +81,12 @@ def made(options: Options, screen: Screen) -> Iterator[Made]:
         now(f"capturing {options.program}")
         start = perf_counter()
         program = capture(
-            user.fn, user.args, user.kwargs,
-            target=options.target, dynamic_shapes=True if options.dynamic else None,
-        )  # fmt: skip
+            user.fn,
+            user.args,
+            user.kwargs,
+            target=options.target,
+            dynamic_shapes=True if options.dynamic else None,
+        )
         captured = perf_counter()
         now(f"cutting {options.program}")
         cut = _asked(user.fn, program, options)
@@ -93,9 +96,14 @@ def made(options: Options, screen: Screen) -> Iterator[Made]:
 
 def _asked(of: Any, program: Program, options: Options) -> Cut:
     cut = cut_of(
-        of, program, options.cut, loss=options.loss, policy=options.policy, keep=options.keep,
+        of,
+        program,
+        options.cut,
+        loss=options.loss,
+        policy=options.policy,
+        keep=options.keep,
         open=options.open,
-    )  # fmt: skip
+    )
     cut.graph_module  # noqa: B018 - built when asked for
     return cut
 

@@ -14,7 +14,7 @@ from foretrace.frontends.cli.capture_args import made
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.explain.explanation import Explanation, Place
 from foretrace.inspect.explain.stop_condition import Stop, own_stop, stop_in
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 
 FLAG: Final = "--break"
 REHEARSE: Final = "0"
@@ -106,7 +106,7 @@ def stop_at(options: Options, file: str, line: str, condition: str, which: str) 
     return 0
 
 
-def _tell(stops: list[Stop], explained: Explanation, recorded: Recorded) -> None:
+def _tell(stops: list[Stop], explained: Explanation, recorded: Recording) -> None:
     """Print which of the stops is the node's, and how many there are."""
     if not stops:
         raise Refusal("the capture does not come there", kind="wrong use", do="take another step")

@@ -116,9 +116,14 @@ def _cast(user: Loaded, dtype: torch.dtype) -> Loaded:
 
 def _cut(made: Captured, asked: SideAsked) -> Cut:
     return cut_of(
-        made.user.fn, made.program, asked.cut, loss=asked.loss, policy=asked.policy,
-        keep=asked.keep, open=asked.open,
-    )  # fmt: skip
+        made.user.fn,
+        made.program,
+        asked.cut,
+        loss=asked.loss,
+        policy=asked.policy,
+        keep=asked.keep,
+        open=asked.open,
+    )
 
 
 def _print(row: Row, screen: Screen) -> None:

@@ -38,11 +38,14 @@ def _of_operator(options: Options, screen: Screen) -> None:
         raise _wrong("--backward", "an operator", "ask with --requires-grad")
     told = [
         dispatch(
-            options.what, device=device, requires_grad=options.requires_grad,
-            mode=options.mode, key=options.key,
+            options.what,
+            device=device,
+            requires_grad=options.requires_grad,
+            mode=options.mode,
+            key=options.key,
         )
         for device in (options.on or "cpu").split(",")
-    ]  # fmt: skip
+    ]
     if screen.json:
         screen.data([each.to_dict() for each in told])
         return

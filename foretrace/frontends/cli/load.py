@@ -153,9 +153,10 @@ def _called(spec: str, fn: Callable[..., Any], module: ModuleType) -> Loaded:
     problem = _problem(made)
     if problem:
         raise Refusal(
-            f"{fn.__name__} of {spec} returns {problem}", kind="wrong program",
+            f"{fn.__name__} of {spec} returns {problem}",
+            kind="wrong program",
             do="return (callable, args) or (callable, args, kwargs): args a tuple, kwargs a dict",
-        )  # fmt: skip
+        )
     call, args, kwargs = (*made, {}) if len(made) == 2 else made  # noqa: PLR2004 - no kwargs
     return Loaded(spec, call, tuple(args), dict(kwargs))
 

@@ -12,19 +12,19 @@ from foretrace.ir.program.recording import Target
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.ir.symbols.shapes_spec import of_function
-from foretrace.python_state.effects.counters import Counts
+from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.both_branches.explore import explored
-from foretrace.session.run.session import Capture
+from foretrace.session.run.session import Session
 from foretrace.session.run.setup import (
     RULES,
     Branches,
     Values,
+    after_warmup,
     check_branches,
-    counting,
     prepare,
-    warmed,
+    record_to_fixpoint,
 )
-from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
 P = ParamSpec("P")
 
@@ -77,27 +77,27 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    counts = Counts(opens=values == branches == "guard")  # two sides leave no state
+    counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
 
     with Asked("capture", fn):
         check_branches(branches)
         given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
         once = partial(_once, given, values, counts)
-        ran = warmed(partial(explored, once, branches), fn, args, kwargs, warm=warm)
+        ran = after_warmup(partial(explored, once, branches), fn, args, kwargs, warm=warm)
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 
 def _once(
-    given: tuple[Any, ...], values: Values, counts: Counts, path: Path | None
-) -> Captured:  # fmt: skip
+    given: tuple[Any, ...], values: Values, counts: SymbolicCounters, path: AnswerPath | None
+) -> Captured:
     """One way through a program; `given`: what `capture` was, but how it is to answer."""
 
-    def make() -> Capture:
+    def make() -> Session:
         run = prepare(*given, values=values, watch=True)
         run.questions.follow(path, run.recorder)
         return run
 
-    return counting(counts, make, given[0], tuple(given[1]), given[2])
+    return record_to_fixpoint(counts, make, given[0], tuple(given[1]), given[2])
 
 
 @Hiding()

@@ -15,7 +15,7 @@ from foretrace.frontends.program.recording_handle import Tree, shown
 from foretrace.inspect.explain.explain import explain
 from foretrace.inspect.explain.explanation import Explanation
 from foretrace.ir.program.recording import Graph, Signature
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_module
 from foretrace.ir.source.call_site import Asked
 from foretrace.lowering.cuts.cut import Level
@@ -33,7 +33,7 @@ from foretrace.session.run.torch_patches import UNCOLLECTED
 
 STEP = "step"
 
-Again: TypeAlias = Callable[[Arrived], "tuple[Cut, ...]"]
+Again: TypeAlias = Callable[[TangentStrides], "tuple[Cut, ...]"]
 At: TypeAlias = Callable[[Captured], "tuple[Cut, ...]"]
 
 

@@ -19,7 +19,7 @@ from foretrace.serialization.archive.modules import Loadable
 from foretrace.serialization.archive.stored_cut import PAIR, Stored, unlike
 from foretrace.serialization.archive.trainable import tells_all, trained_by
 from foretrace.serialization.schema.opaque import GONE
-from foretrace.serialization.state.named_tensors import ByRole
+from foretrace.serialization.state.named_tensors import NamedTensors
 from foretrace.serialization.state.state_objects import Named, other_state
 
 BROKEN = "guard broken"
@@ -43,7 +43,7 @@ class Loaded(Loadable):
     objects: Named
     """what it goes on from beside its modules, by the names in its code: optimizers, containers,
     what stands for other objects"""
-    python_state: ByRole
+    python_state: NamedTensors
     """the tensors and open numbers in them, by the names in its signature"""
     others: tuple[Program, ...]
     """further captures of the file, which answer calls that this one does not"""
@@ -60,7 +60,7 @@ class Loaded(Loadable):
         space["objects"] = found.python.names
         space["others"] = tuple([Program(each.recorded, each.semantics) for each in found.more])
         every = [recorded, *(each.recorded for each in found.more)]
-        space["python_state"] = ByRole(
+        space["python_state"] = NamedTensors(
             [item for each in every for item in each.inputs], found.python.tensors
         )
         for stored in found.cuts:
@@ -129,10 +129,14 @@ class Loaded(Loadable):
             what = f"the artifact's cut {name!r} was made with {', '.join(made)}"
             take = f'take it as it is: loaded.cut("{name}")'
         return Refusal(
-            what, kind="unknown cut",
-            do=(take, f"or cut its tree: loaded.program.{call}",
-                f"or store it: program.save(path, program.{call})"),
-        )  # fmt: skip
+            what,
+            kind="unknown cut",
+            do=(
+                take,
+                f"or cut its tree: loaded.program.{call}",
+                f"or store it: program.save(path, program.{call})",
+            ),
+        )
 
     @Hiding()
     def pair(
@@ -151,10 +155,15 @@ class Loaded(Loadable):
         """
         first, second = (
             self.cut(
-                half, loss=loss, keep=keep, open=open, policy=policy,
+                half,
+                loss=loss,
+                keep=keep,
+                open=open,
+                policy=policy,
                 decompositions=decompositions,
-            ) for half in HALVES
-        )  # fmt: skip
+            )
+            for half in HALVES
+        )
         return first, second
 
     @cached_property

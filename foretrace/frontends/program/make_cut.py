@@ -9,8 +9,8 @@ from foretrace.autograd.derivatives.target_semantics import Captured, TargetSema
 from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import STEP, Cut
 from foretrace.frontends.program.recording_handle import Tree
-from foretrace.ir.program.recording import Graph, Recorded
-from foretrace.ir.program.tensor_type import Arrived, Laid
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_type import SubclassStrides, TangentStrides
 from foretrace.ir.program.verify import verify_pair
 from foretrace.lowering.cuts.cut import Level, forward_graph, inference_graph, joint_graph
 from foretrace.lowering.cuts.decompose import decompose
@@ -37,7 +37,9 @@ class Form:
     """of a step"""
 
 
-def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | None = None) -> Cut:
+def cut_at(
+    tree: Tree, form: Form, given: TangentStrides | None = None, known: Graph | None = None
+) -> Cut:
     """A cut of a tree.
 
     Args:
@@ -48,10 +50,10 @@ def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | 
     """
     kind, level, loss, table = form.kind, form.level, form.loss, form.table
 
-    def make(recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]) -> Graph:
-        arrived = given and tuple([
-            s and (s if isinstance(s, Laid) else tuple(map(put, s))) for s in given
-        ])  # fmt: skip
+    def make(recorded: Recording, semantics: TargetSemantics, put: Callable[[Any], Any]) -> Graph:
+        arrived = given and tuple(
+            [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
+        )
         graph = _graph(recorded, semantics, kind, level, loss, arrived)
         graph = graph if table is None else decompose(graph, table, semantics, level.kept)
         return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
@@ -60,7 +62,7 @@ def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | 
         graph = known or make(tree.recorded, tree.semantics, lambda size: size)
     tree.check(graph)
 
-    def again(given: Arrived) -> tuple[Cut]:
+    def again(given: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, given),)
 
     def at(there: Captured) -> tuple[Cut]:
@@ -94,9 +96,13 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
 
 
 def _graph(
-    recorded: Recorded, semantics: TargetSemantics, kind: str, level: Level, loss: int | None,
-    given: Arrived | None,
-) -> Graph:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    kind: str,
+    level: Level,
+    loss: int | None,
+    given: TangentStrides | None,
+) -> Graph:
     if kind in ("joint", "step"):
         check_gradients_bare(recorded)
     if kind == "joint":
@@ -108,6 +114,7 @@ def _graph(
     if kind == STEP:
         return unwrapped(inference_graph(recorded, semantics, level, kind), semantics)
     raise Refusal(
-        f"there is no cut {kind!r}", kind="unknown cut",
+        f"there is no cut {kind!r}",
+        kind="unknown cut",
         do='use one of "export", "aten", "step", "joint", "forward", "backward"',
-    )  # fmt: skip
+    )

@@ -92,9 +92,13 @@ class Program(Tree):
             return Compiled(cut, capture, building(backend), asked)
 
     def _captured(
-        self, small: SmallSizes, anyhow: bool, fn: Any, args: tuple[Any, ...],
+        self,
+        small: SmallSizes,
+        anyhow: bool,
+        fn: Any,
+        args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Captured:  # fmt: skip
+    ) -> Captured:
         """In the place of a capture: the record that there is, or that at a call's sizes 0 and 1.
 
         `anyhow`: what is made of it is not shown to hold for those.
@@ -157,10 +161,13 @@ class Program(Tree):
 
     @Hiding()
     def save(
-        self, path: str | pathlib.Path, *cuts: "str | Cut | tuple[Cut, Cut]",
-        loss: int | None = None, parameters: Literal["inside", "beside"] = "inside",
+        self,
+        path: str | pathlib.Path,
+        *cuts: "str | Cut | tuple[Cut, Cut]",
+        loss: int | None = None,
+        parameters: Literal["inside", "beside"] = "inside",
         also: "Iterable[Program]" = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the program into a file that `foretrace.load` reads where its source is not.
 
         The file is a zip of JSON and safetensors, without pickle. It has the tree, so that every
@@ -199,7 +206,8 @@ class Program(Tree):
         stored: Any = getattr(both[0], "stored", None)
         if stored is None or any(each.program is not self for each in both):
             raise Refusal(
-                f"{asked!r:.60} is no cut of this program", kind="wrong call",
+                f"{asked!r:.60} is no cut of this program",
+                kind="wrong call",
                 do='name it, as program.save(path, "joint"), or pass a cut or a pair of it',
-            )  # fmt: skip
+            )
         return stored

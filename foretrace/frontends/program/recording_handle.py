@@ -2,8 +2,8 @@
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import counted
-from foretrace.ir.program.call_requirements import Answered
-from foretrace.ir.program.recording import Graph, Recorded, Target
+from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.recording import Graph, Recording, Target
 from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.source.call_site import Asked
@@ -15,7 +15,7 @@ class Tree:
     """One recorded run, and the target that it is for."""
 
     def __init__(
-        self, recorded: Recorded, semantics: TargetSemantics, *, verify: bool = False
+        self, recorded: Recording, semantics: TargetSemantics, *, verify: bool = False
     ) -> None:
         self.recorded, self.semantics, self.verify = recorded, semantics, verify
         self.calls = CallGuards(recorded)
@@ -28,7 +28,7 @@ class Tree:
         return self.semantics.target
 
     @property
-    def guards(self) -> tuple[Guard | Answered, ...]:
+    def guards(self) -> tuple[Guard | ValueGuard, ...]:
         """What a later call has to fulfil of sizes and values, each with the user's line."""
         return self.recorded.guards
 

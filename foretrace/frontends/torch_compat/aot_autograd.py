@@ -40,15 +40,17 @@ def aot_autograd(
         Refusal: an argument is wrong; or later, from torch.compile: a graph has no exact form.
     """
     _check(
-        fw_compiler=fw_compiler, bw_compiler=bw_compiler or fw_compiler,
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler or fw_compiler,
         partition_fn=partition_fn or fw_compiler,
         inference_compiler=inference_compiler or fw_compiler,
-    )  # fmt: skip
+    )
     each = (fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler)
     compilers = (
-        TorchCompilers(*each, decompositions) if partition_fn is None
+        TorchCompilers(*each, decompositions)
+        if partition_fn is None
         else WithPartitioner(*each, decompositions, partition_fn=partition_fn)
-    )  # fmt: skip
+    )
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with Asked("dynamo", first_line(module)):

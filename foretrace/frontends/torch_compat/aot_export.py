@@ -22,7 +22,7 @@ from foretrace.frontends.torch_compat.stateless_check import (
     without_states,
 )
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.lowering.cuts.cut import inference_graph
 from foretrace.lowering.cuts.decompose import decompose
@@ -89,9 +89,10 @@ def _cut(program: Program, loss: int | None, table: Table | None, written: bool)
 def _check_call(mod: Any, both: bool) -> None:
     if not isinstance(mod, nn.Module):
         raise Refusal(
-            f"{mod!r:.60} is no nn.Module", kind="wrong call",
+            f"{mod!r:.60} is no nn.Module",
+            kind="wrong call",
             do="call it as foretrace.aot_export_module(module, (arg, ...), trace_joint=...)",
-        )  # fmt: skip
+        )
     if both:
         raise Refusal(
             "pre_dispatch and trace_joint are both set: ops as written have no backward of their"
@@ -124,7 +125,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
 # ---- the loss -----------------------------------------------------------------------------------
 
 
-def _loss(recorded: Recorded, index: Any) -> int:
+def _loss(recorded: Recording, index: Any) -> int:
     """Which leaf of the results is the loss; the other outputs have to be without a gradient."""
     structure, count = recorded.out_structure, len(recorded.outputs)
     tops = structure.build(iter(range(count)))
@@ -133,8 +134,9 @@ def _loss(recorded: Recorded, index: Any) -> int:
     if type(index) is not int or not 0 <= index < len(tops) or type(tops[index]) is not int:
         raise Refusal(
             f"output_loss_index={index!r} names no tensor among the {len(tops)} outputs",
-            kind="wrong loss", do="give the index of the output that is the scalar loss",
-        )  # fmt: skip
+            kind="wrong loss",
+            do="give the index of the output that is the scalar loss",
+        )
     loss: int = tops[index]
     for place, output in enumerate(recorded.outputs):
         value = output.value
@@ -144,7 +146,7 @@ def _loss(recorded: Recorded, index: Any) -> int:
                 kind="wrong loss",
                 at=recorded.made_at(value),
                 do="detach it, or use foretrace.capture(...).cut('joint', loss=...)",
-            )  # fmt: skip
+            )
     return loss
 
 
@@ -155,7 +157,7 @@ class _Call:
     """Everything that the flat graph takes, in order, and the input of the record that it is."""
 
     def __init__(
-        self, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Recorded
+        self, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Recording
     ) -> None:
         self.recorded = recorded
         _check_containers(recorded)
@@ -187,7 +189,7 @@ class _Call:
         return named[slot] if slot < len(named) else argument(slot)
 
 
-def _check_containers(recorded: Recorded) -> None:
+def _check_containers(recorded: Recording) -> None:
     for structure in (recorded.requires.in_structure, recorded.out_structure):
         if structure.objects:
             name = structure.objects[0][1].__name__
@@ -243,9 +245,11 @@ def _gradient_outside(item: Input) -> Refusal:
     return Refusal(
         f"the loss has a gradient for {item.role.name}, which is no parameter of the module",
         kind="captured gradient",
-        do=("register it as a parameter of the module, pass it as an argument, or detach it",
-            "foretrace.capture(...).cut('joint', loss=...) takes it as it is"),
-    )  # fmt: skip
+        do=(
+            "register it as a parameter of the module, pass it as an argument, or detach it",
+            "foretrace.capture(...).cut('joint', loss=...) takes it as it is",
+        ),
+    )
 
 
 def _written(call: _Call, *, joint: bool) -> dict[int, int]:
@@ -256,15 +260,17 @@ def _written(call: _Call, *, joint: bool) -> dict[int, int]:
         if mutation.index not in call.slot_of:
             raise Refusal(
                 f"the program writes to {item.role.name}, which is no input of the graph",
-                kind="side effect", at=call.recorded.made_at(mutation.value),
+                kind="side effect",
+                at=call.recorded.made_at(mutation.value),
                 do="register it as a buffer, or pass it as an argument",
-            )  # fmt: skip
+            )
         if joint and item.value.type.requires_grad:
             raise Refusal(
                 f"the program writes to {item.role.name}, which requires grad",
-                kind="mutated input", at=call.recorded.made_at(mutation.value),
+                kind="mutated input",
+                at=call.recorded.made_at(mutation.value),
                 do="write to a clone; foretrace.capture(...).cut('joint') takes it as it is",
-            )  # fmt: skip
+            )
         found[call.slot_of[mutation.index]] = position
     return dict(sorted(found.items()))
 
@@ -282,9 +288,13 @@ def _signature(
     def of(pairs: Iterable[tuple[Any, int]], low: int, high: int) -> dict[Any, Any]:
         return {result: call.name(slot) for result, slot in pairs if low <= slot < high}
 
-    backward = torch_api.BackwardSignature(
-        of(gradients, 0, count), of(gradients, lifted, len(names)), outputs[loss]
-    ) if loss is not None else None  # fmt: skip
+    backward = (
+        torch_api.BackwardSignature(
+            of(gradients, 0, count), of(gradients, lifted, len(names)), outputs[loss]
+        )
+        if loss is not None
+        else None
+    )
     parameters: list[Any] = list(call.parameters)
     buffers: list[Any] = list(call.buffers)
     return torch_api.GraphSignature(
@@ -298,6 +308,6 @@ def _signature(
     )  # fmt: skip
 
 
-def _out_spec(recorded: Recorded) -> Any:
+def _out_spec(recorded: Recording) -> Any:
     leaves = iter(range(len(recorded.outputs)))
     return torch_api.tree_flatten(recorded.out_structure.build(leaves))[1]

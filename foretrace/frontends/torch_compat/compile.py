@@ -13,17 +13,23 @@ from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.lowering.partition.policies import Policy
 from foretrace.operators.targets.profile import target_of
-from foretrace.python_state.access.side_effects import Holes
-from foretrace.python_state.effects.counters import Counts, of_optimizer
+from foretrace.python_state.access.side_effects import SideEffects
+from foretrace.python_state.effects.counters import SymbolicCounters, of_optimizer
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.automatic_dynamic import Found, Sizes, Varying
 from foretrace.runtime.calls.compiled import Building, Compiled
 from foretrace.runtime.calls.compiled_module import compiled_module
 from foretrace.runtime.graph_breaks.partial_capture import in_pieces
 from foretrace.session.both_branches.explore import explored
-from foretrace.session.run.session import Capture
-from foretrace.session.run.setup import Branches, check_branches, counting, device_of, set_up
-from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.session.run.session import Session
+from foretrace.session.run.setup import (
+    Branches,
+    check_branches,
+    device_of,
+    record_to_fixpoint,
+    set_up,
+)
+from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
 UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""
@@ -99,20 +105,20 @@ def captured(
         holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    counts = Counts(opens=branches == "guard")  # two sides leave no state
+    counts = SymbolicCounters(opens=branches == "guard")  # two sides leave no state
     counts.note(each for each in found.numbers if of_optimizer(each[0]))
     counts.guess(each for each in found.numbers if not of_optimizer(each[0]))
 
-    def once(path: Path | None) -> Captured:
-        def make() -> Capture:
+    def once(path: AnswerPath | None) -> Captured:
+        def make() -> Session:
             run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
             if holes and run.outside is not None:
-                run.outside.holes = Holes(run.recorder.refused)
+                run.outside.holes = SideEffects(run.recorder.refused)
             run.questions.follow(path, run.recorder)
             run.moved = [*found.tensors.values()]
             return run
 
-        return counting(counts, make, fn, args, kwargs, guesses=True)
+        return record_to_fixpoint(counts, make, fn, args, kwargs, guesses=True)
 
     return explored(once, branches)
 

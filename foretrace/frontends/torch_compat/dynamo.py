@@ -8,7 +8,7 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.runtime.backends.compilers import TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled, flat_eager
@@ -53,7 +53,7 @@ def dynamo_backend(
         return flat_compiled(recorded, semantics, _compilers(backend, recorded, chosen))
 
 
-def _compilers(backend: Any, recorded: Recorded, chosen: dict[str, Any]) -> TorchCompilers:
+def _compilers(backend: Any, recorded: Recording, chosen: dict[str, Any]) -> TorchCompilers:
     if backend == "inductor":
         return inductor_compilers(**chosen)
     return TorchCompilers(backend, backend, backend, **chosen)

@@ -15,7 +15,7 @@ from foretrace.ir.symbols.frontend_symbols import Foreign
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
-from foretrace.session.run.session import Capture
+from foretrace.session.run.session import Session
 from foretrace.session.run.setup import device_of, set_up
 from foretrace.tracer.recorder.replay_fx import NodeSources, Replay
 
@@ -59,7 +59,7 @@ def capture_described(
     return Program(record(fn, args, kwargs, run), run.semantics)
 
 
-def _described(sources: Sources, given: Sequence[Any], device: torch.device) -> Capture:
+def _described(sources: Sources, given: Sequence[Any], device: torch.device) -> Session:
     """A run with the sizes and in the fake mode of whoever made the inputs."""
     target, found = target_of(None, device), torch_api.front_end(given)
     if found is None:

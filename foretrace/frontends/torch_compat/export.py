@@ -26,7 +26,7 @@ from foretrace.frontends.torch_compat.stateless_check import (
 )
 from foretrace.ir.program.names import called_like_a_keyword
 from foretrace.ir.program.op import Op, Subgraph, Value, values_in
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.shapes_spec import of_function
@@ -49,7 +49,7 @@ from foretrace.session.run.setup import (
     prepare,
 )
 from foretrace.tracer.concrete.concrete_values import GUARD
-from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.recorder.submodule_io import CallSite, submodule_calls
 
 
@@ -119,12 +119,17 @@ Run: TypeAlias = tuple[Program, list[CallSite]]
 
 
 def _run(
-    branches: Branches, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
-    paths: Sequence[str], values: Values,
-) -> Run:  # fmt: skip
+    branches: Branches,
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: Any,
+    paths: Sequence[str],
+    values: Values,
+) -> Run:
     """One run of the module, which its next run would repeat; with both sides, one for each way."""
 
-    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
+    def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
         run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
@@ -151,8 +156,9 @@ def _check_not_called(paths: Sequence[str]) -> None:
         raise Refusal(
             'branches="both" runs the program several times, and'
             " preserve_module_call_signature speaks of the calls of one run",
-            kind="unsupported", do='leave one of them away; with "guard" the example answers',
-        )  # fmt: skip
+            kind="unsupported",
+            do='leave one of them away; with "guard" the example answers',
+        )
 
 
 def _captured(run: Callable[[Values], Run], values: Values) -> Run:
@@ -194,9 +200,10 @@ def _check_call(mod: Any, args: Any, kwargs: Any, values: Any, branches: Any) ->
     ):
         if not good:
             raise Refusal(
-                what, kind="wrong call",
+                what,
+                kind="wrong call",
                 do="call it as foretrace.export(module, (arg, ...), {name: arg})",
-            )  # fmt: skip
+            )
 
 
 def _exported_program(
@@ -218,12 +225,16 @@ def _exported_program(
     exported = _graph(program, mod, written, inputs)
     shown = Shown(recorded, _small(program, around=around))
     made = ExportedProgram(
-        root=exported.root, graph=exported.graph, graph_signature=exported.signature,
-        state_dict=inputs.state, range_constraints=shown.ranges(recorded.symbols.constraints()),
+        root=exported.root,
+        graph=exported.graph,
+        graph_signature=exported.signature,
+        state_dict=inputs.state,
+        range_constraints=shown.ranges(recorded.symbols.constraints()),
         module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
-        example_inputs=(args, kwargs), constants=inputs.constants,
+        example_inputs=(args, kwargs),
+        constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
-    )  # fmt: skip
+    )
     pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
     paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
     where = places(recorded, leaves, {id(leaf): path for path, leaf in reversed(paths)})
@@ -236,7 +247,7 @@ def _exported_program(
 def _small(program: Program, *, around: bool) -> SmallSizes:
     """Tells of which sizes 0 and 1 the graph of a file holds."""
 
-    def make(recorded: Recorded, semantics: TargetSemantics, put: object = None) -> Graph:
+    def make(recorded: Recording, semantics: TargetSemantics, put: object = None) -> Graph:
         return forward_graph(recorded, semantics, LEVEL, "export", around=around)
 
     recorded, semantics = program.recorded, program.semantics

@@ -8,14 +8,14 @@ from torch.export.graph_signature import ArgumentSpec
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import positional_names
 from foretrace.lowering.emit.export_graph import Exported, argument_of
 from foretrace.tracer.recorder.submodule_io import CallSite
 
 
 def module_calls(
-    recorded: Recorded,
+    recorded: Recording,
     mod: nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
     sites: list[CallSite],
@@ -58,6 +58,7 @@ def _argument(leaf: Any, site: CallSite, exported: Exported) -> ArgumentSpec:
     if not isinstance(found, fx.Node | int | float | str | None):
         raise Refusal(
             f"a call of {site.call} has {found!r:.60} where the graph has nothing",
-            kind="wrong call", do=f"leave {site.call.path!r} out of preserve_module_call_signature",
-        )  # fmt: skip
+            kind="wrong call",
+            do=f"leave {site.call.path!r} out of preserve_module_call_signature",
+        )
     return argument_of(found)

@@ -19,10 +19,11 @@ def check_plain(structure: Structure, what: str) -> None:
         kind = structure.objects[0][1]
         name, data = kind.__name__, attribute(kind, "__dataclass_fields__")
         register = (
-            f"torch.export.register_dataclass({name})" if data else
-            f"torch.utils._pytree.register_pytree_node({name}, flatten, unflatten,"
+            f"torch.export.register_dataclass({name})"
+            if data
+            else f"torch.utils._pytree.register_pytree_node({name}, flatten, unflatten,"
             " flatten_with_keys_fn=..., serialized_type_name=...)"
-        )  # fmt: skip
+        )
         raise Refusal(
             f"{what} is a {name}, which torch's pytree does not know",
             kind="unknown container",
@@ -40,14 +41,16 @@ def check_keys(structure: Structure) -> None:
     if kind is not None:
         raise Refusal(
             f"an argument is a {kind.__name__}, which torch's pytree knows without keys",
-            kind="unknown container", do="give register_pytree_node its flatten_with_keys_fn",
-        )  # fmt: skip
+            kind="unknown container",
+            do="give register_pytree_node its flatten_with_keys_fn",
+        )
     for key in torch_api.keys_in(structure.spec):
         if not isinstance(key, (str, int, float)):
             raise Refusal(
                 f"an argument is a dict with the key {key!r}, which torch writes as Python code",
-                kind="unknown container", do="let its keys be strings or numbers",
-            )  # fmt: skip
+                kind="unknown container",
+                do="let its keys be strings or numbers",
+            )
 
 
 def check_leaf(leaf: Any, what: str) -> None:
@@ -59,5 +62,6 @@ def check_leaf(leaf: Any, what: str) -> None:
     if not spelled(leaf):
         raise Refusal(
             f"{what} is a {type(leaf).__name__}, which an exported program cannot hold",
-            kind="unknown value", do="use tensors, numbers, strings and None",
-        )  # fmt: skip
+            kind="unknown value",
+            do="use tensors, numbers, strings and None",
+        )

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import sympy
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.symbols import MANY, Numbers
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 
@@ -31,7 +31,7 @@ class Shown:
         small: tells of which sizes its graph holds.
     """
 
-    def __init__(self, recorded: Recorded, small: SmallSizes) -> None:
+    def __init__(self, recorded: Recording, small: SmallSizes) -> None:
         self.least = recorded.symbols.reaches_down()
         ranges = recorded.symbols.ranges().items()
         self.groups = _groups(recorded, {symbol for symbol, (low, _) in ranges if low == MANY})
@@ -54,20 +54,27 @@ class Shown:
             return [*made, f"{large} >= {len(some) - 1}"]
         for (at, group, allowed), (other, others, more) in combinations(some, 2):
             both = product(allowed, more)
-            if not all(self._holds({**dict.fromkeys(group, n), **dict.fromkeys(others, m)})
-                       for n, m in both):  # fmt: skip
+            if not all(
+                self._holds({**dict.fromkeys(group, n), **dict.fromkeys(others, m)})
+                for n, m in both
+            ):
                 made.append(f"{at} >= {MANY} or {other} >= {MANY}")
         return made
 
     def ranges(self, constraints: dict[sympy.Expr, Any]) -> dict[sympy.Expr, Any]:
         """torch.export's ranges, from the least size on that is shown where nobody has said one."""
-        least = {symbol: min(allowed) for group, allowed in zip(self.groups, self.allowed,
-                 strict=True) if allowed for symbol in group}  # fmt: skip
+        least = {
+            symbol: min(allowed)
+            for group, allowed in zip(self.groups, self.allowed, strict=True)
+            if allowed
+            for symbol in group
+        }
         return {
             expr: torch_api.ValueRanges(least[expr], limits.upper)
-            if expr in least and limits.lower == MANY else limits
+            if expr in least and limits.lower == MANY
+            else limits
             for expr, limits in constraints.items()
-        }  # fmt: skip
+        }
 
 
 def _range(at: str, allowed: Sequence[int]) -> list[str]:
@@ -77,7 +84,7 @@ def _range(at: str, allowed: Sequence[int]) -> list[str]:
     return [f"{at} != {n}" for n in range(MANY) if n not in allowed]
 
 
-def _groups(recorded: Recorded, small: set[sympy.Symbol]) -> list[Group]:
+def _groups(recorded: Recording, small: set[sympy.Symbol]) -> list[Group]:
     found = dict[Any, list[sympy.Symbol]]()
     for symbol in sorted(small, key=str):
         found.setdefault(recorded.symbols.simplify(symbol), []).append(symbol)
@@ -85,7 +92,7 @@ def _groups(recorded: Recorded, small: set[sympy.Symbol]) -> list[Group]:
 
 
 def places(
-    recorded: Recorded, leaves: Sequence[Any], paths: dict[int, str]
+    recorded: Recording, leaves: Sequence[Any], paths: dict[int, str]
 ) -> dict[sympy.Symbol, str]:
     """Where a call has each open size.
 
@@ -98,6 +105,8 @@ def places(
     given = [leaf for leaf, name in zip(leaves, names, strict=True) if name not in constants]
     return {
         size: f"{paths[id(given[item.argument])]}.size()[{dim}]"
-        for item in reversed(recorded.inputs) if item.argument is not None and item.size is None
-        for dim, size in enumerate(item.value.type.shape) if isinstance(size, sympy.Symbol)
-    }  # fmt: skip
+        for item in reversed(recorded.inputs)
+        if item.argument is not None and item.size is None
+        for dim, size in enumerate(item.value.type.shape)
+        if isinstance(size, sympy.Symbol)
+    }

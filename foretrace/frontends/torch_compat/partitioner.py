@@ -16,8 +16,8 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Graph, Input, Output, Recorded, Role, size_input
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level, differentiated
 from foretrace.lowering.partition.partition import Pair
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves
@@ -34,7 +34,7 @@ class WithPartitioner(TorchCompilers):
     partition_fn: Callable[..., Any] = field(kw_only=True)
 
     def halves(
-        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair as the partitioner makes it.
 
@@ -53,7 +53,7 @@ class WithPartitioner(TorchCompilers):
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
 
-        def partial(given: Arrived) -> Flat:
+        def partial(given: TangentStrides) -> Flat:
             part = differentiated(recorded, semantics, Level(False), None, given)
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
             return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
@@ -65,9 +65,13 @@ class Parts:
     """The two modules of a partitioner as a pair, whose ops are known to them alone."""
 
     def __init__(
-        self, found: JointModule, joint: Graph, semantics: TargetSemantics,
-        forward: fx.GraphModule, backward: fx.GraphModule,
-    ) -> None:  # fmt: skip
+        self,
+        found: JointModule,
+        joint: Graph,
+        semantics: TargetSemantics,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+    ) -> None:
         self.types = semantics.inference.types
         returned: Any = forward.graph.output_node().args[0]
         saved = [(node.name, node.meta["val"]) for node in returned[found.num_fwd_outputs :]]

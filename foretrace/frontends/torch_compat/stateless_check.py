@@ -18,7 +18,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
-from foretrace.ir.program.recording import Input, Recorded, Role
+from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.places import Change, OnData, State
 from foretrace.tracer.recorder.autograd_hooks import SAVED
@@ -28,7 +28,7 @@ UNHOOKED: Final = "the graph has no hooks on gradients; the program registers so
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
-def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
+def check_settled(recorded: Recording, again: Callable[[], Recording]) -> None:
     """Refuse a program that computes something else once it has run.
 
     `again` records it again; it is asked only if the run has changed Python's state.
@@ -43,12 +43,13 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(
             f"the program binds {names}, and computes something else at its next call",
-            kind="side effect", at=bound[0].at,
+            kind="side effect",
+            at=bound[0].at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
-        )  # fmt: skip
+        )
 
 
-def check_shapes_stay(recorded: Recorded) -> Recorded:
+def check_shapes_stay(recorded: Recording) -> Recording:
     """The record, of which a graph is called by another tool.
 
     Raises:
@@ -59,22 +60,28 @@ def check_shapes_stay(recorded: Recorded) -> Recorded:
         if isinstance(state.place, OnData):
             raise Refusal(
                 f"the program sets {state.place.name}, and a graph leaves an input's memory",
-                kind="side effect", at=state.at,
-                do=("write to it under no_grad: copy_(new)",
-                    "or foretrace.capture(...).cut('aten'), which takes it as it is"),
-            )  # fmt: skip
+                kind="side effect",
+                at=state.at,
+                do=(
+                    "write to it under no_grad: copy_(new)",
+                    "or foretrace.capture(...).cut('aten'), which takes it as it is",
+                ),
+            )
     for index in recorded.requires.reshaped:
         item = recorded.inputs[index]
         raise Refusal(
             f"the program changes the shape of the {item.role} in place, and a graph leaves it",
-            kind="side effect", at=recorded.reshaped_at(item.value),
-            do=("use the operator that returns a new tensor, such as reshape() or transpose()",
-                "or foretrace.capture(...).cut('export'), which takes it as it is"),
-        )  # fmt: skip
+            kind="side effect",
+            at=recorded.reshaped_at(item.value),
+            do=(
+                "use the operator that returns a new tensor, such as reshape() or transpose()",
+                "or foretrace.capture(...).cut('export'), which takes it as it is",
+            ),
+        )
     return recorded
 
 
-def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
+def without_states(recorded: Recording, stacklevel: int) -> Recording:
     """The record without the tensors that the program leaves in Python state, with a warning.
 
     A graph that is called without foretrace has no place for them; `check_settled` has shown that
@@ -90,7 +97,7 @@ def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
     return replace(recorded, inputs=inputs, outputs=recorded.returned, requires=requires)
 
 
-def without_hooks(recorded: Recorded, stacklevel: int) -> Recorded:
+def without_hooks(recorded: Recording, stacklevel: int) -> Recording:
     """The record without hooks, which are Python of the program's, with a warning.
 
     Raises:
@@ -101,10 +108,14 @@ def without_hooks(recorded: Recorded, stacklevel: int) -> Recorded:
         if op.target.holds:
             raise Refusal(
                 "hooks on what autograd saves (saved_tensors_hooks), of which such a graph knows"
-                " nothing, and a gradient would come there", kind="hook", at=op.origin.frame,
-                do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
-                    "or train by foretrace.compile, or by a joint cut"),
-            )  # fmt: skip
+                " nothing, and a gradient would come there",
+                kind="hook",
+                at=op.origin.frame,
+                do=(
+                    "use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
+                    "or train by foretrace.compile, or by a joint cut",
+                ),
+            )
     if told := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
         warnings.warn(f"{UNHOOKED}{told}", stacklevel=stacklevel)
     return replace(recorded, hooks=saving)
@@ -117,7 +128,7 @@ def _fixed(item: Input) -> Input:
     return replace(item, role=Role("captured", item.role.name), tensor=item.read(), read=None)
 
 
-def _left(state: State, recorded: Recorded) -> Change:
+def _left(state: State, recorded: Recording) -> Change:
     """A state as a change that can be done before the program runs again."""
     symbols = recorded.symbols
     if state.like is not None:
@@ -138,7 +149,7 @@ def _left(state: State, recorded: Recorded) -> Change:
     return Change(state.place, after, rebound=True, at=state.at)
 
 
-def tell_answers(recorded: Recorded, stacklevel: int) -> None:
+def tell_answers(recorded: Recording, stacklevel: int) -> None:
     """Warn of a graph that is for some inputs alone, and asserts that it gets no others.
 
     Raises:
@@ -149,14 +160,15 @@ def tell_answers(recorded: Recorded, stacklevel: int) -> None:
         if not each.asserted:
             raise Refusal(
                 f"no operator asserts what {each.asked} answers, so a graph cannot check it",
-                kind="data-dependent", at=each.frame,
+                kind="data-dependent",
+                at=each.frame,
                 do="let the operator return a tensor, and ask that",
-            )  # fmt: skip
+            )
     if lent:
         warnings.warn(GUARDED + "".join(f"\n  {each}" for each in lent), stacklevel=stacklevel)
 
 
-def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[Change]) -> bool:
+def _same_again(recorded: Recording, again: Callable[[], Recording], bound: list[Change]) -> bool:
     for change in bound:
         change.redo()
     try:
@@ -168,7 +180,7 @@ def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[C
     return False
 
 
-def _alike(one: Recorded, other: Recorded) -> bool:
+def _alike(one: Recording, other: Recording) -> bool:
     """Whether ops, arguments, results and constants are the same, and no state is read."""
     if _reads_state(one) or _reads_state(other):
         return False
@@ -177,11 +189,11 @@ def _alike(one: Recorded, other: Recorded) -> bool:
     )
 
 
-def _given(recorded: Recorded) -> list[Input]:
+def _given(recorded: Recording) -> list[Input]:
     return [item for item in recorded.inputs if item.read is None]
 
 
-def _reads_state(recorded: Recorded) -> bool:
+def _reads_state(recorded: Recording) -> bool:
     """Whether the program computes with what an earlier call has left."""
     states = {item.value for item in recorded.inputs if item.read is not None}
     used = (value for op in called_in(recorded.ops) for value in op.operands)
@@ -200,7 +212,7 @@ class _Numbered:
     def __init__(self) -> None:
         self._numbers: dict[Value, int] = {}
 
-    def recorded(self, recorded: Recorded) -> list[Any]:
+    def recorded(self, recorded: Recording) -> list[Any]:
         """All that a graph of it could have."""
         inputs = [self.tree(item.value) for item in _given(recorded)]
         news = [(mutation.index, self.tree(mutation.value)) for mutation in recorded.mutations]
@@ -210,10 +222,15 @@ class _Numbered:
     def ops(self, ops: Iterable[Op]) -> list[Any]:
         """Ops with those that ran inside of them."""
         return [
-            (target_name(op.target), self.tree(op.args), self.tree(op.kwargs),
-             self.tree(op.outs), self.ops(op.region or ()))
+            (
+                target_name(op.target),
+                self.tree(op.args),
+                self.tree(op.kwargs),
+                self.tree(op.outs),
+                self.ops(op.region or ()),
+            )
             for op in ops
-        ]  # fmt: skip
+        ]
 
     def tree(self, tree: Tree) -> Any:
         """Arguments: values as numbers with their types, all else as it is written."""

@@ -23,10 +23,13 @@ class Sight:
         """The tensor now."""
         if (holds := held_by(tensor)) is not None:
             facts: dict[str, object] = {
-                "class": str(holds), "metadata": holds.context, "dtype": tensor.dtype,
-                "shape": list(tensor.shape), "stride": list(tensor.stride()),
+                "class": str(holds),
+                "metadata": holds.context,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "stride": list(tensor.stride()),
                 "requires_grad": tensor.requires_grad,
-            }  # fmt: skip
+            }
             held = tuple(cls.of(getattr(tensor, name)) for name in holds.names)
             return cls(facts, torch.empty(0), held)
         strided = tensor.layout == torch.strided

@@ -12,7 +12,7 @@ from foretrace.inspect.check.bits import Sight, difference
 from foretrace.inspect.check.run_stages import Seen, Stage
 from foretrace.inspect.check.user_errors import first_line
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.python_state.effects.module_state import borrowed, owners_of
 from foretrace.runtime.calls.run_cut import Called
 
@@ -23,7 +23,7 @@ TRAINABLE = ("export", "compiled", "eager")
 class Captured(Protocol):
     """The part of a Program that a check needs."""
 
-    recorded: Recorded
+    recorded: Recording
 
     def cut(self, kind: str, *, loss: int | None = None) -> Callable[..., Any]:
         """A graph of the program, to be called."""
@@ -128,13 +128,13 @@ def has_modes(fn: Callable[..., Any]) -> bool:
     return any(isinstance(owner, nn.Module) for owner in owners_of(fn).values())
 
 
-def _notes(recorded: Recorded, stage: Stage) -> Iterator[str]:
+def _notes(recorded: Recording, stage: Stage) -> Iterator[str]:
     if not followed(recorded):
         yield "no output requires grad, so there is no joint cut and no pair"
     yield from (f"not put back: {each}" for each in stage.left)
 
 
-def loss_of(recorded: Recorded) -> int | None:
+def loss_of(recorded: Recording) -> int | None:
     """0 if output 0 is a scalar that requires grad; else None, and tangents are inputs."""
     first = recorded.returned[0].value if recorded.returned else None
     if not isinstance(first, Value) or not recorded.differentiable(first):
@@ -142,7 +142,7 @@ def loss_of(recorded: Recorded) -> int | None:
     return None if first.type.shape else 0
 
 
-def followed(recorded: Recorded) -> bool:
+def followed(recorded: Recording) -> bool:
     """Whether a backward can begin at any output."""
     return any(recorded.differentiable(output.value) for output in recorded.returned)
 
@@ -172,7 +172,7 @@ def _runs(program: Captured, stage: Stage) -> Iterator[tuple[str, Callable[[], S
 class Comparison:
     """Holds runs against eager's."""
 
-    def __init__(self, recorded: Recorded, before: list[Sight], eager: Seen) -> None:
+    def __init__(self, recorded: Recording, before: list[Sight], eager: Seen) -> None:
         self.recorded, self.before, self.eager = recorded, before, eager
 
     def __call__(self, cut: str, seen: Seen) -> Iterator[Item]:
@@ -221,6 +221,7 @@ def _judged(items: list[Item], again: Iterator[Item]) -> list[Item]:
     note = "; a second run of eager differs from the first here, too"
     return [
         replace(item, reason=item.reason + note)
-        if not item.equal and (item.what, item.name) in unstable else item
+        if not item.equal and (item.what, item.name) in unstable
+        else item
         for item in items
-    ]  # fmt: skip
+    ]

@@ -44,11 +44,13 @@ class PiecesReport:
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
         return {
-            "mode": self.mode, "equal": self.equal,
+            "mode": self.mode,
+            "equal": self.equal,
             "items": [asdict(item) for item in self.items],
             "breaks": [each.to_dict() for each in self.breaks],
-            "captured": self.captured, "total": self.total,
-        }  # fmt: skip
+            "captured": self.captured,
+            "total": self.total,
+        }
 
 
 Seen = dict[tuple[str, str], Any]
@@ -140,9 +142,14 @@ def _sight(leaf: Any) -> Any:
 
 
 def check_pieces(
-    compile: Callable[[Any], Any], fn: Callable[..., Any], args: Sequence[Any] = (),
-    kwargs: dict[str, Any] | None = None, *, mode: str | None = None, seed: int = 0,
-) -> PiecesReport:  # fmt: skip
+    compile: Callable[[Any], Any],
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    mode: str | None = None,
+    seed: int = 0,
+) -> PiecesReport:
     """Run a program and its compiled form twice, each from one state, and compare.
 
     Args:

@@ -12,12 +12,12 @@ from torch.autograd.graph import get_gradient_edge
 from foretrace.inspect.check.bits import Sight
 from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.operators.abstract_tensors.subclass_types import held_by, plain_parts, wraps
-from foretrace.python_state.effects.module_state import Borrowed, borrowed, owners_of
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed, owners_of
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.runtime.calls.run_cut import Called, run_pair
 from foretrace.runtime.guards.cut_guards import CallGuards
 
@@ -58,9 +58,14 @@ class Stage:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
-        recorded: Recorded, loss: int | None, seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        recorded: Recording,
+        loss: int | None,
+        seed: int,
+    ) -> None:
         self.fn, self.recorded, self.loss, self.seed = fn, recorded, loss, seed
         self.args, self.kwargs = args, kwargs
         self.left: dict[str, None] = {}
@@ -113,7 +118,7 @@ class Stage:
     def _run(self) -> Iterator["Run"]:
         saved = [(t, t.requires_grad, contents_of(t)) for t in dict.fromkeys(self.live)]
         drawn = [(generator, generator.get_state()) for generator in self.generators]
-        python = Before((self.fn, self.args, self.kwargs), [*self.owners.values()])
+        python = HeapSnapshot((self.fn, self.args, self.kwargs), [*self.owners.values()])
         try:
             with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
                 torch.manual_seed(self.seed)
@@ -147,8 +152,9 @@ def tangent(output: Tensor, seed: int) -> Tensor:
     """Random numbers in the output's layout, the same each time."""
     if (held := held_by(output)) is not None:
         parts = [getattr(output, name) for name in held.names]
-        inner = [tangent(p, seed + n) if p.dtype.is_floating_point else p
-                 for n, p in enumerate(parts)]  # fmt: skip
+        inner = [
+            tangent(p, seed + n) if p.dtype.is_floating_point else p for n, p in enumerate(parts)
+        ]
         made: Tensor = held.make(tuple(inner), output.shape, output.stride())
         return made
     generator = torch.Generator().manual_seed(seed)
@@ -168,7 +174,7 @@ def _edge(tensor: Tensor) -> Any:
 class Run:
     """Fresh inputs, and where to find afterwards what the run did."""
 
-    def __init__(self, stage: Stage, loan: Borrowed) -> None:
+    def __init__(self, stage: Stage, loan: SwappedModuleTensors) -> None:
         self.loan, recorded = loan, stage.recorded
         copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
         self.args, self.kwargs = stage.structure.build(iter(copies))

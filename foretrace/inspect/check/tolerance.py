@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 INTEGERS: dict[torch.dtype, torch.dtype] = {
-    torch.float64: torch.int64, torch.float32: torch.int32,
-    torch.float16: torch.int16, torch.bfloat16: torch.int16,
-}  # fmt: skip
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
 
 
 @dataclass(frozen=True, slots=True)

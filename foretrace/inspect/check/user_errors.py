@@ -20,8 +20,10 @@ def raised(doing: str, do: str, file: str | None = None) -> Refusing:
             return None
         return Refusal(
             f"{doing} {type(error).__name__}: {first_line(error)}",
-            kind="program raised", at=_frame(error, trace, file), do=do,
-        )  # fmt: skip
+            kind="program raised",
+            at=_frame(error, trace, file),
+            do=do,
+        )
 
     return Refusing(of, (Exception, SystemExit))
 

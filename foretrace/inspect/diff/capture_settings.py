@@ -8,9 +8,9 @@ import sympy
 
 from foretrace.inspect.diff.difference import Reason
 from foretrace.inspect.diff.sides import Side, aspects, listed, paired_inputs
-from foretrace.ir.program.call_requirements import Held, Requirements
+from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.op import ModuleCall, Op
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 
 PLAIN = frozenset({bool, int, float, str, type(None), tuple})
@@ -32,9 +32,10 @@ class Settings:
         self._of_values: dict[tuple[str, str], Reason] = {}
         self._inputs()
         self._open = [
-            item for item in (*left.recorded.inputs, *right.recorded.inputs)
+            item
+            for item in (*left.recorded.inputs, *right.recorded.inputs)
             if item.value.type.symbols and id(item) in self._of_input
-        ]  # fmt: skip
+        ]
         for aspect, reason in self._given():
             self.by_aspect.setdefault(aspect, []).append(reason)
 
@@ -156,11 +157,11 @@ class Settings:
             yield "loss", Reason("loss", f"loss={a} on the left, loss={b} on the right")
 
 
-def _devices(requires: Requirements) -> str:
+def _devices(requires: CallRequirements) -> str:
     return f"on for {', '.join(sorted(requires.autocast))}" if requires.autocast else "off"
 
 
-def _held(left: Requirements, right: Requirements) -> dict[tuple[str, str], list[str]]:
+def _held(left: CallRequirements, right: CallRequirements) -> dict[tuple[str, str], list[str]]:
     """Plain data that the program reads beside its tensors, where it differs: names by values."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, a, b in _in_both(left, right):
@@ -169,7 +170,7 @@ def _held(left: Requirements, right: Requirements) -> dict[tuple[str, str], list
     return found
 
 
-def _in_both(left: Requirements, right: Requirements) -> Iterator[tuple[str, Any, Any]]:
+def _in_both(left: CallRequirements, right: CallRequirements) -> Iterator[tuple[str, Any, Any]]:
     for name in left.constants.keys() & right.constants.keys():
         yield name, left.constants[name], right.constants[name]
     mine, theirs = _told_once(left), _told_once(right)
@@ -177,14 +178,14 @@ def _in_both(left: Requirements, right: Requirements) -> Iterator[tuple[str, Any
         yield name, mine[name], theirs[name]
 
 
-def _told_once(requires: Requirements) -> dict[str, object]:
+def _told_once(requires: CallRequirements) -> dict[str, object]:
     """What the program reads outside, by name; a name that several places have tells none."""
-    places = [each for each in requires.held if isinstance(each, Held)]
+    places = [each for each in requires.held if isinstance(each, ReadLocation)]
     count = Counter(each.name for each in places)
     return {each.name: each.before for each in places if count[each.name] == 1}
 
 
-def differing_modes(left: Recorded, right: Recorded) -> dict[str, bool]:
+def differing_modes(left: Recording, right: Recording) -> dict[str, bool]:
     """The modules that are in training mode on one side alone, and the mode on the left."""
     mine, theirs = _training(left.ops), _training(right.ops)
     return {path: now for path, now in mine.items() if now != theirs.get(path, now)}
@@ -225,7 +226,8 @@ def _opened(numbers: Any, symbols: Any, side: str) -> str:
     if len(numbers) != len(symbols):
         return ""
     found = [
-        f"size {n} is {s}" for n, s in zip(numbers, symbols, strict=True)
+        f"size {n} is {s}"
+        for n, s in zip(numbers, symbols, strict=True)
         if isinstance(s, sympy.Expr) and isinstance(n, int)
-    ]  # fmt: skip
+    ]
     return f"{', '.join(found)}, open on the {side} only" if found else ""

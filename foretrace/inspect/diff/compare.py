@@ -33,9 +33,10 @@ class Comparison:
         self.left, self.right = left, right
         self.settings = Settings(left, right)
         self.causes = Causes(
-            one_record=left.recorded is right.recorded, copies={**left.copies, **right.copies},
+            one_record=left.recorded is right.recorded,
+            copies={**left.copies, **right.copies},
             moved=self.settings.moved,
-        )  # fmt: skip
+        )
         self.reasons = Reasons(left, right, self.settings, self.causes)
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
         self.uses = Uses(left.graph), Uses(right.graph)
@@ -228,9 +229,13 @@ class Comparison:
                 self.causes.blame((out for op in (*left, *right) for out in op.outs), reason)
 
     def _sequence(
-        self, left: Sequence[Op], right: Sequence[Op], part: Part, pair: Pair | None,
+        self,
+        left: Sequence[Op],
+        right: Sequence[Op],
+        part: Part,
+        pair: Pair | None,
         reason: Reason | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Ops that serve one op, on both sides in order; `reason`: why the forward differs."""
         gap: tuple[list[Op], list[Op]] = ([], [])
         for a, b in [*self._by_operands(left, right), (None, None)]:
@@ -296,9 +301,13 @@ class Comparison:
             self._late.append((ops, compare))
 
     def _sequence_gap(
-        self, left: list[Op], right: list[Op], part: Part, pair: Pair | None,
+        self,
+        left: list[Op],
+        right: list[Op],
+        part: Part,
+        pair: Pair | None,
         known: Reason | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         ops = (*left, *right)
         reason = self.reasons.no_backward() if part == "backward" else None
         reason = reason or self.reasons.table(left, right) or self.reasons.of_choice(ops[0])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from foretrace.inspect.explain.tree_path import of_history, pieces_to
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 
@@ -71,7 +71,7 @@ class Node:
 class Marked:
     """The tree as one cut has it. `roots`: the ops of the program; `apart`: what is in no tree."""
 
-    def __init__(self, recorded: Recorded, graph: Graph) -> None:
+    def __init__(self, recorded: Recording, graph: Graph) -> None:
         self._known: dict[tuple[int, object], Node] = {}
         self.values: set[Value] = {item.value for item in recorded.inputs}
         """all that the tree speaks of"""

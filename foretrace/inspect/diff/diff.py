@@ -76,13 +76,15 @@ class Diff(Printed):
         if node not in known:
             near = near_it(difflib.get_close_matches(node, known, NEAR), known[:NEAR])
             raise Refusal(
-                f"neither cut has a node {node!r}", kind="unknown node",
+                f"neither cut has a node {node!r}",
+                kind="unknown node",
                 do=(*near, "foretrace show has the names of all"),
-            )  # fmt: skip
+            )
         found = tuple(
-            each for each in self.differences
+            each
+            for each in self.differences
             if any(seen.name == node for seen in (*each.left, *each.right))
-        )  # fmt: skip
+        )
         return replace(self, differences=found, measured=None)
 
     def rows(self, folds: int = FOLDS) -> Iterator[Row]:
@@ -189,6 +191,7 @@ def _check_related(comparison: Comparison) -> None:
         raise Refusal(
             f"the two cuts have nothing in common: {len(comparison.matched)} of the"
             f" {len(left.graph.ops)} ops of {left.told} and the {len(right.graph.ops)} of"
-            f" {right.told} are the same", kind="nothing in common",
+            f" {right.told} are the same",
+            kind="nothing in common",
             do="compare two cuts of one program, or of two forms of it",
-        )  # fmt: skip
+        )

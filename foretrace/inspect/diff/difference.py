@@ -11,7 +11,7 @@ from foretrace.ir.program.op import ModuleCall, Op, target_name
 
 Kind: TypeAlias = Literal[
     "kept", "opened", "replaced", "only left", "only right", "type", "arguments"
-]  # fmt: skip
+]
 Part: TypeAlias = Literal["forward", "backward", "input", "output"]
 
 
@@ -138,16 +138,22 @@ class Difference(Printed):
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
         at = self.frame and {
-            "file": self.frame.file, "line": self.frame.line, "function": self.frame.function,
+            "file": self.frame.file,
+            "line": self.frame.line,
+            "function": self.frame.function,
             "code": self.frame.text,
-        }  # fmt: skip
+        }
         return {
-            "kind": self.kind, "part": self.part, "what": self.what,
+            "kind": self.kind,
+            "part": self.part,
+            "what": self.what,
             "left": [seen.to_dict() for seen in self.left],
             "right": [seen.to_dict() for seen in self.right],
-            "reason": self.reason.to_dict(), "at": at, "module": list(self.module),
+            "reason": self.reason.to_dict(),
+            "at": at,
+            "module": list(self.module),
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def kind_of(left: Sequence[Op], right: Sequence[Op]) -> Kind:

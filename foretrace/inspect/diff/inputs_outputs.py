@@ -11,9 +11,11 @@ from foretrace.ir.program.recording import Input, Output
 
 End = Input | Output
 ASPECTS: dict[str, tuple[str, ...]] = {
-    "gradient": ("requires_grad", "loss"), "tangent": ("requires_grad", "loss"),
-    "mutation": ("mode",), "size": ("shape",),
-}  # fmt: skip
+    "gradient": ("requires_grad", "loss"),
+    "tangent": ("requires_grad", "loss"),
+    "mutation": ("mode",),
+    "size": ("shape",),
+}
 """What an input or output of such a role depends on"""
 
 
@@ -120,9 +122,13 @@ def _reason(comparison: Comparison, item: End) -> Reason:
 
 
 def _end(
-    kind: Kind, part: Part, a: End | None, b: End | None, reason: Reason,
+    kind: Kind,
+    part: Part,
+    a: End | None,
+    b: End | None,
+    reason: Reason,
     notes: tuple[str, ...] = (),
-) -> Difference:  # fmt: skip
+) -> Difference:
     role = (a or b).role  # type: ignore[union-attr]
     return Difference(kind, part, role.kind, _seen(a), _seen(b), reason, notes=notes)
 

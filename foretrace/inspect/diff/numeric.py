@@ -121,8 +121,9 @@ def check_runs_here(devices: Sequence[tuple[str, str]]) -> None:
         if device == "meta" or device not in torch_api.device_types_here():
             raise Refusal(
                 f"{label} cannot run here: there is no {device} device with data",
-                kind="cannot run", do=("compare without a run", "or run it where the device is"),
-            )  # fmt: skip
+                kind="cannot run",
+                do=("compare without a run", "or run it where the device is"),
+            )
 
 
 Given: TypeAlias = tuple[Sequence[Any], dict[str, Any]]

@@ -15,9 +15,11 @@ CELLS = 400_000
 
 
 def align(
-    left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int],
+    left: Sequence[A],
+    right: Sequence[B],
+    score: Callable[[A, B], int],
     key: Callable[[A | B], Hashable],
-) -> Iterator[tuple[A | None, B | None]]:  # fmt: skip
+) -> Iterator[tuple[A | None, B | None]]:
     """Pairs in order; None stands beside what has no counterpart.
 
     Args:
@@ -42,9 +44,11 @@ def align(
 
 
 def by_rules(
-    left: Sequence[A], right: Sequence[A], rules: Sequence[Callable[[A, A], bool]],
+    left: Sequence[A],
+    right: Sequence[A],
+    rules: Sequence[Callable[[A, A], bool]],
     score: Callable[[A, A], tuple[int, ...]],
-) -> Iterator[tuple[A, A]]:  # fmt: skip
+) -> Iterator[tuple[A, A]]:
     """Pairs in whatever order, by the first rule that allows one; none fits two better apart.
 
     Args:
@@ -116,9 +120,11 @@ def _best(
 
 
 def _by_runs(
-    left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int],
+    left: Sequence[A],
+    right: Sequence[B],
+    score: Callable[[A, B], int],
     key: Callable[[A | B], Hashable],
-) -> Iterator[tuple[A | None, B | None]]:  # fmt: skip
+) -> Iterator[tuple[A | None, B | None]]:
     matcher = SequenceMatcher(None, [*map(key, left)], [*map(key, right)], autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
         if kind == "equal":

@@ -8,7 +8,7 @@ from torch import fx
 from foretrace.errors import Frame
 from foretrace.inspect.diff.difference import Seen
 from foretrace.ir.program.op import ModuleCall, Op, Value, target_name
-from foretrace.ir.program.recording import Graph, Input, Recorded, Target
+from foretrace.ir.program.recording import Graph, Input, Recording, Target
 from foretrace.ir.program.tensor_type import DTYPE_NAMES, TensorType
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair as Halves
 
@@ -19,7 +19,7 @@ LISTED = 3
 class OfProgram(Protocol):
     """The part of a Program that a comparison needs."""
 
-    recorded: Recorded
+    recorded: Recording
 
     @property
     def target(self) -> Target:
@@ -58,9 +58,11 @@ class Side:
         saved = cut.pair.saved if cut.pair is not None else ()
         self.copies: dict[Value, Value] = {
             out: each.op.operands[-1]
-            for each in saved if each.op is not None and each.op.choice is not None
-            for out in each.op.outs if each.op.choice.what == SAVED_COPY
-        }  # fmt: skip
+            for each in saved
+            if each.op is not None and each.op.choice is not None
+            for out in each.op.outs
+            if each.op.choice.what == SAVED_COPY
+        }
         """what the forward copies for the backward, and what it is a copy of"""
         self.all_names = tuple(node.name for node in cut.graph_module.graph.nodes)
 
@@ -99,11 +101,12 @@ class Side:
         """The nodes of ops."""
         return tuple(
             Seen(
-                self.names.get(op, target_name(op.target)), str(op.called[0]),
+                self.names.get(op, target_name(op.target)),
+                str(op.called[0]),
                 tuple(repr(out.type) for out in op.outs),
             )
             for op in ops
-        )  # fmt: skip
+        )
 
 
 def paired_inputs(

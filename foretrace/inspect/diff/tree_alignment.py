@@ -180,8 +180,9 @@ def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
         (name, (mine.get(name), theirs.get(name)))
         for name in dict.fromkeys((*mine, *theirs))
         if text(mine.get(name)) != text(theirs.get(name))
-        and not isinstance(mine.get(name), Value) and not isinstance(theirs.get(name), Value)
-    ]  # fmt: skip
+        and not isinstance(mine.get(name), Value)
+        and not isinstance(theirs.get(name), Value)
+    ]
 
 
 def leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:

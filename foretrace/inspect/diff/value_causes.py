@@ -85,9 +85,10 @@ class Causes:
         others = {v: self.counterpart(v) for v in known}
         alone = [v for v in known if others[v] is None]
         apart = [
-            v for v, other in others.items()
+            v
+            for v, other in others.items()
             if other is not None and aspects(v.type, other.type, moved=self.moved)
-        ]  # fmt: skip
+        ]
         return next((self.of[v] for v in (*apart, *alone)), None)
 
     def alike(self, left: Op, right: Op) -> bool:

@@ -22,9 +22,13 @@ from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
 from foretrace.ir.source.short_tracebacks import Hiding
 
 LAYOUTS: dict[torch.layout, str] = {
-    torch.strided: "", torch.sparse_coo: "Sparse", torch.sparse_csr: "SparseCsr",
-    torch.sparse_csc: "SparseCsr", torch.sparse_bsr: "SparseCsr", torch.sparse_bsc: "SparseCsr",
-}  # fmt: skip
+    torch.strided: "",
+    torch.sparse_coo: "Sparse",
+    torch.sparse_csr: "SparseCsr",
+    torch.sparse_csc: "SparseCsr",
+    torch.sparse_bsr: "SparseCsr",
+    torch.sparse_bsc: "SparseCsr",
+}
 """How a layout changes the key of a backend"""
 CALL: Final = "call"
 REDISPATCH: Final = "redispatch"

@@ -104,9 +104,11 @@ class ProgramRaised(Refusal):
         last = [str(row) for row in trace.rows[-NEAR:]]
         super().__init__(
             f"the program raised {type(error).__name__}: {said}",
-            at=at, near=last, kind="program raised",
+            at=at,
+            near=last,
+            kind="program raised",
             do="mend it: it has to run by itself; the trace so far is in `.trace`",
-        )  # fmt: skip
+        )
         self.trace = trace
 
     def to_dict(self) -> dict[str, object]:

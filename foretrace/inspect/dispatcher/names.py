@@ -55,9 +55,10 @@ def operator(op: Any) -> Any:
     if not overload and "" not in overloads:
         names = [f"{space}::{packet}.{each}" for each in overloads]
         raise Refusal(
-            f"{space}::{packet} has several overloads", kind="unknown operator",
+            f"{space}::{packet} has several overloads",
+            kind="unknown operator",
             do=f"name one: {', '.join(names)}",
-        )  # fmt: skip
+        )
     wanted = "" if overload == "default" else overload
     if wanted not in overloads:
         names = [_full(space, packet, each) for each in overloads]
@@ -80,9 +81,10 @@ def modes(given: str | Sequence[str]) -> tuple[str, ...]:
         if name not in MODES:
             near = difflib.get_close_matches(name, MODES, n=1)
             raise Refusal(
-                f"there is no mode {name}", kind="unknown mode",
+                f"there is no mode {name}",
+                kind="unknown mode",
                 do=(*near_it(near), f"name one of: {', '.join(MODES)}"),
-            )  # fmt: skip
+            )
     return names
 
 

@@ -12,7 +12,7 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.run_hooks import run_hook
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
-from foretrace.autograd.eager_history.spell_history import with_history
+from foretrace.autograd.eager_history.spell_history import spell_history
 from foretrace.errors import PACKAGE_DIR, Attempt, Refusal
 from foretrace.inspect.dispatcher.names import operator
 from foretrace.inspect.dispatcher.registrations import PACKAGES, Kernel, registered
@@ -33,7 +33,7 @@ from foretrace.tracer.higher_order.trace_hop import hold
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.module_calls import ModuleCalls
 from foretrace.tracer.recorder.recorder import Recorder
-from foretrace.tracer.subclasses.dispatch import Through
+from foretrace.tracer.subclasses.dispatch import SubclassKernel
 
 OF_FUNC: Final = "str(func) == {!r}"
 OURS: Final = str(Path(PACKAGE_DIR).parent) + "/"
@@ -46,7 +46,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "early": ("saved", second),
     "copy": ("saved", partition),
     "saved": ("saved", choose),
-    "history": ("history", with_history),
+    "history": ("history", spell_history),
     "layout": ("opened", decompose),
     "inside": ("kept", flatten),
     "derived": ("rule", Derivatives.rule),
@@ -65,7 +65,7 @@ OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
     "functional form": ("write", functionalize),
     "autograd.Function": ("body", function_calls),
     "program": ("body", hold),
-    "wrapper": ("body", Through.__call__),
+    "wrapper": ("body", SubclassKernel.__call__),
     "choice": ("choice", choose_attention),
     TABLE: ("opened", decompose),
     LAYOUT: ("opened", decompose),
@@ -74,8 +74,9 @@ OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 BY_WALK: dict[str | None, Callable[..., Any]] = {
-    "engine": Differentiation.walk, "hook": run_hook,
-}  # fmt: skip
+    "engine": Differentiation.walk,
+    "hook": run_hook,
+}
 """What makes backward ops that no operator's derivative has"""
 
 

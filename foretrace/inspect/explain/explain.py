@@ -24,7 +24,7 @@ from foretrace.inspect.explain.tree_path import (
     table_links,
 )
 from foretrace.ir.program.op import Backward, Op, target_name
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.lowering.partition.partition import Pair
 
@@ -44,9 +44,13 @@ ENGINE_RULES: dict[str, str] = {
 
 
 def explain(
-    recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str, table: RuleTable,
+    recorded: Recording,
+    graph: Graph,
+    module: fx.GraphModule,
+    name: str,
+    table: RuleTable,
     pair: Pair | None = None,
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """The path of a node in the tree.
 
     Args:
@@ -100,7 +104,7 @@ class _Telling:
     """Explains the nodes of one graph; `around` are the kept ops that it is the inside of."""
 
     def __init__(
-        self, recorded: Recorded, between: Between, module: fx.GraphModule, around: list[Op]
+        self, recorded: Recording, between: Between, module: fx.GraphModule, around: list[Op]
     ) -> None:
         self.recorded, self.between, self.module, self.around = recorded, between, module, around
         self.graph = between.graph

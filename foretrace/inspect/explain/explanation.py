@@ -38,9 +38,13 @@ class Place:
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
         return {
-            "what": self.what, "file": self.file, "line": self.line, "name": self.name,
-            "python": self.stop is not None, "condition": self.condition,
-        }  # fmt: skip
+            "what": self.what,
+            "file": self.file,
+            "line": self.line,
+            "name": self.name,
+            "python": self.stop is not None,
+            "condition": self.condition,
+        }
 
 
 @dataclass(frozen=True, slots=True)

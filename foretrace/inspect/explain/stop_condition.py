@@ -8,11 +8,11 @@ from typing import Any, Final
 from foretrace.inspect.explain.tree_path import name_of, path_to
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import ModuleCall, Op, Value, values_in
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 CALL: Final = ("args", "kwargs", "call")
 """What the functions that a step stops in call the arguments of an operator"""
@@ -57,7 +57,7 @@ class Own:
     shared: bool = False
 
 
-def own_stop(stops: Sequence[Stop], op: Op | None, recorded: Recorded) -> Own:
+def own_stop(stops: Sequence[Stop], op: Op | None, recorded: Recording) -> Own:
     """Which of the stops is for the node of an op; the first where none is known.
 
     Args:
@@ -88,7 +88,7 @@ def _before(stop: Stop, calls: Sequence[Op]) -> bool:
     return stop.log is not None and any(op in stop.log[stop.before :] for op in calls)
 
 
-def _walked(stops: Sequence[Stop], among: list[int], served: Op, recorded: Recorded) -> list[int]:
+def _walked(stops: Sequence[Stop], among: list[int], served: Op, recorded: Recording) -> list[int]:
     """Those at which the backward, from the last op to the first, had not yet passed the op."""
     place = {op: n for n, op in enumerate(every_op(recorded.ops))}
     at = {n: place.get(op, -1) for n in among for op in stops[n - 1].ops[:1]}
@@ -107,8 +107,8 @@ def _alike(stop: Stop, chain: Sequence[Op]) -> bool:
 # ---- frames --------------------------------------------------------------------------------------
 
 
-def _builder_in(frame: FrameType) -> Builder | None:
-    return next((item for item in frame.f_locals.values() if isinstance(item, Builder)), None)
+def _builder_in(frame: FrameType) -> RecorderBase | None:
+    return next((item for item in frame.f_locals.values() if isinstance(item, RecorderBase)), None)
 
 
 def _ops_in(frame: FrameType) -> Iterator[Op]:

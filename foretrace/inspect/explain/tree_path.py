@@ -11,7 +11,7 @@ from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Frame
 from foretrace.inspect.explain.explanation import Link
 from foretrace.ir.program.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.partition.recompute import AGAIN
@@ -86,7 +86,7 @@ def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
 class Levels:
     """Tells the paths of one program's ops, in the cut of the given kind."""
 
-    def __init__(self, recorded: Recorded, graph: Graph) -> None:
+    def __init__(self, recorded: Recording, graph: Graph) -> None:
         self.recorded, self.cut, self.made = recorded, graph.kind, graph.ops
         self.target = recorded.target.name
 
@@ -201,8 +201,11 @@ def line_link(frame: Frame) -> Link:
     file = Path(frame.file)
     here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     facts = {
-        "file": frame.file, "line": frame.line, "function": frame.function, "code": frame.text,
-    }  # fmt: skip
+        "file": frame.file,
+        "line": frame.line,
+        "function": frame.function,
+        "code": frame.text,
+    }
     code = (frame.text,) if frame.text else ()
     return Link("line", f"{here}:{frame.line} in {frame.function}", code, facts)
 
@@ -268,10 +271,12 @@ def choice_facts(choice: Choice | None) -> dict[str, object]:
     rejected = [{"value": name, "reason": reason} for name, reason in choice.rejected]
     return {
         "choice": {
-            "what": choice.what, "value": choice.value, "reason": choice.reason,
+            "what": choice.what,
+            "value": choice.value,
+            "reason": choice.reason,
             "rejected": rejected,
         }
-    }  # fmt: skip
+    }
 
 
 def _write_notes(op: Op) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from weakref import ref
 import sympy
 import torch
 
-from foretrace.errors import FirstCall, Frame, Late, Refusal
+from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import Handed, Structure
+from foretrace.ir.pydata.containers import ReturnedArgument, Structure
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import Change, Contents, Entry, OnArguments, State, StateRead
 from foretrace.ir.symbols.symbols import Numbers, Size
@@ -31,7 +31,7 @@ How: TypeAlias = Literal["item", "attribute", "cell"]
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class Held:
+class ReadLocation:
     """A place outside of the program that its code may read, and what was there when it ran."""
 
     name: str
@@ -47,7 +47,7 @@ class Held:
     """whether it is the object that counts, as the program leaves things in it"""
     left: bool = False
     """whether the program itself leaves something else there"""
-    at: Frame | Late | None = None
+    at: Frame | LazyFrame | None = None
     """the line that does"""
 
     @property
@@ -57,7 +57,7 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class HeldNames:
+class AttributeNames:
     """The attributes that an object or a class had: one more may be read, or hide another."""
 
     name: str
@@ -68,7 +68,7 @@ class HeldNames:
 
 
 @dataclass(slots=True, eq=False)
-class HeldLength:
+class ContainerLength:
     """How many items a container had."""
 
     name: str
@@ -77,7 +77,7 @@ class HeldLength:
 
 
 @dataclass(slots=True, eq=False)
-class HeldMembers(HeldLength):
+class ContainerMembers(ContainerLength):
     """What a set had in it, that is no plain data: the very objects."""
 
     members: tuple[object, ...]
@@ -95,7 +95,7 @@ class ModuleState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answered:
+class ValueGuard:
     """A question about values whose answer the program relied on, as a guard."""
 
     asked: str
@@ -107,7 +107,7 @@ class Answered:
     answer: object
     symbols: frozenset[sympy.Symbol]
     frame: Frame | None
-    again: "Again"
+    again: "GuardEvaluator"
     """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
     asserted: bool
     """whether an op of the record asserts it"""
@@ -151,12 +151,14 @@ class Answered:
         return f"{self.condition}  at {self.frame}"
 
 
-Again: TypeAlias = Callable[[Numbers, Sequence[torch.Tensor]], Callable[[Answered], bool]]
+GuardEvaluator: TypeAlias = Callable[
+    [Numbers, Sequence[torch.Tensor]], Callable[[ValueGuard], bool]
+]
 """Answers the questions of another call, given its sizes and the inputs of the graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AskedOfNumbers(Answered):
+class SymbolGuard(ValueGuard):
     """A condition on numbers that data decides, which the graph asks where it computes them."""
 
     of: sympy.Basic
@@ -198,7 +200,7 @@ def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Requirements:
+class CallRequirements:
     """What a later call has to look like, beside the types of its tensors."""
 
     in_structure: Structure
@@ -220,9 +222,9 @@ class Requirements:
     """the modules whose parameters and buffers are inputs"""
     met: list[ModuleState] = field(default_factory=list)
     """further modules that the program's code may read, if it was watched"""
-    held: list[Held | HeldNames | HeldLength] = field(default_factory=list)
+    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[Held | HeldNames | HeldLength] = field(default_factory=list)
+    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
     """what its hooks may read beside that, in the backward: of a graph that has them"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
@@ -268,7 +270,7 @@ class Requirements:
     """further places of a state that is an input already, and its number"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
-    handed: list[Handed] = field(default_factory=list)
+    handed: list[ReturnedArgument] = field(default_factory=list)
     """what of its result is an object of the caller's"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""
@@ -290,6 +292,7 @@ def check_repeatable(change: Change) -> None:
         what = "binds" if bound else "changes the content of"
         raise Refusal(
             f"the program {what} {change.place.name}, which lives on after the call",
-            kind="side effect", at=change.at,
+            kind="side effect",
+            at=change.at,
             do=("return the value instead, or change it outside of the program", FIRST_CALL),
-        )  # fmt: skip
+        )

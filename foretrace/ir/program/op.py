@@ -147,7 +147,7 @@ class ViewStep:
     """whether the call may return more views than this"""
     own: bool = False
     """whether an autograd.Function returned it: until it is written to, it has another history"""
-    definition: "Definition | None" = None
+    definition: "SharedBody | None" = None
     """of a composite"""
 
     @property
@@ -186,7 +186,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Definition:
+class SharedBody:
     """What an op is made of, written once for every call with operands of the same types.
 
     `ops` speak of `params` and of values of their own, among them `outs`, which stand for the outs
@@ -200,12 +200,12 @@ class Definition:
     """the views by which its one out sees memory that the ops make"""
 
 
-class Copied(list["Op"]):
+class InstantiatedBody(list["Op"]):
     """The ops of a definition in the words of one call of it."""
 
     __slots__ = ("definition",)
 
-    def __init__(self, definition: Definition, ops: Iterable["Op"]) -> None:
+    def __init__(self, definition: SharedBody, ops: Iterable["Op"]) -> None:
         super().__init__(ops)
         self.definition = definition
 
@@ -237,7 +237,7 @@ class Op:
         outs: tuple[Value, ...],
         *,
         origin: Origin,
-        below: "list[Op] | Definition | None" = None,
+        below: "list[Op] | SharedBody | None" = None,
         because: "Op | None" = None,
         rule: RuleName | None = None,
         choice: Choice | None = None,
@@ -276,8 +276,8 @@ class Op:
         Those of a definition are copied when they are first asked for, and kept: cuts name their
         values.
         """
-        if isinstance(self.below, Definition):
-            self.below = Copied(self.below, instantiate(self.below, self))
+        if isinstance(self.below, SharedBody):
+            self.below = InstantiatedBody(self.below, instantiate(self.below, self))
         return self.below
 
     @property
@@ -288,15 +288,15 @@ class Op:
     @property
     def region(self) -> "list[Op] | None":
         """The ops below in its own words, as far as they were asked for."""
-        return None if isinstance(self.below, Definition) else self.below
+        return None if isinstance(self.below, SharedBody) else self.below
 
     @property
-    def definition(self) -> Definition | None:
+    def definition(self) -> SharedBody | None:
         """The definition that it shares with other calls."""
         below = self.below
-        if below is None or isinstance(below, Definition):
+        if below is None or isinstance(below, SharedBody):
             return below
-        return below.definition if isinstance(below, Copied) else None
+        return below.definition if isinstance(below, InstantiatedBody) else None
 
     @property
     def template(self) -> "Sequence[Op] | None":
@@ -397,7 +397,7 @@ def substitute_operands(op: Op, env: dict[Value, Any]) -> tuple[Value, ...]:
     return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
 
 
-def instantiate(definition: Definition, call: Op) -> list[Op]:
+def instantiate(definition: SharedBody, call: Op) -> list[Op]:
     """The definition's ops in the words of one call of it."""
     env: dict[Value, Any] = dict(zip(definition.params, call.operands, strict=True))
     env.update(zip(definition.outs, call.outs, strict=True))

@@ -8,15 +8,15 @@ import torch
 
 from foretrace.errors import Frame, Printed
 from foretrace.ir.program.call_requirements import (
-    Again,
-    Answered,
-    AskedOfNumbers,
-    Requirements,
+    CallRequirements,
+    GuardEvaluator,
+    SymbolGuard,
+    ValueGuard,
     memory_of,
 )
 from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import Bare, bare_in, bound_inside, called_in, every_op
+from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.places import StateRead, tensor_of
 from foretrace.ir.symbols.shape_env import Question
@@ -198,7 +198,7 @@ class Overwritten:
 
 
 @dataclass(slots=True, eq=False)
-class Recorded:
+class Recording:
     """The tree of one run.
 
     Mutation is already explicit: `mutations` has the new contents of inputs.
@@ -209,13 +209,13 @@ class Recorded:
     outputs: list[Output]
     mutations: list[Mutation]
     symbols: Symbols
-    answered: list[Answered]
+    answered: list[ValueGuard]
     """guards on answers that constants gave; the others are the symbols'"""
     target: Target
-    requires: Requirements
+    requires: CallRequirements
     out_structure: Structure
     """how what the program returns is nested"""
-    again: Again
+    again: GuardEvaluator
     """answers questions about values once more"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class Recorded:
     """the registrations of hooks on gradients, in order; of some that were removed again, too"""
     torch_version: str = str(torch.__version__)
     """of the torch whose autograd the rules were asked of"""
-    _bare: dict[Value, Bare] | None = field(default=None, repr=False)
+    _bare: dict[Value, MissingHistory] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 
     @property
@@ -313,40 +313,40 @@ class Recorded:
         leaf = item.leaf and item.value.type.requires_grad
         return mutation.value.type.requires_grad and not (quiet or leaf)
 
-    def _without_history(self) -> dict[Value, Bare]:
+    def _without_history(self) -> dict[Value, MissingHistory]:
         if self._bare is None:
             self._bare = dict(bare_in(self.ops))
         return self._bare
 
     @property
-    def guards(self) -> tuple[Guard | Answered, ...]:
+    def guards(self) -> tuple[Guard | ValueGuard, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
         return (*self.symbols.guards(), *self.symbols.assertions(), *self.answered)
 
     @property
-    def asked(self) -> tuple[Answered, ...]:
+    def asked(self) -> tuple[ValueGuard, ...]:
         """The questions about values, in their order, those of numbers last."""
         return (*self.answered, *(each for _, each in self.asked_of_numbers))
 
     @property
-    def asked_before(self) -> tuple[Answered, ...]:
+    def asked_before(self) -> tuple[ValueGuard, ...]:
         """Those that can be asked before a graph runs: not of a number that one side makes."""
         held = bound_inside(self.ops) if self.symbols.data else set()
         numbers = [each for guard, each in self.asked_of_numbers if held.isdisjoint(guard.symbols)]
         return (*self.answered, *numbers)
 
     @property
-    def asked_of_numbers(self) -> tuple[tuple[Guard, AskedOfNumbers], ...]:
+    def asked_of_numbers(self) -> tuple[tuple[Guard, SymbolGuard], ...]:
         """What it has assumed of numbers that data decides; a cut may add some."""
         return tuple(
             (guard, self._asked(guard, len(self.answered) + place))
             for place, guard in enumerate(self.symbols.assertions())
         )
 
-    def _asked(self, guard: Guard, number: int) -> AskedOfNumbers:
+    def _asked(self, guard: Guard, number: int) -> SymbolGuard:
         hint = self.symbols.concrete
         then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
-        return AskedOfNumbers(
+        return SymbolGuard(
             str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
             asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip

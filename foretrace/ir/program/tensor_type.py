@@ -15,7 +15,7 @@ NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
 """One for all types, as Python makes an empty one anew each time"""
 
 
-class Laid(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
+class SubclassStrides(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
     """Strides of a tensor that wraps others, with what it holds (a `Wrapping`)."""
 
     wrapped: Any
@@ -27,7 +27,7 @@ class Laid(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
         return new
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Laid) and self.wrapped == other.wrapped
+        same = isinstance(other, SubclassStrides) and self.wrapped == other.wrapped
         return same and tuple.__eq__(self, other)
 
     def __hash__(self) -> int:
@@ -41,7 +41,7 @@ def reach(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]
+TangentStrides: TypeAlias = tuple[tuple[Size, ...] | None, ...]
 """Of each tangent the strides that it comes in; None: it did not arrive."""
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
@@ -232,7 +232,9 @@ class TensorType:
     @property
     def laid(self) -> tuple[Size, ...]:
         """Its strides, by which a tangent of it is known; with what it holds, if it wraps."""
-        return Laid(self.stride, self.wrapped) if self.wrapped is not None else self.stride
+        return (
+            SubclassStrides(self.stride, self.wrapped) if self.wrapped is not None else self.stride
+        )
 
     def arrived(self, strides: tuple[Size, ...]) -> "TensorType":
         """The type of a tangent of it that lies so."""

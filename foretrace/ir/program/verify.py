@@ -17,7 +17,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import GradientCall, Op, Tree, Value, Write, map_values, values_in
-from foretrace.ir.program.recording import Graph, Output, Recorded
+from foretrace.ir.program.recording import Graph, Output, Recording
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.program.text import neighbourhood
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
@@ -46,7 +46,7 @@ class Fault:
     op: Op | None = None
 
 
-def verify_record(recorded: Recorded, infer: Infer | None) -> None:
+def verify_record(recorded: Recording, infer: Infer | None) -> None:
     """Hold the tree of a run against docs/stages.md; `infer`: None asks for no types.
 
     Raises:
@@ -57,7 +57,7 @@ def verify_record(recorded: Recorded, infer: Infer | None) -> None:
     _raise([*stage.ops(recorded.ops), *stage.outputs([*recorded.outputs, *written])])
 
 
-def verify_graph(graph: Graph, recorded: Recorded, infer: Infer | None) -> None:
+def verify_graph(graph: Graph, recorded: Recording, infer: Infer | None) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
 
     Raises:
@@ -101,19 +101,24 @@ def _raise(faults: list[Fault]) -> None:
     others = f" (and {len(more)} more)" if more else ""
     raise Refusal(
         f"foretrace made a {first.stage} stage that is malformed: {first.what}{others}",
-        kind="malformed", at=first.op.origin.frame if first.op is not None else None,
+        kind="malformed",
+        at=first.op.origin.frame if first.op is not None else None,
         near=neighbourhood((), first.op) if first.op is not None else (),
         do="report it with the program: it is a bug of foretrace, not of the program",
-    )  # fmt: skip
+    )
 
 
 class _Stage:
     """What was made so far, and the rules of one stage."""
 
     def __init__(
-        self, name: str, recorded: Recorded, infer: Infer | None, made: set[Value],
+        self,
+        name: str,
+        recorded: Recording,
+        infer: Infer | None,
+        made: set[Value],
         sizes: Iterable[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.recorded, self.infer = name, recorded, infer
         self.symbols = recorded.symbols
         self.made, self.given = made, frozenset(made)

@@ -113,11 +113,11 @@ def _as_far_as_opened(ops: Iterable[Op]) -> Iterator[Op]:
         yield op
 
 
-Bare: TypeAlias = Literal["leaf", "loose", "spent"]
+MissingHistory: TypeAlias = Literal["leaf", "loose", "spent"]
 """How a value does: made so, a view that was taken under no_grad, or of what a backward has run"""
 
 
-def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, Bare]]:
+def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, MissingHistory]]:
     """The values that require grad without a history that a gradient takes."""
     yield from ((value, "spent") for value in spent_in(ops))
     for op in called_in(ops):

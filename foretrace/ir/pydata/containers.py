@@ -85,8 +85,9 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
         raise Refusal(
             f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
             " Python's stack",
-            kind="nested in itself", do="hand over the tensors alone, in a list or a dict",
-        ) from None  # fmt: skip
+            kind="nested in itself",
+            do="hand over the tensors alone, in a list or a dict",
+        ) from None
 
 
 def plain_object(item: Any) -> dict[str, Any] | None:
@@ -234,8 +235,11 @@ def _made_of(kind: type) -> type | None:
 
 
 LIVE = (
-    nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
-)  # fmt: skip
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
 """Objects that act on live tensors, and not on copies of them"""
 NO_CONTAINER = (str, int, float, type, ModuleType, *LIVE, set, frozenset, deque)
 """What is not looked into: a module of Python's, as `self.torch`, leads to all that is loaded"""
@@ -295,7 +299,7 @@ def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     return new
 
 
-def pour(fresh: Any, live: Any) -> Any:
+def fill_in_place(fresh: Any, live: Any) -> Any:
     """Let `live` hold what `fresh` holds, and be no other object for it.
 
     Containers and objects of one class are filled anew, item by item; in the place of all else
@@ -306,22 +310,22 @@ def pour(fresh: Any, live: Any) -> Any:
         return fresh
     if isinstance(live, dict):
         own: Any = OrderedDict if isinstance(live, OrderedDict) else dict  # which has its own order
-        items = {key: pour(item, dict.get(live, key)) for key, item in own.items(fresh)}
+        items = {key: fill_in_place(item, dict.get(live, key)) for key, item in own.items(fresh)}
         if [*items] != [*own.keys(live)]:
             own.clear(live)
         for key, item in items.items():
             own.__setitem__(live, key, item)
         return _with_attributes(fresh, live)
     if isinstance(live, list):
-        live[:] = [*map(pour, fresh, live), *fresh[len(live) :]]
+        live[:] = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         return _with_attributes(fresh, live)
     if isinstance(live, deque):
-        held = [*map(pour, fresh, live), *list(fresh)[len(live) :]]
+        held = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
         deque.clear(live)
         deque.extend(live, held)
         return live
     if isinstance(live, tuple):
-        parts = [*map(pour, fresh, live), *fresh[len(live) :]]
+        parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         same = len(parts) == len(live) and all(map(operator.is_, parts, live))
         return live if same else fresh
     return fresh if _attributes(fresh) is None else _with_attributes(fresh, live)
@@ -330,7 +334,7 @@ def pour(fresh: Any, live: Any) -> Any:
 def _with_attributes(fresh: Any, live: Any) -> Any:
     attributes = names_in(fresh) or {}
     for name, item in attributes.items():
-        object.__setattr__(live, name, pour(item, getattr(live, name, None)))
+        object.__setattr__(live, name, fill_in_place(item, getattr(live, name, None)))
     for name in (names_in(live) or {}).keys() - attributes.keys():
         object.__delattr__(live, name)
     return live
@@ -341,7 +345,7 @@ Path = tuple[tuple[bool, Any], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Handed:
+class ReturnedArgument:
     """A container or object in the result that is one of the caller's, and no copy of it."""
 
     place: Path
@@ -351,16 +355,16 @@ class Handed:
     itself: Any = None
 
 
-def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[Handed]:
+def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedArgument]:
     """What is in the result of the arguments' own containers and objects, and of those `filled`."""
     given = {id(item): path for path, item in _reached(call) if path[1:]}
     known = {id(item): item for item in filled}
-    found = list[Handed]()
+    found = list[ReturnedArgument]()
     for path, item in _reached(result, given.keys() | known.keys()):
         if id(item) in given:
-            found.append(Handed(path, given[id(item)]))
+            found.append(ReturnedArgument(path, given[id(item)]))
         elif id(item) in known:
-            found.append(Handed(path, (), item))
+            found.append(ReturnedArgument(path, (), item))
     return found
 
 
@@ -374,7 +378,7 @@ def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection
     return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
 
 
-def hand_back(handed: Sequence[Handed], result: Any, call: Any) -> Any:
+def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any) -> Any:
     """The result with the caller's own objects in it."""
     for each in handed:
         item = each.itself if each.itself is not None else _at(call, each.given)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.errors import Frame, Late
-from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, pour, take_apart
+from foretrace.errors import Frame, LazyFrame
+from foretrace.ir.pydata.containers import LEAF, Structure, fill_in_place, leaves_like, take_apart
 from foretrace.ir.pydata.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain, refill, same, snapshot
 
@@ -112,13 +112,17 @@ class Contents(Place):
         (kind.extend if kind is deque else kind.update)(self.holder, item)
 
 
-WAYS: Final[Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]] = MappingProxyType({
-    list: {"append": list.append, "extend": list.extend},
-    deque: {
-        "append": deque.append, "appendleft": deque.appendleft,
-        "extend": deque.extend, "extendleft": deque.extendleft,
-    },
-})  # fmt: skip
+WAYS: Final[Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]] = MappingProxyType(
+    {
+        list: {"append": list.append, "extend": list.extend},
+        deque: {
+            "append": deque.append,
+            "appendleft": deque.appendleft,
+            "extend": deque.extend,
+            "extendleft": deque.extendleft,
+        },
+    }
+)
 """Methods of Python's own containers that tell nothing of what there is, whatever that is"""
 
 
@@ -208,7 +212,7 @@ class Change:
     place: Place
     after: Any
     rebound: bool
-    at: Frame | Late | None = None
+    at: Frame | LazyFrame | None = None
     path: str = ""
     """how the place is told, where its name is not all"""
     itself: bool = False
@@ -254,7 +258,7 @@ class State:
     structure: Structure
     first: int
     count: int
-    at: Frame | Late | None
+    at: Frame | LazyFrame | None
     kept: Mapping[int, Kept]
     """the others of its leaves, by their places among all"""
     like: int | None = None
@@ -279,7 +283,7 @@ class State:
         elif isinstance(self.place, OnData):
             inputs[self.place.index].data = item
         elif isinstance(self.place, OnArguments):
-            pour(item, call)
+            fill_in_place(item, call)
         else:
             self.place.bind(item)
 
@@ -345,9 +349,12 @@ class StateRead:
         return now
 
 
-NUMBERS: Mapping[type, torch.dtype] = types.MappingProxyType({
-    int: torch.int64, float: torch.float64,
-})  # fmt: skip
+NUMBERS: Mapping[type, torch.dtype] = types.MappingProxyType(
+    {
+        int: torch.int64,
+        float: torch.float64,
+    }
+)
 """Numbers of Python's that a program may count with, and tensors that hold each as it is"""
 
 

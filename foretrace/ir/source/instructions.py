@@ -128,10 +128,11 @@ def _kind(opname: str) -> Kind:
 
 KINDS: Final = tuple(map(_kind, dis.opname[:256]))
 UNEVEN: Final = frozenset(
-    opcode for opcode, name in enumerate(dis.opname[:256])
+    opcode
+    for opcode, name in enumerate(dis.opname[:256])
     if name in PARTS | {"RETURN_CONST", "BINARY_OP", "LOAD_COMMON_CONSTANT"}
     or len(BOTH.findall(name)) > 1
-)  # fmt: skip
+)
 """Opcodes of what is not one instruction, or is told by more than its kind and CPython's value"""
 
 

@@ -21,8 +21,9 @@ NULL: Final[Item] = frozenset({-1})
 """What lies beside a function that is called without an object"""
 UNKNOWN: Final[Item] = frozenset()
 
-GIVES: Final = MappingProxyType({
-    0: """RESUME NOP NOT_TAKEN KW_NAMES SETUP_ANNOTATIONS MAKE_CELL COPY_FREE_VARS
+GIVES: Final = MappingProxyType(
+    {
+        0: """RESUME NOP NOT_TAKEN KW_NAMES SETUP_ANNOTATIONS MAKE_CELL COPY_FREE_VARS
         POP_TOP POP_EXCEPT POP_ITER END_FOR END_ASYNC_FOR RAISE_VARARGS RERAISE PRINT_EXPR
         IMPORT_STAR STORE_FAST STORE_FAST_MAYBE_NULL STORE_NAME STORE_GLOBAL STORE_DEREF STORE_ATTR
         STORE_SUBSCR STORE_SLICE DELETE_FAST DELETE_NAME DELETE_GLOBAL DELETE_DEREF DELETE_ATTR
@@ -31,7 +32,7 @@ GIVES: Final = MappingProxyType({
         POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE POP_JUMP_FORWARD_IF_TRUE POP_JUMP_FORWARD_IF_FALSE
         POP_JUMP_FORWARD_IF_NONE POP_JUMP_FORWARD_IF_NOT_NONE POP_JUMP_BACKWARD_IF_TRUE
         POP_JUMP_BACKWARD_IF_FALSE POP_JUMP_BACKWARD_IF_NONE POP_JUMP_BACKWARD_IF_NOT_NONE""",
-    1: """LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW LOAD_FAST_AND_CLEAR LOAD_CLOSURE LOAD_DEREF
+        1: """LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW LOAD_FAST_AND_CLEAR LOAD_CLOSURE LOAD_DEREF
         LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF LOAD_FROM_DICT_OR_GLOBALS LOAD_NAME LOAD_LOCALS
         LOAD_CONST LOAD_SMALL_INT LOAD_COMMON_CONSTANT LOAD_ASSERTION_ERROR LOAD_BUILD_CLASS
         UNARY_POSITIVE UNARY_NEGATIVE UNARY_NOT UNARY_INVERT TO_BOOL BINARY_OP BINARY_SUBSCR
@@ -41,15 +42,18 @@ GIVES: Final = MappingProxyType({
         FORMAT_WITH_SPEC CONVERT_VALUE CALL CALL_KW CALL_FUNCTION_EX CALL_INTRINSIC_1
         CALL_INTRINSIC_2 MAKE_FUNCTION SET_FUNCTION_ATTRIBUTE IMPORT_NAME MATCH_CLASS
         WITH_EXCEPT_START PREP_RERAISE_STAR ASYNC_GEN_WRAP END_SEND RETURN_GENERATOR""",
-})  # fmt: skip
+    }
+)
 """How many values each leaves, by CPython's names on each Python that is known"""
-TAKES: Final = MappingProxyType({
-    1: """LOAD_ATTR LOAD_METHOD IMPORT_FROM FOR_ITER UNPACK_SEQUENCE UNPACK_EX GET_LEN GET_ANEXT
+TAKES: Final = MappingProxyType(
+    {
+        1: """LOAD_ATTR LOAD_METHOD IMPORT_FROM FOR_ITER UNPACK_SEQUENCE UNPACK_EX GET_LEN GET_ANEXT
         MATCH_MAPPING MATCH_SEQUENCE BEFORE_WITH BEFORE_ASYNC_WITH LOAD_SPECIAL PUSH_EXC_INFO
         RETURN_VALUE YIELD_VALUE JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP""",
-    2: "MATCH_KEYS CHECK_EXC_MATCH CHECK_EG_MATCH SEND",
-    3: "CLEANUP_THROW LOAD_SUPER_ATTR",
-})  # fmt: skip
+        2: "MATCH_KEYS CHECK_EXC_MATCH CHECK_EG_MATCH SEND",
+        3: "CLEANUP_THROW LOAD_SUPER_ATTR",
+    }
+)
 """How many each takes, of those that leave several"""
 GIVEN: Final = MappingProxyType({name: n for n, names in GIVES.items() for name in names.split()})
 TAKEN: Final = MappingProxyType({name: n for n, names in TAKES.items() for name in names.split()})
@@ -191,9 +195,11 @@ class Flow:
         opname, number = dis.opname[each.opcode], each.number
         if opname in ("COPY", "SWAP") and number and number <= len(stack):
             below = stack[-number]
-            top = (*stack, below) if opname == "COPY" else (
-                *stack[:-number], stack[-1], *stack[len(stack) - number + 1 : -1], below
-            )  # fmt: skip
+            top = (
+                (*stack, below)
+                if opname == "COPY"
+                else (*stack[:-number], stack[-1], *stack[len(stack) - number + 1 : -1], below)
+            )
             self._reach(to, top)
             return
         takes, gives = self._effect(each, len(stack), jump=jump)

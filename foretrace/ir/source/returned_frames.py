@@ -14,8 +14,10 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
 SUSPENDED: Final = (
-    (GeneratorType, "gi_frame"), (CoroutineType, "cr_frame"), (AsyncGeneratorType, "ag_frame"),
-)  # fmt: skip
+    (GeneratorType, "gi_frame"),
+    (CoroutineType, "cr_frame"),
+    (AsyncGeneratorType, "ag_frame"),
+)
 """What goes on later, and its frame with it: that one is a place"""
 SHOWN: Final = "_"
 """Where a prompt keeps in `builtins` what it has shown last"""

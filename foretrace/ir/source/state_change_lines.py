@@ -27,7 +27,7 @@ from foretrace.ir.source.instructions import (
     STORE,
     Instruction,
     instructions,
-)  # fmt: skip
+)
 
 PLACES = (ATTRIBUTE, GLOBAL, CELL, NAME)
 BINDS = frozenset((verb, place) for verb in (STORE, DELETE) for place in PLACES)
@@ -38,9 +38,11 @@ CALLS, IMPORTS = ("call", ""), ("import", "")
 MEMBERS = ((LOAD, ATTRIBUTE), ("import from", ""))
 FIXED = ((list, tuple), (set, frozenset), (dict, MappingProxyType), (deque, tuple))
 MUTATORS = frozenset(
-    name for kind, fixed in FIXED for name in vars(kind).keys() - vars(fixed).keys()
+    name
+    for kind, fixed in FIXED
+    for name in vars(kind).keys() - vars(fixed).keys()
     if not name.startswith("_") and name not in ("copy", "fromkeys", "maxlen")
-)  # fmt: skip
+)
 """Methods of containers that change them: those that their fixed kin lack"""
 Names: TypeAlias = ChainMap[str, Any]
 """What the names of a function are; first of all the modules that it imports itself"""

@@ -19,9 +19,11 @@ from foretrace.ir.source.operand_stack import Flow, Item, Taken
 CASTS: Final = frozenset({"int", "float", "min", "max", "type"})
 TESTS: Final = frozenset({"isinstance", "issubclass"})
 CALLED, AS_TYPE, OTHERWISE, UNREAD = (
-    "called", "as a type", "uses it otherwise than to call it",
+    "called",
+    "as a type",
+    "uses it otherwise than to call it",
     "has instructions of this Python that foretrace does not know",
-)  # fmt: skip
+)
 """How a name is used, the last two as they are told"""
 ANNOTATES: Final = "__annotate__"
 """The function that gives the annotations of another one, of a class or of a module (3.14)"""

@@ -46,6 +46,8 @@ class Foreign(Dynamic):
                 f"{name} has the size {unknown[0]}, of which torch.compile is to know no number"
                 " (dynamic_shapes=, mark_unbacked): a capture answers by numbers, and guards them",
                 kind="data-dependent",
-                do=("let the size be dynamic: dynamic=True, or torch._dynamo.mark_dynamic",
-                    "or let foretrace.compile capture the function"),
-            )  # fmt: skip
+                do=(
+                    "let the size be dynamic: dynamic=True, or torch._dynamo.mark_dynamic",
+                    "or let foretrace.compile capture the function",
+                ),
+            )

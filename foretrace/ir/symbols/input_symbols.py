@@ -40,9 +40,13 @@ class Dynamic:
     """Gives the inputs symbolic sizes where the user asked for them."""
 
     def __init__(
-        self, asked: dict[str, Asked], symbols: Symbols, *, every: bool = False,
+        self,
+        asked: dict[str, Asked],
+        symbols: Symbols,
+        *,
+        every: bool = False,
         assumptions: tuple[sympy.Basic, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.asked, self.symbols, self.every = asked, symbols, every
         self.named: dict[str, sympy.Symbol] = {}
         self.later: dict[str, list[tuple[sympy.Symbol, Dim]]] = {}
@@ -93,9 +97,11 @@ class Dynamic:
             return None
         limits = torch_api.ValueRanges(*want.bounds) if want.bounds is not None else None
         symbol: Any = self.symbols.start().create_unspecified_symbol(
-            value, torch_api.InputSource(asked.source), DimDynamic.DYNAMIC,
+            value,
+            torch_api.InputSource(asked.source),
+            DimDynamic.DYNAMIC,
             StrictMinMaxConstraint(vr=limits, warn_only=False) if limits is not None else None,
-        )  # fmt: skip
+        )
         self.symbols.declare(symbol, (0, torch_api.int_oo))  # so torch states it, and checks it not
         self.symbols.declare(symbol, None)
         if want.must:

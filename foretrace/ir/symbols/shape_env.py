@@ -67,9 +67,10 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
     """
 
     def __init__(
-        self, where: Callable[[], Frame | None],
+        self,
+        where: Callable[[], Frame | None],
         compared: Callable[[sympy.Basic], bool | None] = lambda relation: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=True)
         self.compared = compared
         self.where, self.frames = where, list[Frame | None]()

@@ -49,8 +49,9 @@ def of_function(dynamic_shapes: Any, fn: Any) -> Any:
     if dynamic_shapes is not None:
         raise Refusal(
             "dynamic_shapes is given for a function that has @dynamic_spec",
-            kind="wrong dynamic_shapes", do="leave one of them away",
-        )  # fmt: skip
+            kind="wrong dynamic_shapes",
+            do="leave one of them away",
+        )
     return put
 
 

@@ -19,17 +19,31 @@ from foretrace.errors import Frame, Refusal
 EXACT: Final = frozenset({int, float, bool})
 """Python's own numbers; what else is one (numpy's) has operators of its own"""
 ARITHMETIC: Final[dict[str, Callable[..., Any]]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
-    "truediv": operator.truediv, "floordiv": operator.floordiv, "pow": operator.pow,
-}  # fmt: skip
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "mod": operator.mod,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "pow": operator.pow,
+}
 ALONE: Final[dict[str, Callable[..., Any]]] = {
-    "neg": operator.neg, "abs": operator.abs, "floor": math.floor, "ceil": math.ceil,
-    "trunc": math.trunc, "round": round, "sym_int": math.trunc,
-}  # fmt: skip
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "sym_int": math.trunc,
+}
 COMPARED: Final[dict[str, Callable[..., Any]]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-    "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 
 
 ASKED_NUMBER: Final = "data-dependent"
@@ -38,9 +52,10 @@ ASKED_NUMBER: Final = "data-dependent"
 def asked_number(symbol: sympy.Symbol) -> NoReturn:
     """Refuse to tell a derivative the number."""
     raise Refusal(
-        "a derivative depends on a number that data decides", kind=ASKED_NUMBER,
+        "a derivative depends on a number that data decides",
+        kind=ASKED_NUMBER,
         do="compute with the tensor itself, not with its number",
-    )  # fmt: skip
+    )
 
 
 class Steps(Protocol):
@@ -247,9 +262,9 @@ class Floats:
         known = self.known
         if not any(item.__class__ is sympy.Symbol and item in known for item in key):
             return None
-        return tuple([
-            None if item.__class__ is sympy.Symbol and item in known else item for item in key
-        ])  # fmt: skip
+        return tuple(
+            [None if item.__class__ is sympy.Symbol and item in known else item for item in key]
+        )
 
     def any_fixed(self, key: Iterable[Any]) -> bool:
         """Whether the program needs one in the key of a call as it is."""

@@ -19,7 +19,7 @@ from foretrace.ir.source.instructions import (
     Instruction,
     contains_at,
     instructions,
-)  # fmt: skip
+)
 
 NAMES: Final = tuple((LOAD, place) for place in (LOCAL, CELL, GLOBAL, CONSTANT))
 """How code begins to name a container"""

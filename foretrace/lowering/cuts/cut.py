@@ -20,10 +20,10 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.function_calls import apart, called, check_calls, overwritten
 from foretrace.autograd.eager_history.history_ops import left_in_memory, unmark
 from foretrace.autograd.eager_history.leaf_use_copies import returned_inputs, uses_apart
-from foretrace.autograd.eager_history.overwritten_saved import SavedOver, saved_over
-from foretrace.autograd.eager_history.spell_history import History, with_history
+from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
+from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.storage_offsets import placed
-from foretrace.autograd.eager_history.version_counters import Stale, applied
+from foretrace.autograd.eager_history.version_counters import VersionCounters, applied
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
     Backward,
@@ -36,8 +36,8 @@ from foretrace.ir.program.op import (
     Value,
     values_in,
 )
-from foretrace.ir.program.recording import Graph, Input, Output, Recorded, Role, maker_of
-from foretrace.ir.program.tensor_type import Arrived, TensorType
+from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, maker_of
+from foretrace.ir.program.tensor_type import TangentStrides, TensorType
 from foretrace.ir.program.walk import every_op, hides, subgraphs_of, with_subgraphs
 from foretrace.lowering.cuts.dead_code import live, values_of, with_saved, without_unread
 from foretrace.lowering.cuts.folded_products import folded_for_grad
@@ -79,9 +79,13 @@ class Level:
             return not self.differentiated
         if self.open and any(selects(s, op) for s in self.open):
             return False
-        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op) or (
-            folded_for_grad(op)
-        ):  # fmt: skip
+        if (
+            not self.written
+            or op.opened
+            or isinstance(target, ModuleCall)
+            or self._hides(op)
+            or (folded_for_grad(op))
+        ):
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes
@@ -126,9 +130,11 @@ def _body(op: Op) -> Iterable[Op]:
 
 
 def flatten(
-    ops: Iterable[Op], level: Level, stop: Callable[[Op], bool] = lambda _: False,
+    ops: Iterable[Op],
+    level: Level,
+    stop: Callable[[Op], bool] = lambda _: False,
     body: Callable[[Op], Iterable[Op]] = _body,
-) -> Iterator[Op]:  # fmt: skip
+) -> Iterator[Op]:
     """The ops of the cut, in order; those that `stop` means are left to the caller."""
     stack = [iter(ops)]  # a generator in a generator hands each op through all that are around it
     while stack:
@@ -148,9 +154,15 @@ def flatten(
 
 
 def forward_graph(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, *, trains: bool = True,
-    around: bool = True, also: Collection[Value] = (),
-) -> Graph:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    level: Level,
+    kind: str,
+    *,
+    trains: bool = True,
+    around: bool = True,
+    also: Collection[Value] = (),
+) -> Graph:
     """The forward cut.
 
     Args:
@@ -171,7 +183,7 @@ def forward_graph(
         flat = _trainable(recorded, semantics, level, results, also, around=around)
     else:
         flat = list(flatten(recorded.ops, level))
-    history = History(semantics, around, {})
+    history = EagerHistory(semantics, around, {})
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
     ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
@@ -180,7 +192,7 @@ def forward_graph(
 
 
 def cut_inside(
-    ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: History | None = None
+    ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: EagerHistory | None = None
 ) -> list[Op]:
     """The ops of a cut, with what they hold cut at the same level; `history`: of a forward cut."""
     outer = level
@@ -193,7 +205,7 @@ def cut_inside(
         else:
             flat = list(flatten(held, level, history.stops, history.trained_body))
             told = replace(history, visible=_visible(flat, results))
-            flat = list(flatten(with_history(flat, told), level))
+            flat = list(flatten(spell_history(flat, told), level))
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
@@ -206,23 +218,28 @@ def cut_inside(
 
 
 def _trainable(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, results: list[Value],
-    also: Collection[Value], *, around: bool,
-) -> list[Op]:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    level: Level,
+    results: list[Value],
+    also: Collection[Value],
+    *,
+    around: bool,
+) -> list[Op]:
     """The ops of a cut that autograd follows, and refuses, as it does eager's."""
     over = written_over(recorded, semantics)
-    history = History(semantics, around, over.copied)
+    history = EagerHistory(semantics, around, over.copied)
     flat = list(flatten(recorded.ops, level, history.stops, history.trained_body))
     left = [v for value, (now, _) in over.left.items() for v in (value, now) if v is not None]
     flat = without_unread(flat, [*results, *also, *left], semantics)
     history = replace(history, visible=_visible(flat, results))
-    ops = list(flatten(with_history(flat, history), level))
+    ops = list(flatten(spell_history(flat, history), level))
     ops = list(over.apart(ops)) if over.reshaped else ops
 
     def opened(op: Op) -> list[Op]:
         inside = () if level.kept(op) else _body(op)
         inside = flatten(inside, level, history.stops, history.trained_body)
-        return list(flatten(with_history(inside, history), level))
+        return list(flatten(spell_history(inside, history), level))
 
     ops, copies = uses_apart(ops, returned_inputs(recorded), opened)
     for value in (*over.left, *copies):
@@ -231,10 +248,10 @@ def _trainable(
     return list(placed(ops, semantics.inference.infer))
 
 
-def written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
+def written_over(recorded: Recording, semantics: TargetSemantics) -> OverwrittenSaved:
     """What autograd saves of a program and the program writes over."""
     if not recorded.overwritten:
-        return SavedOver({}, {}, {}, {}, lambda value: value)
+        return OverwrittenSaved({}, {}, {}, {}, lambda value: value)
     leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))
     return saved_over(leaves, recorded, semantics.derivatives)
 
@@ -248,9 +265,11 @@ def _visible(ops: list[Op], results: list[Value]) -> set[Value]:
 
 
 def inference_graph(
-    recorded: Recorded, semantics: TargetSemantics, level: Level | None = None,
+    recorded: Recording,
+    semantics: TargetSemantics,
+    level: Level | None = None,
     kind: str = "inference",
-) -> Graph:  # fmt: skip
+) -> Graph:
     """The leaf ops of the program, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     level = level or Level(written=False)
@@ -263,17 +282,20 @@ def inference_graph(
 
 
 def joint_graph(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Arrived | None = None,
-) -> Graph:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    level: Level,
+    loss: int | None,
+    given: TangentStrides | None = None,
+) -> Graph:
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
     return differentiated(recorded, semantics, level, loss, given, at_inputs=True)
 
 
 def differentiated(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Arrived | None = None, *, at_inputs: bool = False,
+    recorded: Recording, semantics: TargetSemantics, level: Level, loss: int | None,
+    given: TangentStrides | None = None, *, at_inputs: bool = False,
 ) -> Graph:  # fmt: skip
     """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
 
@@ -288,7 +310,7 @@ def differentiated(
     level = replace(level, read=level.read or read_by_hooks(recorded))
     walk = Differentiation(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
-        Stale(recorded.overwritten), Hooks(standing(recorded)),
+        VersionCounters(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
     for call in saving_calls(recorded):
         walk.packs |= call.packs
@@ -313,13 +335,13 @@ def differentiated(
     return Graph([*recorded.inputs, *tangents], ops, outputs, "joint")
 
 
-def _check_hooks(recorded: Recorded) -> None:
+def _check_hooks(recorded: Recording) -> None:
     for item in recorded.inputs:
         if item.hooked and item.value.type.requires_grad:
             raise hooked(item, recorded.requires.defined)
 
 
-def _mutation_outputs(recorded: Recorded) -> list[Output]:
+def _mutation_outputs(recorded: Recording) -> list[Output]:
     return [
         Output(m.value, Role("mutation", recorded.inputs[m.index].role.name))
         for m in recorded.mutations
@@ -334,7 +356,7 @@ NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
 
 
 def _seed(
-    recorded: Recorded, walk: Differentiation, loss: int | None, given: Arrived | None
+    recorded: Recording, walk: Differentiation, loss: int | None, given: TangentStrides | None
 ) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
@@ -356,33 +378,37 @@ def _seed(
     if not tangents:
         raise Refusal(
             "no output requires grad, so there is no gradient to compute",
-            kind="nothing to differentiate", at=recorded.requires.defined,
+            kind="nothing to differentiate",
+            at=recorded.requires.defined,
             do='use cut("aten"), or let a parameter or an input require grad',
-        )  # fmt: skip
+        )
     return tangents
 
 
-def _loss_value(recorded: Recorded, loss: Any) -> Value:
+def _loss_value(recorded: Recording, loss: Any) -> Value:
     if not isinstance(loss, int) or not 0 <= loss < len(recorded.returned):
         raise Refusal(
             f"loss={loss!r}, but the program has {len(recorded.returned)} outputs",
-            kind="wrong loss", at=recorded.requires.defined,
+            kind="wrong loss",
+            at=recorded.requires.defined,
             do="give the index of a scalar output, or None to pass tangents",
-        )  # fmt: skip
+        )
     value = recorded.outputs[loss].value
     if not recorded.differentiable(value):
         raise Refusal(
             f"output {loss} does not require grad, or is a view taken under no_grad, so it has no"
             " backward graph",
-            kind="wrong loss", at=recorded.made_at(value),
+            kind="wrong loss",
+            at=recorded.made_at(value),
             do='choose another output, or use cut("aten")',
-        )  # fmt: skip
+        )
     if value.type.shape and value.type.numel != 1:
         raise Refusal(
             f"output {loss} is {value.type!r}; only a scalar has an implicit gradient",
-            kind="wrong loss", at=recorded.made_at(value),
+            kind="wrong loss",
+            at=recorded.made_at(value),
             do="return a scalar loss, or use loss=None and pass tangents=",
-        )  # fmt: skip
+        )
     return value
 
 

@@ -173,8 +173,10 @@ class _Decomposition:
             raise AssertionError(op)
         with self.plain.inner_scope() as ops:
             made = self.plain.call(functional.call, *functional.arguments(op.args, op.kwargs))
-            news = [self._fitted(new, out.type)
-                    for new, out in zip(values_in(made.result), op.outs, strict=True)]  # fmt: skip
+            news = [
+                self._fitted(new, out.type)
+                for new, out in zip(values_in(made.result), op.outs, strict=True)
+            ]
         for each in copy_ops(ops, dict(zip(news, op.outs, strict=True)), op):
             each.choice, each.piece_of = each.choice or GIVEN, op
             yield from leaf_ops((each,))
@@ -266,8 +268,10 @@ class _Decomposition:
     def _fits(self, made: TensorType, wanted: TensorType) -> bool:
         """Whether a decomposition gave what the operator gives, but for the layout."""
         same = (made.dtype, made.lazy, len(made.shape)) == (
-            wanted.dtype, wanted.lazy, len(wanted.shape),
-        )  # fmt: skip
+            wanted.dtype,
+            wanted.lazy,
+            len(wanted.shape),
+        )
         return same and all(map(self._equal, made.shape, wanted.shape))
 
     def _same_layout(self, made: TensorType, wanted: TensorType) -> bool:

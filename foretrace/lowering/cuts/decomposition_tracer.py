@@ -93,9 +93,14 @@ class EntryRecorder(Recorder):
         types = entries.target.derivatives.types
         with _quiet():
             super().__init__(
-                types, entries, Sources(), self.constant, self.constant, _no_answer,
+                types,
+                entries,
+                Sources(),
+                self.constant,
+                self.constant,
+                _no_answer,
                 Cache(entries.learned.outcomes, entries.learned.settled, types.symbols),
-            )  # fmt: skip
+            )
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], stand_ins: dict[Value, Abstract]

@@ -14,9 +14,13 @@ from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.tensor_type import TensorType
 
 aten = torch.ops.aten
-PRODUCTS: Final = frozenset({
-    aten.matmul.default, aten.linalg_matmul.default, aten.linear.default,
-})  # fmt: skip
+PRODUCTS: Final = frozenset(
+    {
+        aten.matmul.default,
+        aten.linalg_matmul.default,
+        aten.linear.default,
+    }
+)
 MATRIX: Final = 2
 """Dimensions of one"""
 

@@ -2,11 +2,11 @@
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.places import OnGradient
 
 
-def check_gradients_bare(recorded: Recorded) -> None:
+def check_gradients_bare(recorded: Recording) -> None:
     """Refuse a program that leaves a `.grad` with a history, for a cut that gives none.
 
     Raises:
@@ -19,8 +19,11 @@ def check_gradients_bare(recorded: Recorded) -> None:
         if any(isinstance(value, Value) and recorded.followed(value) for value in left):
             raise Refusal(
                 f"the program leaves {state.place.name} with a history (create_graph=True), which"
-                " this cut does not give it", kind="double backward",
+                " this cut does not give it",
+                kind="double backward",
                 at=state.at if isinstance(state.at, Frame) else None,
-                do=('use cut("aten"), or foretrace.compile',
-                    "or detach it: p.grad = p.grad.detach()"),
-            )  # fmt: skip
+                do=(
+                    'use cut("aten"), or foretrace.compile',
+                    "or detach it: p.grad = p.grad.detach()",
+                ),
+            )

@@ -11,16 +11,16 @@ from dataclasses import replace
 import sympy
 import torch
 
-from foretrace.ir.program.call_requirements import AskedOfNumbers
+from foretrace.ir.program.call_requirements import SymbolGuard
 from foretrace.ir.program.op import Op, Origin, Subgraph
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import binds, with_subgraphs
 from foretrace.ir.symbols.symbols import Guard
 
 ASSERT_NUMBER = torch.ops.aten._assert_scalar.default
 
 
-def with_assertions(ops: list[Op], recorded: Recorded) -> list[Op]:
+def with_assertions(ops: list[Op], recorded: Recording) -> list[Op]:
     """The ops with an assertion after the one that makes the last number of each condition."""
     if not recorded.asked_of_numbers:
         return ops
@@ -31,7 +31,7 @@ class _Asserting:
     """The conditions that are not asserted yet, and the numbers that are not known yet."""
 
     def __init__(
-        self, missing: set[sympy.Symbol], waiting: Iterable[tuple[Guard, AskedOfNumbers]]
+        self, missing: set[sympy.Symbol], waiting: Iterable[tuple[Guard, SymbolGuard]]
     ) -> None:
         self.missing, self.waiting = missing, list(waiting)
 

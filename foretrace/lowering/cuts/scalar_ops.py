@@ -25,15 +25,23 @@ KNOWN: Final = frozenset({
     operator.pow, operator.neg, math.trunc, torch.sym_float, torch.sym_max, torch.sym_min,
 })  # fmt: skip
 """What the reader of a file takes. Source: `_SYM_OPS` in torch/_export/serde/serialize.py"""
-EXACT: Mapping[Callable[..., Any], Any] = MappingProxyType({
-    operator.abs: aten.abs.default, math.fabs: aten.abs.default,
-    math.floor: aten.floor.default, math.ceil: aten.ceil.default, round: aten.round.default,
-    math.copysign: aten.copysign.Tensor,
-})  # fmt: skip
+EXACT: Mapping[Callable[..., Any], Any] = MappingProxyType(
+    {
+        operator.abs: aten.abs.default,
+        math.fabs: aten.abs.default,
+        math.floor: aten.floor.default,
+        math.ceil: aten.ceil.default,
+        round: aten.round.default,
+        math.copysign: aten.copysign.Tensor,
+    }
+)
 """Operators whose result is a float, and no other lies closer to what is meant"""
-SPELLED: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType({
-    math.sqrt: torch.sym_sqrt, operator.pos: torch.sym_float,
-})  # fmt: skip
+SPELLED: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+    {
+        math.sqrt: torch.sym_sqrt,
+        operator.pos: torch.sym_float,
+    }
+)
 """The same function under the name that the reader takes"""
 
 
@@ -58,9 +66,10 @@ def _as_operators(op: Op, symbols: Symbols) -> Iterator[Op]:
     if operator_of is None or (op.target is round and len(op.args) > 1):
         raise Refusal(
             f"a file of torch.export has no {target_name(op.target)} of a number that data decides",
-            kind="unsupported", at=op.origin.frame,
+            kind="unsupported",
+            at=op.origin.frame,
             do="compute it of the tensor, before its number is read: torch.exp(t).item()",
-        )  # fmt: skip
+        )
     tensors = []
     for number in op.args:
         made = Value(TensorType((), (), torch.float64, torch.device("cpu")))

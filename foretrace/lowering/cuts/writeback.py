@@ -15,7 +15,7 @@ from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
-from foretrace.ir.program.recording import Mutation, Output, Recorded
+from foretrace.ir.program.recording import Mutation, Output, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
 
@@ -33,7 +33,7 @@ class Written:
     """(input, its new content) of those that are copied back"""
 
 
-def with_writes(recorded: Recorded, ops: Iterable[Op], hidden: Container[Value]) -> Written:
+def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]) -> Written:
     """The ops of a forward cut, and what comes of its mutations and outputs.
 
     Args:
@@ -62,7 +62,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op], hidden: Container[Value])
 
 
 class _Spelling:
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recording) -> None:
         self.recorded = recorded
         self.ops: list[Op] = []
         self.live: dict[int, Value] = {}
@@ -176,7 +176,7 @@ def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHER
     return Op(func, args, {}, out, (out,), origin=origin)
 
 
-def _check_data(recorded: Recorded, hidden: Container[Value]) -> None:
+def _check_data(recorded: Recording, hidden: Container[Value]) -> None:
     """Refuse a write by way of `.data` that a backward would read: torch writes back otherwise."""
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
@@ -186,24 +186,27 @@ def _check_data(recorded: Recorded, hidden: Container[Value]) -> None:
                 " unsafe_split), and a backward through the exported program would not read that",
                 kind="side effect",
                 at=recorded.made_at(mutation.value),
-                do=("write under torch.no_grad() instead, or write to a clone",
-                    "foretrace.capture(...).cut('export') takes it as it is"),
-            )  # fmt: skip
+                do=(
+                    "write under torch.no_grad() instead, or write to a clone",
+                    "foretrace.capture(...).cut('export') takes it as it is",
+                ),
+            )
 
 
-def _check_loose(recorded: Recorded) -> None:
+def _check_loose(recorded: Recording) -> None:
     """Refuse to return what a graph has no operator for, where autograd would follow the graph."""
     for output in recorded.outputs:
         if recorded.requires.grad_mode and recorded.loose(output.value):
             raise Refusal(
                 "the program returns a view that was taken under no_grad, which requires grad and"
                 " has no history",
-                kind="unsupported", at=recorded.made_at(output.value),
+                kind="unsupported",
+                at=recorded.made_at(output.value),
                 do=("detach() it", "or take the view outside of torch.no_grad()"),
-            )  # fmt: skip
+            )
 
 
-def _check_history(recorded: Recorded) -> None:
+def _check_history(recorded: Recording) -> None:
     """Refuse to read under no_grad a buffer that a call before has given a history.
 
     What is unfollowed in the run would be followed then, as nothing checks the file's buffers.
@@ -222,12 +225,13 @@ def _check_history(recorded: Recorded) -> None:
             raise Refusal(
                 "the program reads under no_grad a buffer to which it writes what autograd follows:"
                 " from the second call on it would have a history, and no file tells",
-                kind="followed write", at=op.origin.frame,
+                kind="followed write",
+                at=op.origin.frame,
                 do=("write a detached value", "foretrace.capture(...).cut('export') checks it"),
-            )  # fmt: skip
+            )
 
 
-def check_begins(recorded: Recorded) -> None:
+def check_begins(recorded: Recording) -> None:
     """Refuse a graph that relies on where an argument begins in memory.
 
     Raises:
@@ -241,29 +245,35 @@ def check_begins(recorded: Recorded) -> None:
                 " that of a later call",
                 kind="unsupported",
                 at=at,
-                do=("foretrace.capture(...).cut('export') checks it",
-                    "pass the number as an argument"),
-            )  # fmt: skip
+                do=(
+                    "foretrace.capture(...).cut('export') checks it",
+                    "pass the number as an argument",
+                ),
+            )
 
 
-def _check_bound(recorded: Recorded) -> None:
+def _check_bound(recorded: Recording) -> None:
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
         if mutation.rebound and not item.value.type.same_layout(mutation.value.type):
             raise Refusal(
                 f"the program binds the {item.role} to a tensor of another type:"
                 f" {_laid_out(mutation.value.type)}, it was {_laid_out(item.value.type)}",
-                kind="side effect", at=recorded.made_at(mutation.value),
+                kind="side effect",
+                at=recorded.made_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
-            )  # fmt: skip
+            )
         if mutation.rebound and recorded.made_leaf(mutation.value):
             raise Refusal(
                 f"the program binds the {item.role} to a leaf that it makes: a file copies into the"
                 " buffer, which would be no leaf from the second call on",
-                kind="followed write", at=recorded.made_at(mutation.value),
-                do=("leave requires_grad_() out, or assign it outside",
-                    "foretrace.capture(...).cut('export') takes it as it is"),
-            )  # fmt: skip
+                kind="followed write",
+                at=recorded.made_at(mutation.value),
+                do=(
+                    "leave requires_grad_() out, or assign it outside",
+                    "foretrace.capture(...).cut('export') takes it as it is",
+                ),
+            )
 
 
 def _laid_out(type: TensorType) -> str:

@@ -34,10 +34,14 @@ from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx import Emitter, Needs
 from foretrace.lowering.emit.module_stack import ModuleStacks
 
-PREFIXES: Mapping[InputKind, str] = MappingProxyType({
-    InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_", InputKind.CONSTANT_TENSOR: "c_",
-    InputKind.USER_INPUT: "",
-})  # fmt: skip
+PREFIXES: Mapping[InputKind, str] = MappingProxyType(
+    {
+        InputKind.PARAMETER: "p_",
+        InputKind.BUFFER: "b_",
+        InputKind.CONSTANT_TENSOR: "c_",
+        InputKind.USER_INPUT: "",
+    }
+)
 NEW_CONTENT: Mapping[InputKind, OutputKind] = MappingProxyType(
     {
         InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -115,9 +119,12 @@ class ExportEmitter(Emitter):
         flat = torch_api.flat_call(function, args)
         held = [self._attribute(spec) for spec in flat[:2]]
         node = self.append(
-            "call_function", torch.ops.higher_order.flat_apply,
-            (*held, *flat[2:]), {}, self.names.of(op),
-        )  # fmt: skip
+            "call_function",
+            torch.ops.higher_order.flat_apply,
+            (*held, *flat[2:]),
+            {},
+            self.names.of(op),
+        )
         self._results(op, node, op.result)
 
     def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
@@ -212,11 +219,14 @@ def argument_of(output: Any) -> ArgumentSpec:
         return ConstantArgument("", output)
     val = output.meta["val"]
     kinds: tuple[tuple[type, Any], ...] = (
-        (torch.SymInt, SymIntArgument), (torch.SymFloat, SymFloatArgument),
+        (torch.SymInt, SymIntArgument),
+        (torch.SymFloat, SymFloatArgument),
         (torch.SymBool, SymBoolArgument),
-    )  # fmt: skip
-    return next((spec(output.name) for kind, spec in kinds if isinstance(val, kind)),
-                TensorArgument(output.name))  # fmt: skip
+    )
+    return next(
+        (spec(output.name) for kind, spec in kinds if isinstance(val, kind)),
+        TensorArgument(output.name),
+    )
 
 
 def spelled(value: Tree) -> bool:

@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.lowering.emit.export_graph import Lifted
 
@@ -33,7 +33,7 @@ class Interface:
 def interface(
     module: nn.Module,
     leaves: list[tuple[str, Any]],
-    recorded: Recorded,
+    recorded: Recording,
     ops: Iterable[Op],
     results: Iterable[Value],
 ) -> Interface:
@@ -98,9 +98,12 @@ def _value(tensor: torch.Tensor) -> Value:
 
 
 def _reached(
-    found: Interface, module: nn.Module, rest: list[Input], recorded: Recorded,
+    found: Interface,
+    module: nn.Module,
+    rest: list[Input],
+    recorded: Recording,
     users: dict[Value, Op],
-) -> None:  # fmt: skip
+) -> None:
     """Tensors that are no parameters or buffers of the module: constants, if they can be.
 
     One that autograd follows becomes a parameter, one that the program writes a buffer.
@@ -115,8 +118,9 @@ def _reached(
         if tensor.requires_grad and not tensor.is_leaf:
             raise Refusal(
                 f"the program reaches {item.role.name}, a tensor with a history of its own",
-                kind="captured history", do="pass it as an argument, or detach it",
-            )  # fmt: skip
+                kind="captured history",
+                do="pass it as an argument, or detach it",
+            )
         name = attributes.get(id(tensor)) or _lifted_name(users.get(value), numbers)
         if tensor.requires_grad:
             parameter = isinstance(tensor, nn.Parameter)
@@ -158,7 +162,7 @@ def _lifted_name(user: Op | None, numbers: Counter[str]) -> str:
     return f"{path}.lifted_tensor_{number}" if path else f"lifted_tensor_{number}"
 
 
-def _arguments(found: Interface, leaves: list[tuple[str, Any]], recorded: Recorded) -> None:
+def _arguments(found: Interface, leaves: list[tuple[str, Any]], recorded: Recording) -> None:
     """An input for each leaf of the arguments, tensor or not."""
     by_place = {item.argument: item for item in recorded.inputs if item.argument is not None}
     place = 0

@@ -265,9 +265,11 @@ class Emitter:
         """The size of an input that the symbol is, or else that it follows from."""
         sizes = [
             (size if size == symbol else self.symbols.simplify(size), node, dim)
-            for value, node in self.nodes.items() if self._gives_sizes(value, node)
-            for dim, size in enumerate(value.type.shape) if not isinstance(size, int)
-        ]  # fmt: skip
+            for value, node in self.nodes.items()
+            if self._gives_sizes(value, node)
+            for dim, size in enumerate(value.type.shape)
+            if not isinstance(size, int)
+        ]
         for size, node, dim in sizes:
             if size == symbol:
                 return self._size_node(symbol, node, dim)

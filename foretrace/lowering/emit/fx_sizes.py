@@ -31,10 +31,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
 })  # fmt: skip
 """What each function of torch's sympy is in a graph: what torch's own verifier allows there."""
 
-ROUNDING: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    "floor_to_int": math.floor, "ceil_to_int": math.ceil,
-    "trunc_to_int": math.trunc, "round_to_int": round,
-})  # fmt: skip
+ROUNDING: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "floor_to_int": math.floor,
+        "ceil_to_int": math.ceil,
+        "trunc_to_int": math.trunc,
+        "round_to_int": round,
+    }
+)
 """The same for those that torch calls with the dtype of the result."""
 
 

@@ -45,9 +45,12 @@ class Straight:
     """
 
     def __init__(
-        self, source: Source, symbols: Symbols, names: dict[Value, str],
+        self,
+        source: Source,
+        symbols: Symbols,
+        names: dict[Value, str],
         instead: "Instead | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source, self.symbols, self.names, self.instead = source, symbols, names, instead
         self._once: dict[Value, str] = {}
         self._data = symbols.data

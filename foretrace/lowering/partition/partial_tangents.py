@@ -14,8 +14,8 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value, map_values, substitute
-from foretrace.ir.program.recording import Graph, Recorded
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level, differentiated
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.lowering.partition.placement import Sides
@@ -25,9 +25,13 @@ WHY = "the backward for all gradients needs it"
 
 
 def partial_backward(
-    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair,
-    given: Arrived, opened: Callable[[Graph], Graph] = lambda graph: graph,
-) -> Graph:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    joint: Graph,
+    pair: Pair,
+    given: TangentStrides,
+    opened: Callable[[Graph], Graph] = lambda graph: graph,
+) -> Graph:
     """The backward for the tangents that are given, as they lie; inputs as of the pair's.
 
     Args:
@@ -87,7 +91,7 @@ def _key(op: Op, found: dict[Value, Any]) -> str:
     return repr((id(op.target), map_values(substitute((op.args, op.kwargs), found), id)))
 
 
-def _not_saved(value: Value, recorded: Recorded) -> Refusal:
+def _not_saved(value: Value, recorded: Recording) -> Refusal:
     return Refusal(
         f"a backward for some of the outputs alone needs {value!r}, which was not saved",
         kind="partial gradient",

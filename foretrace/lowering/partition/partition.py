@@ -15,8 +15,8 @@ import torch
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.names import node_names
 from foretrace.ir.program.op import Choice, Op, Origin, Tree, Value, map_values
-from foretrace.ir.program.recording import Graph, Input, Output, Recorded, Role, size_input
-from foretrace.ir.program.tensor_type import Arrived, Size
+from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.program.walk import bound_inside, leaves_that_run
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.cuts.dead_code import live, needs, values_of, with_saved
@@ -64,7 +64,7 @@ class Pair:
         return any(item.size is not None or item.value.type.symbols for item in inputs)
 
     @property
-    def strides(self) -> Arrived:
+    def strides(self) -> TangentStrides:
         """Of the tangents that the backward takes."""
         return tuple([i.value.type.laid for i in self.backward.inputs if i.role.kind == "tangent"])
 
@@ -75,7 +75,7 @@ class Pair:
 
 
 def partition(
-    joint: Graph, recorded: Recorded, semantics: TargetSemantics, policy: Policy = "min_cut"
+    joint: Graph, recorded: Recording, semantics: TargetSemantics, policy: Policy = "min_cut"
 ) -> Pair:
     """The pair of a joint graph.
 
@@ -132,9 +132,12 @@ def second(halves: Sides, kept: dict[Value, str]) -> tuple[list[Op], list[Value]
 
 
 def running_again(
-    halves: Sides, wanted: Iterable[Value], kept: dict[Value, str], done: set[Op],
+    halves: Sides,
+    wanted: Iterable[Value],
+    kept: dict[Value, str],
+    done: set[Op],
     handed: dict[Value, None],
-) -> Iterator[Op]:  # fmt: skip
+) -> Iterator[Op]:
     """The ops that have to run again to have the values wanted; `done` and `handed` learn."""
     waiting = list(wanted)
     while waiting:

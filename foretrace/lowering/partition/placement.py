@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Op, Value, map_values, target_name
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import leaf_ops, leaves_that_run
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fake_vals import Vals
@@ -44,7 +44,7 @@ class Facts:
 class Sides:
     """The two sides of a joint graph, and what may run in both."""
 
-    def __init__(self, joint: Graph, recorded: Recorded, semantics: TargetSemantics) -> None:
+    def __init__(self, joint: Graph, recorded: Recording, semantics: TargetSemantics) -> None:
         self.joint, self.semantics, self.symbols = joint, semantics, recorded.symbols
         self.inputs = [item for item in joint.inputs if item.role.kind != "tangent"]
         self.tangents = [item for item in joint.inputs if item.role.kind == "tangent"]

@@ -42,9 +42,10 @@ def check_policy(policy: Policy) -> None:
     """
     if not callable(policy) and policy not in POLICIES:
         raise Refusal(
-            f"there is no policy {policy!r}", kind="unknown policy",
+            f"there is no policy {policy!r}",
+            kind="unknown policy",
             do=f"use one of {', '.join(map(repr, POLICIES))}, or a function of an Op",
-        )  # fmt: skip
+        )
 
 
 def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.ir.program.op import Choice, Op, Value, substitute
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds, made_in
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
@@ -52,7 +52,7 @@ class StepSides(Sides):
 
 
 def made_again(
-    graph: Graph, recorded: Recorded, semantics: TargetSemantics, policy: Policy
+    graph: Graph, recorded: Recording, semantics: TargetSemantics, policy: Policy
 ) -> Graph:
     """The step with what the policy does not keep made again where a backward reads it.
 

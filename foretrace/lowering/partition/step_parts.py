@@ -12,7 +12,7 @@ import sympy
 from foretrace.errors import Refusal
 from foretrace.ir.program.names import node_names
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Output, Recorded, Role, size_input
+from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.cuts.dead_code import needs
@@ -23,7 +23,7 @@ PARTS = ("forward", "backward", "update")
 DO = 'use cut("step"), which is one graph'
 
 
-def parts_of(graph: Graph, recorded: Recorded) -> tuple[Graph, Graph, Graph]:
+def parts_of(graph: Graph, recorded: Recording) -> tuple[Graph, Graph, Graph]:
     """The three, each with inputs and outputs of the step and what goes from one to the next.
 
     Args:
@@ -80,7 +80,7 @@ class _Part:
     """The ops of one part, what they read of others, and the outputs of the step that it gives."""
 
     def __init__(
-        self, step: Graph, recorded: Recorded, sides: dict[Op, int], number: int, ops: list[Op]
+        self, step: Graph, recorded: Recording, sides: dict[Op, int], number: int, ops: list[Op]
     ) -> None:
         self.step, self.number, self.ops = step, number, ops
         self.simplify = recorded.symbols.simplify

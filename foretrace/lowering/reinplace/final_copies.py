@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.op import Choice, Op, Origin, Value
-from foretrace.ir.program.recording import Graph, Mutation, Recorded
+from foretrace.ir.program.recording import Graph, Mutation, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.reinplace.in_place_calls import COPY
@@ -23,7 +23,7 @@ NOWHERE = Origin(None, None)
 
 
 def written_at_end(
-    graph: Graph, recorded: Recorded, may_raise: MayRaise
+    graph: Graph, recorded: Recording, may_raise: MayRaise
 ) -> tuple[Graph, frozenset[int]]:
     """A forward that ends with copies of new contents, which it does not give; of which inputs.
 
@@ -83,7 +83,7 @@ def _after_its_loss(op: Op) -> Iterator[Op]:
     yield made(aten.where.self, (same, one, one), out)
 
 
-def _copied(recorded: Recorded, mutation: Mutation) -> bool:
+def _copied(recorded: Recording, mutation: Mutation) -> bool:
     """Whether a plain copy at the end is what a call would do."""
     item = recorded.inputs[mutation.index]
     plain = not (mutation.hidden or mutation.rebound or recorded.requires.reshaped)

@@ -7,7 +7,7 @@ from math import inf
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Recorded
+from foretrace.ir.program.recording import Graph, Input, Recording
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Memories:
     `of`: by value. `same`: by new content that an op has written, the value that was there first.
     """
 
-    def __init__(self, graph: Graph, recorded: Recorded, sharing: Sharing) -> None:
+    def __init__(self, graph: Graph, recorded: Recording, sharing: Sharing) -> None:
         self.sharing, self.same = sharing, dict[Value, Value]()
         self.last: dict[Value, float] = {}
         """the place of the op that reads a value last"""

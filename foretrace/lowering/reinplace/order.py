@@ -14,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
@@ -41,9 +41,13 @@ class Order:
 
 
 def ordered(
-    graph: Graph, recorded: Recorded, inputs: set[Value], lists: Lists, sharing: Sharing,
+    graph: Graph,
+    recorded: Recording,
+    inputs: set[Value],
+    lists: Lists,
+    sharing: Sharing,
     may_raise: MayRaise,
-) -> Order:  # fmt: skip
+) -> Order:
     """The ops of a graph in the order in which they run.
 
     Args:
@@ -103,7 +107,7 @@ def _moved(graph: Graph, sharing: Sharing) -> dict[int, list[Op]]:
     return moved
 
 
-def guards_of(recorded: Recorded) -> set[str]:
+def guards_of(recorded: Recording) -> set[str]:
     """The texts of assertions that are guards."""
     asserted = (each.text for each in recorded.answered if each.asserted)
     return {*asserted, *(asked.text for _, asked in recorded.asked_of_numbers)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.ir.program.op import Op, Value, substitute, values_in
-from foretrace.ir.program.recording import Graph, Output, Recorded
+from foretrace.ir.program.recording import Graph, Output, Recording
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.lowering.reinplace.in_place_calls import (
@@ -44,7 +44,7 @@ def as_values(graph: Graph, level: Level) -> Graph:
 
 
 def written_in_place(
-    graph: Graph, recorded: Recorded, level: Level, may_raise: MayRaise
+    graph: Graph, recorded: Recording, level: Level, may_raise: MayRaise
 ) -> InPlace:
     """The graph as it is run.
 
@@ -66,7 +66,9 @@ def written_in_place(
 class _Writing:
     """Goes through a graph once, in the order in which it runs."""
 
-    def __init__(self, graph: Graph, recorded: Recorded, level: Level, may_raise: MayRaise) -> None:
+    def __init__(
+        self, graph: Graph, recorded: Recording, level: Level, may_raise: MayRaise
+    ) -> None:
         self.graph, self.level = graph, replace(level, writes=False)
         self.callable, self.lists, sharing = InPlaceCalls(graph), on_lists(graph), Sharing()
         self.memories = Memories(graph, recorded, sharing)

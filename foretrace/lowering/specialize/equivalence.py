@@ -14,9 +14,9 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.op import (
     Backward,
-    Definition,
     ModuleCall,
     Op,
+    SharedBody,
     Tree,
     Value,
     ViewStep,
@@ -47,7 +47,7 @@ class Unlike(Exception):
         self.differs = Differs(what, op.origin.frame if op is not None else at)
 
 
-class Alike:
+class Equality:
     """Holds trees against each other; a value of the first has one of the second.
 
     Args:
@@ -60,7 +60,7 @@ class Alike:
         self.put, self.symbols, self.known = put, symbols, known
         self.strict = False
         """whether the strides of a size 1 matter, as to a program that asks for them"""
-        self.definitions_held = dict[tuple[int, int], tuple[Definition, Definition]]()
+        self.definitions_held = dict[tuple[int, int], tuple[SharedBody, SharedBody]]()
         """pairs that have been held against each other, kept alive"""
 
     def differs(self, old: Graph, new: Graph) -> Differs | None:
@@ -106,8 +106,9 @@ class Alike:
         self._hold(self._target(old.target, new.target), f"{now} runs in the place of {then}", at)
         self._hold(
             self.same((old.args, old.kwargs), (new.args, new.kwargs)),
-            f"{then} has other arguments", at,
-        )  # fmt: skip
+            f"{then} has other arguments",
+            at,
+        )
         self._hold(len(old.outs) == len(new.outs), f"{then} makes another number of values", at)
         for one, other in zip(old.outs, new.outs, strict=True):
             self.made(one, other, at)
@@ -208,14 +209,14 @@ class Alike:
             inside = None if isinstance(old.target, ModuleCall) else at
             self.ops(old.body or [], new.body or [], inside)
 
-    def definitions(self, old: Definition, new: Definition, at: Op) -> None:
+    def definitions(self, old: SharedBody, new: SharedBody, at: Op) -> None:
         """Hold two bodies against each other, once."""
         if old is new or (id(old), id(new)) in self.definitions_held:
             return
         self.definitions_held[id(old), id(new)] = old, new
         self._hold(len(old.params) == len(new.params), "it takes other operands", at)
         pairs = dict(zip(old.params, new.params, strict=True))
-        inside = Alike(self.put, self.symbols, pairs)
+        inside = Equality(self.put, self.symbols, pairs)
         inside.definitions_held = self.definitions_held
         inside.ops(old.ops, new.ops, at)
         what = f"{target_name(at.target)} gives what another op makes"

@@ -10,7 +10,7 @@ from sympy.logic.boolalg import BooleanAtom
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, Tree, Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
@@ -56,7 +56,7 @@ class Again(Recorder):
         return super().looked_up(func, args, kwargs, key, operands)
 
 
-def check_asked(before: Recorded, now: Symbols, small: Numbers) -> None:
+def check_asked(before: Recording, now: Symbols, small: Numbers) -> None:
     """Hold what the program itself asked of sizes against the answers with numbers put in.
 
     Args:
@@ -73,7 +73,7 @@ def check_asked(before: Recorded, now: Symbols, small: Numbers) -> None:
             raise Unlike(_words(question), at)
 
 
-def _answered_alike(question: Question, before: Recorded, now: Symbols, small: Numbers) -> bool:
+def _answered_alike(question: Question, before: Recording, now: Symbols, small: Numbers) -> bool:
     if question.symbols.isdisjoint(small):
         none = 0 in small.values()
         return not (none and not question.symbols)  # sympy takes all sizes for positive
@@ -91,9 +91,10 @@ def _answered_alike(question: Question, before: Recorded, now: Symbols, small: N
 
 def _outside(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
-        "it depends on more than sizes", kind="data-dependent",
+        "it depends on more than sizes",
+        kind="data-dependent",
         do="capture with an example of this size",
-    )  # fmt: skip
+    )
 
 
 def _words(question: Question) -> str:

@@ -13,7 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.backward.gradient_hooks import holds_tensors
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.call_requirements import Again as Ask, Answered
+from foretrace.ir.program.call_requirements import GuardEvaluator as Ask, ValueGuard
 from foretrace.ir.program.nested import leaves, map_tree
 from foretrace.ir.program.op import (
     Checkpoint,
@@ -29,11 +29,11 @@ from foretrace.ir.program.op import (
     target_name,
     values_in,
 )
-from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recorded
+from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
 from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
-from foretrace.lowering.specialize.equivalence import Alike, Unlike, differs
+from foretrace.lowering.specialize.equivalence import Equality, Unlike, differs
 from foretrace.lowering.specialize.recheck import Again, check_asked
 from foretrace.operators.abstract_tensors.abstract_tensor import Types
 from foretrace.operators.schemas.dispatch_result import Outcome, fill
@@ -47,7 +47,7 @@ TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, A
 """What torch raises of a call that it does not take"""
 
 
-class PutIn:
+class Specializer:
     """One record at some numbers.
 
     After `run`, `recorded` is it; `semantics` is what its ops mean, `alike` knows its values.
@@ -60,7 +60,7 @@ class PutIn:
     """
 
     def __init__(
-        self, recorded: Recorded, semantics: TargetSemantics, numbers: Numbers, small: Numbers
+        self, recorded: Recording, semantics: TargetSemantics, numbers: Numbers, small: Numbers
     ) -> None:
         self.before, self.small = recorded, small
         self.symbols: Symbols = recorded.symbols.at(numbers, small)
@@ -68,7 +68,7 @@ class PutIn:
         self.semantics = TargetSemantics(semantics.target, self.types, semantics.table)
         self.recorder = Again(self.types, self.semantics, self._told)
         self.values = dict[Value, Value]()
-        self.alike = Alike(self.put, self.symbols, self.values)
+        self.alike = Equality(self.put, self.symbols, self.values)
         self.alike.strict = recorded.requires.asks_strides
         self._ops = dict[Op, Op]()
         self._origins = dict[Origin, Origin]()
@@ -99,7 +99,7 @@ class PutIn:
 
     # ---- the record ----------------------------------------------------------------------------
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> Recording:
         before, inputs = self.before, dict[Input, Input]()
         answered, again = self._questions()
         for item in before.inputs:
@@ -134,12 +134,12 @@ class PutIn:
             raise Unlike("hooks on what autograd saves hold tensors of the run", op)
         return op.but(args=self.tree(op.args))
 
-    def _questions(self) -> tuple[list[Answered], Ask]:
+    def _questions(self) -> tuple[list[ValueGuard], Ask]:
         """The questions about values, and what answers them, told of numbers that no input has."""
         again, small = self.before.again, self.small
-        then = dict[Answered, Answered]()
+        then = dict[ValueGuard, ValueGuard]()
 
-        def asked(sizes: Numbers, tensors: Sequence[torch.Tensor]) -> Callable[[Answered], bool]:
+        def asked(sizes: Numbers, tensors: Sequence[torch.Tensor]) -> Callable[[ValueGuard], bool]:
             holds = again({**small, **sizes}, tensors)
             return lambda each: holds(then.get(each, each))
 
@@ -182,18 +182,23 @@ class PutIn:
         if found is None:
             seen = output.view_type and self.type(output.view_type)
             found = self._outputs[output] = replace(
-                output, value=self.tree(output.value), view_type=seen,
+                output,
+                value=self.tree(output.value),
+                view_type=seen,
                 through=output.through and self._output(output.through),
                 step=output.step and self._step(output.step),
-            )  # fmt: skip
+            )
         return found
 
     def _overwritten(self, over: Overwritten) -> Overwritten:
         ops = [op and self._ops.get(op, op) for op in (over.form, over.before)]
         return replace(
-            over, now=over.now and self.value(over.now), form=ops[0], before=ops[1],
+            over,
+            now=over.now and self.value(over.now),
+            form=ops[0],
+            before=ops[1],
             inside=over.inside and self._checkpoint(over.inside),
-        )  # fmt: skip
+        )
 
     def _checkpoint(self, region: Checkpoint) -> Checkpoint:
         if region not in self._checkpoints:
@@ -306,9 +311,13 @@ class PutIn:
         return not any(body is not None and body.seen for body in bodies)
 
     def _made(
-        self, op: Op, result: Tree, outcome: Outcome | None, choice: Any,
+        self,
+        op: Op,
+        result: Tree,
+        outcome: Outcome | None,
+        choice: Any,
         outs: list[Value] | None = None,
-    ) -> Op:  # fmt: skip
+    ) -> Op:
         args, kwargs = self.tree((op.args, op.kwargs))
         return Op(
             op.target, args, kwargs, result,
@@ -318,9 +327,13 @@ class PutIn:
         )  # fmt: skip
 
     def _outcome(
-        self, func: Target, args: Tree, kwargs: dict[str, Tree], operands: list[Value],
+        self,
+        func: Target,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        operands: list[Value],
         origin: Origin,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         with torch.set_grad_enabled(origin.grad_mode):
             return self.recorder.meaning(func, args, kwargs, operands, origin.grad_mode)
 

@@ -156,12 +156,15 @@ def gradient_counts(backward: Graph) -> list[int]:
 def _more(item: Input) -> Refusal:
     return Refusal(
         f"the gradient of {item.role} holds more tensors than a {item.value.type.wrapped} does",
-        kind="unsupported tensor", do="use backend='eager'",
-    )  # fmt: skip
+        kind="unsupported tensor",
+        do="use backend='eager'",
+    )
 
 
 def _kept(op: Op) -> Refusal:
     return Refusal(
         f"{op.target} is kept whole, and takes or gives a tensor class of its own",
-        kind="unsupported tensor", at=op.origin.frame, do="do not keep it whole",
-    )  # fmt: skip
+        kind="unsupported tensor",
+        at=op.origin.frame,
+        do="do not keep it whole",
+    )

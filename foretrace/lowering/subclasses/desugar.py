@@ -111,8 +111,10 @@ def _otherwise(op: Op, value: Value, made: Value | None) -> Refusal:
     return Refusal(
         f"{op.target} of a {_kinds(op)} gives {found}, and the derivative is that of"
         f" {value.type.plain!r} with strides {list(value.type.stride)}",
-        kind="unsupported tensor", at=op.origin.frame, do=WAYS,
-    )  # fmt: skip
+        kind="unsupported tensor",
+        at=op.origin.frame,
+        do=WAYS,
+    )
 
 
 def _raises(op: Op, error: Exception) -> Refusal:
@@ -122,6 +124,7 @@ def _raises(op: Op, error: Exception) -> Refusal:
     return Refusal(
         f"{op.target} of a {_kinds(op)}, which a gradient needs, raises"
         f" {type(error).__name__}: {error}",
-        kind="unsupported tensor", at=op.origin.frame,
+        kind="unsupported tensor",
+        at=op.origin.frame,
         do=(f"let the class take {op.target}", "or let it not require grad"),
-    )  # fmt: skip
+    )

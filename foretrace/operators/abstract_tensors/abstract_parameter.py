@@ -40,8 +40,9 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
         made: Any = tensor.data.clone(memory_format=torch.preserve_format)
     memo[id(tensor)] = new = (
         torch.nn.Parameter(made, tensor.requires_grad)
-        if parameter else made.requires_grad_(tensor.requires_grad)
-    )  # fmt: skip
+        if parameter
+        else made.requires_grad_(tensor.requires_grad)
+    )
     if not parameter:
         _copy_attributes(tensor, new, memo)
     return new
@@ -75,8 +76,9 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
         raise Refusal(
             "a deep copy of a tensor that shows a part of its memory, or whose memory another has"
             " that is copied, too",
-            kind="unsupported", do="copy it by clone()",
-        )  # fmt: skip
+            kind="unsupported",
+            do="copy it by clone()",
+        )
 
 
 def _all_of(type: TensorType, owner: TensorType) -> bool:

@@ -45,12 +45,14 @@ def of_a_call(*_: object) -> Refusal:
     return Refusal(
         "the program asks whether a tensor is a view, or of what, or for its `_version`",
         kind="autograd inside",
-        do=("ask it of memory that the program has made itself",
-            "or let it not depend on that, or ask outside of the captured program"),
-    )  # fmt: skip
+        do=(
+            "ask it of memory that the program has made itself",
+            "or let it not depend on that, or ask outside of the captured program",
+        ),
+    )
 
 
-class Told:
+class TensorQueries:
     """What the program asks of all tensors of a run, and is told."""
 
     def __init__(self, symbols: Symbols) -> None:
@@ -110,7 +112,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """a weak reference to the tensor that the program has in its place; None of most"""
     ft_tangent: "Abstract"
     """what forward-mode autograd has of it; no attribute where it has nothing"""
-    ft_told: "Told"
+    ft_told: "TensorQueries"
     """what the program was told, of all tensors"""
 
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
@@ -121,10 +123,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ) -> NoReturn:
         raise Refusal(
             f"{func} was called on an abstract tensor outside its capture",
-            kind="escaped", at=asking_line(),
-            do=("return the tensor from the captured program, and use what a cut of it gives",
-                "or, in a program that starts threads: compute in its own"),
-        )  # fmt: skip
+            kind="escaped",
+            at=asking_line(),
+            do=(
+                "return the tensor from the captured program, and use what a cut of it gives",
+                "or, in a program that starts threads: compute in its own",
+            ),
+        )
 
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
@@ -133,8 +138,9 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
                 return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
-                kind="side effect", do="set it before the capture, or use detach()",
-            )  # fmt: skip
+                kind="side effect",
+                do="set it before the capture, or use detach()",
+            )
         if not self.ft_leaf:
             self._tell()
             torch.ops.aten.requires_grad_.default(self, requires_grad)
@@ -159,8 +165,9 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if node is None and not self.is_leaf:
             raise Refusal(
                 "the program reads tensor.grad_fn, which does not exist while it is captured",
-                kind="autograd inside", do="use requires_grad or is_leaf, which are as in eager",
-            )  # fmt: skip
+                kind="autograd inside",
+                do="use requires_grad or is_leaf, which are as in eager",
+            )
         return node
 
     def stride(self, *dim: Any, **named: Any) -> Any:
@@ -208,8 +215,9 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if not self._made:
             raise Refusal(
                 "the program reads the gradient of an input or parameter",
-                kind="autograd inside", do="pass it as an argument",
-            )  # fmt: skip
+                kind="autograd inside",
+                do="pass it as an argument",
+            )
         return getattr(self, "ft_grad", None)
 
     @property
@@ -221,9 +229,10 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if self.ft_gradient is None:
             if not self._made:
                 raise Refusal(
-                    "the program sets tensor.grad", kind="side effect",
+                    "the program sets tensor.grad",
+                    kind="side effect",
                     do="set it before or after the captured program is called",
-                )  # fmt: skip
+                )
             self.ft_grad = new
             return
         gradients, index = self.ft_gradient
@@ -427,7 +436,7 @@ class Types:
         self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
         """by type; with what answers `x[...]` where a binding would ask for an absent device"""
         self._made: list[ref[Abstract]] = []
-        self.told = Told(symbols)
+        self.told = TensorQueries(symbols)
 
     def intern(self, type: TensorType) -> TensorType:
         """The one object for all types equal to this."""

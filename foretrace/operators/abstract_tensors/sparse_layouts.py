@@ -80,8 +80,10 @@ def compressed(
         torch.arange(lines + 1, dtype=places, device=device) * across,
         torch.arange(across, dtype=places, device=device).repeat(lines),
         torch.ones((lines * across, *map(int, block)), dtype=dtype, device=device),
-        shape, layout=layout, check_invariants=False,
-    )  # fmt: skip
+        shape,
+        layout=layout,
+        check_invariants=False,
+    )
 
 
 def of_layout(layout: torch.layout) -> Refusal:

@@ -78,8 +78,9 @@ class Wrapping:
         if type(made) is not kind:
             raise Refusal(
                 f"{self}.__tensor_unflatten__ gives a {type(made).__name__}",
-                kind="unsupported tensor", do=f"let it give a {self}, as a classmethod of cls",
-            )  # fmt: skip
+                kind="unsupported tensor",
+                do=f"let it give a {self}, as a classmethod of cls",
+            )
         return made
 
 
@@ -122,7 +123,7 @@ def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:
         kind="unsupported tensor",
         do=f"let {name}.__tensor_flatten__ give the names of its inner tensors, and what else"
         " __tensor_unflatten__ needs",
-    )  # fmt: skip
+    )
 
 
 def held_by(tensor: torch.Tensor) -> Wrapping | None:
@@ -149,8 +150,10 @@ def holding_alike(tensor: Any, stride: tuple[Any, ...], wrapped: Wrapping) -> An
         return tensor
     told = Holds("a tangent", wrapped)
     if now is None or (now.kind, now.names, now.context) != (
-        wrapped.kind, wrapped.names, wrapped.context,
-    ):  # fmt: skip
+        wrapped.kind,
+        wrapped.names,
+        wrapped.context,
+    ):
         raise _other_tangent(told(tensor))
     held = [
         _lying(getattr(tensor, name), type, told)
@@ -172,9 +175,10 @@ def _lying(tensor: torch.Tensor, type: TensorType, told: "Holds") -> torch.Tenso
 
 def _other_tangent(what: str) -> Refusal:
     return Refusal(
-        f"a gradient arrives that no backward was made for: {what}", kind="wrong tangents",
+        f"a gradient arrives that no backward was made for: {what}",
+        kind="wrong tangents",
         do="use backend='eager', which calls the class itself",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

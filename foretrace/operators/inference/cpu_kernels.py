@@ -170,8 +170,9 @@ def depends_on_data(func: Any) -> Refusal:
     """The refusal of a call whose results have sizes that depend on data."""
     return Refusal(
         f"the size of what {func} returns depends on data",
-        kind="data-dependent", do="use a form of fixed size: torch.where, a mask, or top-k",
-    )  # fmt: skip
+        kind="data-dependent",
+        do="use a form of fixed size: torch.where, a mask, or top-k",
+    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from foretrace.operators.inference.cpu_kernels import (
     recast,
     types_in,
     with_tensors,
-)  # fmt: skip
+)
 from foretrace.operators.inference.eager_strides import as_eager, as_iterated
 from foretrace.operators.inference.meta_kernels import MetaKernels
 from foretrace.operators.inference.numeric_probe import of_any_number, probe
@@ -411,16 +411,19 @@ def _of_data(number: int | torch.SymInt) -> bool:
 def _no_kernel(func: Any) -> Refusal:
     return Refusal(
         f"{func} has no meta kernel, so the types of its results are not known",
-        kind="no meta kernel", do=OUTSIDE if func.namespace == "aten"
+        kind="no meta kernel",
+        do=OUTSIDE
+        if func.namespace == "aten"
         else f"register one: torch.library.register_fake({func.name()!r})",
-    )  # fmt: skip
+    )
 
 
 def _reads_numbers(func: Any) -> Refusal:
     return Refusal(
         f"{func} reads the numbers in a tensor",
-        kind="data-dependent", do="give them as a list of Python numbers",
-    )  # fmt: skip
+        kind="data-dependent",
+        do="give them as a list of Python numbers",
+    )
 
 
 def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:

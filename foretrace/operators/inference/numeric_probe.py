@@ -13,9 +13,9 @@ from typing import Any, Final
 import sympy
 
 from foretrace import torch_api
-from foretrace.errors import Refusal, Way
+from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Definition, Op, Tree, Value
+from foretrace.ir.program.op import Op, SharedBody, Tree, Value
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.symbols.symbols import Symbols
 
@@ -75,11 +75,11 @@ class _Merge:
             f"{self.name} has no meta kernel for symbolic sizes, and its result has a new size",
             kind="no meta kernel",
             do=(
-                Way(
+                Remedy(
                     "capture it without dynamic_shapes, or make the sizes that it works on static",
                     ("capture", "export", "aot_export_module"),
                 ),
-                Way("compile it with dynamic=False", ("compile", "dynamo")),
+                Remedy("compile it with dynamic=False", ("compile", "dynamo")),
             ),
         )
 
@@ -160,7 +160,7 @@ SPECIAL: Final = (0.0, 1.0, 2.0, -1.0, 0.5, 3.0, math.inf, math.nan)
 
 
 @dataclass(frozen=True)
-class Recording:
+class NumberedOps:
     """Ops that were recorded with numbers in the place of symbols."""
 
     params: tuple[Any, ...]
@@ -169,7 +169,7 @@ class Recording:
 
 
 def with_any_number(
-    record: Callable[[Floats], Recording], symbols: Collection[sympy.Symbol], known: Floats
+    record: Callable[[Floats], NumberedOps], symbols: Collection[sympy.Symbol], known: Floats
 ) -> tuple[list[Op], list[tuple[sympy.Symbol, float]]] | None:
     """What is recorded whatever floats the symbols are, and the floats that they must not be.
 
@@ -206,7 +206,7 @@ def _numbers_for(symbols: Collection[sympy.Symbol], number: float) -> dict[sympy
     return {symbol: number * (1 + i / 7) for i, symbol in enumerate(symbols)}
 
 
-def _words(recording: Recording) -> list[Any]:
+def _words(recording: NumberedOps) -> list[Any]:
     """All that a recording says, in order; values go by numbers."""
     names: dict[Value, int] = {}
     words = list[Any]()
@@ -267,6 +267,6 @@ def put_back(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> None:
         if (shared := op.definition) is not None:
             copies = [each.but() for each in shared.ops]
             put_back(copies, symbols)
-            op.below = Definition(shared.params, tuple(copies), shared.outs, shared.seen)
+            op.below = SharedBody(shared.params, tuple(copies), shared.outs, shared.seen)
         elif op.region is not None:
             put_back(op.region, symbols)

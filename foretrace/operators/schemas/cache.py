@@ -171,9 +171,12 @@ class Cache(Generic[T]):
         return answer
 
     def _learn_of_sizes(
-        self, key: Any, symbols: Iterable[sympy.Symbol], ask: Callable[[], T],
+        self,
+        key: Any,
+        symbols: Iterable[sympy.Symbol],
+        ask: Callable[[], T],
         lasting: Callable[[T], bool],
-    ) -> T:  # fmt: skip
+    ) -> T:
         env = self._symbols.noting
         if env is None:  # a front end's ShapeEnv
             return ask()

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any, TypeAlias
 
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Choice, Definition, Tree, Value, values_in
+from foretrace.ir.program.op import Choice, SharedBody, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 
 
@@ -42,7 +42,7 @@ class Outcome:
     """
 
     result: Tree
-    definition: Definition | None = None
+    definition: SharedBody | None = None
     choice: Choice | None = None
     views: tuple[View, ...] = ()
     inline: Callable[..., Any] | None = None
@@ -154,8 +154,9 @@ class Schema:
         bases = [value for name in self.viewed for value in values_in(named[name])[:1]]
         return tuple(
             (position, operands.index(base), self.share)
-            for position in range(count) for base in bases
-        )  # fmt: skip
+            for position in range(count)
+            for base in bases
+        )
 
 
 def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:

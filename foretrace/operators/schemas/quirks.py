@@ -66,11 +66,15 @@ def _each(value: Any, *names: str) -> dict[str, Any]:
 HIDDEN_WRITES = Quirk(
     "writes to these arguments where `training` is set; the schema says nothing",
     _each(
-        ("running_mean", "running_var"), "native_batch_norm", "cudnn_batch_norm",
+        ("running_mean", "running_var"),
+        "native_batch_norm",
+        "cudnn_batch_norm",
         "miopen_batch_norm",
     ),
-    NATIVE + "Normalization.cpp", SEEN, "operators/schemas/schema.py",
-)  # fmt: skip
+    NATIVE + "Normalization.cpp",
+    SEEN,
+    "operators/schemas/schema.py",
+)
 HIDDEN_VIEWS = Quirk(
     "gives a result in the memory of these operands; neither schema nor autograd says so",
     _each(
@@ -104,8 +108,10 @@ FUNCTIONAL_NAMES = Quirk(
         "aten::bernoulli_.float": "bernoulli.p",
         "aten::rrelu_with_noise_": "rrelu_with_noise",
     },
-    NATIVE + "native_functions.yaml", SEEN, "operators/schemas/schema.py",
-)  # fmt: skip
+    NATIVE + "native_functions.yaml",
+    SEEN,
+    "operators/schemas/schema.py",
+)
 FUNCTIONAL_ORDER = Quirk(
     "has a functional variant that takes fewer arguments, in these positions: it chooses the"
     " library by itself, as the composite did",
@@ -117,19 +123,25 @@ FUNCTIONAL_ORDER = Quirk(
 SHAPELESS = Quirk(
     "fills an `out` of any shape that has as many elements; torch's own Python kernels resize it",
     _none("arange", "range", "linspace", "logspace"),
-    NATIVE + "RangeFactories.cpp", SEEN, "operators/schemas/schema.py",
-)  # fmt: skip
+    NATIVE + "RangeFactories.cpp",
+    SEEN,
+    "operators/schemas/schema.py",
+)
 
 MIXED = Quirk(
     "keeps mean and deviation of 16-bit numbers as float32 on the CPU, where a weight, a bias or a"
     " running statistic is float32; torch's decomposition says the input's dtype",
     _none(
-        "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
         "_native_batch_norm_legit_functional",
     ),
-    NATIVE + "mixed_data_type.h, layer_norm.cpp, group_norm.cpp, Normalization.cpp", SEEN,
+    NATIVE + "mixed_data_type.h, layer_norm.cpp, group_norm.cpp, Normalization.cpp",
+    SEEN,
     "operators/inference/eager_strides.py",
-)  # fmt: skip
+)
 
 # ---- layouts: what meta kernels say otherwise than the CPU's kernels ----------------------------
 
@@ -152,19 +164,26 @@ IN_ORDER = Quirk(
 LOSSES = Quirk(
     "the same, where nothing is broadcast",
     _none("mse_loss_backward", "huber_loss_backward", "smooth_l1_loss_backward"),
-    NATIVE + "BinaryOps.cpp, Loss.cpp", SEEN, "operators/inference/eager_strides.py",
-)  # fmt: skip
+    NATIVE + "BinaryOps.cpp, Loss.cpp",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
 SUGGESTED = Quirk(
     "has its channels last on the CPU if the operand at this position has; its meta kernel gives"
     " results in order",
     _each(0, "channel_shuffle")
     | _each(0, "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
     | _each(
-        1, "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad2d_backward",
+        1,
+        "reflection_pad2d_backward",
+        "reflection_pad3d_backward",
+        "replication_pad2d_backward",
         "replication_pad3d_backward",
     ),
-    NATIVE + "ReflectionPad.cpp", SEEN, "operators/inference/eager_strides.py",
-)  # fmt: skip
+    NATIVE + "ReflectionPad.cpp",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
 ITERATED = Quirk(
     "lays results out as TensorIterator does, which sees the operands at these positions in this"
     " order; its meta kernel misses one",
@@ -191,12 +210,17 @@ INDEXING = Quirk(
 ONE_EXAMPLE = Quirk(
     "gives one number for one example without a batch, whatever the reduction is",
     _none("multilabel_margin_loss_forward"),
-    NATIVE + "LossMultiLabelMargin.cpp", SEEN, "operators/inference/eager_strides.py",
-)  # fmt: skip
+    NATIVE + "LossMultiLabelMargin.cpp",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
 COMPLEX_IN_ORDER = Quirk(
     "gives contiguous results of complex numbers on the CPU",
-    _none("angle"), NATIVE + "UnaryOps.cpp", SEEN, "operators/inference/eager_strides.py",
-)  # fmt: skip
+    _none("angle"),
+    NATIVE + "UnaryOps.cpp",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
 
 # ---- kernels that do otherwise than a call of them shows ----------------------------------------
 

@@ -74,9 +74,11 @@ def schema_of(func: Any) -> Schema:
 def _viewed(schema: Any) -> tuple[str, ...]:
     """The argument that a view operator looks at, if it is one."""
     shared = {
-        name for r in schema.returns if r.alias_info and not r.alias_info.is_write
+        name
+        for r in schema.returns
+        if r.alias_info and not r.alias_info.is_write
         for name in (*r.alias_info.before_set, *r.alias_info.after_set)
-    } | {"*"}  # fmt: skip
+    } | {"*"}
     for argument in schema.arguments:
         info = argument.alias_info
         if info and not info.is_write and shared & {*info.before_set, *info.after_set}:

@@ -53,8 +53,9 @@ def _put_by_place(
     if not same or len({type.dtype.itemsize for type in types}) > 1:
         raise Refusal(
             "the program writes to a view that reads its memory as another type",
-            kind="no functional form", do="write to the tensor that it is a view of",
-        )  # fmt: skip
+            kind="no functional form",
+            do="write to the tensor that it is a view of",
+        )
     options = {"dtype": torch.int64, "device": whole.type.device}
     numbers = append(aten.arange.default, (whole.type.numel,), options).outs[0]
     places = append(aten.view.default, (numbers, list(whole.type.shape))).outs[0]

@@ -116,9 +116,14 @@ def _padded(
 
 
 def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, heard: list[int], said: list[int],
-    blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    heard: list[int],
+    said: list[int],
+    blank: int = 0,
+    reduction: int = MEAN,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
     """The kernel writes the lengths into what `empty` gives, which has no memory while recording.
 
     Source: ctc_loss_impl in aten/src/ATen/native/LossCTC.cpp.

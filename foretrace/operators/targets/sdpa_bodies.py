@@ -92,9 +92,14 @@ def _flash(
 
 
 def _efficient(
-    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
-    scale: float | None, **_: Any,
-) -> torch.Tensor:  # fmt: skip
+    qkv: Operands,
+    *,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    **_: Any,
+) -> torch.Tensor:
     query, key, value = qkv
     keep_sums = _trains(qkv)
     if mask is not None:
@@ -106,18 +111,28 @@ def _efficient(
 
 
 def _cudnn(
-    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
-    scale: float | None, **_: Any,
-) -> torch.Tensor:  # fmt: skip
+    qkv: Operands,
+    *,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    **_: Any,
+) -> torch.Tensor:
     return aten._scaled_dot_product_cudnn_attention.default(
         *qkv, mask, _trains(qkv), dropout, causal, False, scale=scale
     )[0]
 
 
 def _math(
-    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
-    scale: float | None, gqa: bool,
-) -> torch.Tensor:  # fmt: skip
+    qkv: Operands,
+    *,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> torch.Tensor:
     return aten._scaled_dot_product_attention_math.default(
         *qkv, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
     )[0]

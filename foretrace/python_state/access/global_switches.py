@@ -41,10 +41,12 @@ def _set_attention(before: list[bool]) -> None:
 
 
 LIBRARIES: tuple[tuple[Any, str], ...] = (
-    (torch.backends.cudnn, "enabled"), (torch.backends.cudnn, "benchmark"),
-    (torch.backends.cudnn, "deterministic"), (torch.backends.mkldnn, "enabled"),
+    (torch.backends.cudnn, "enabled"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.mkldnn, "enabled"),
     (torch.backends.mkldnn, "deterministic"),
-)  # fmt: skip
+)
 
 
 def _libraries() -> list[bool]:

@@ -21,7 +21,7 @@ from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
 from foretrace.python_state.snapshot.restore import changes_of
-from foretrace.tracer.functionalization.builder import Unwatched, nobody_watches
+from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
 MOST_FRAMES = 64
@@ -48,7 +48,7 @@ class Refusing(Protocol):
         """Such a function begins."""
 
 
-class Later:
+class BackwardReads:
     """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Later:
         self.codes: dict[int, types.CodeType] = {}
 
 
-class Outside(Unwatched):
+class AccessMonitor(Unmonitored):
     """Watches one run: what it reads from outside."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Outside(Unwatched):
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
-        self.later = Later()
+        self.later = BackwardReads()
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
         self._watch: Callable[[], Any] = nobody_watches
@@ -205,7 +205,9 @@ class Outside(Unwatched):
                     if isinstance(method := vars(base)[name], types.FunctionType):
                         self.counts |= reads_of(method.__code__).counts
 
-    def _read(self, code: types.CodeType, space: dict[str, Any], notes: "Later | Outside") -> None:
+    def _read(
+        self, code: types.CodeType, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
+    ) -> None:
         reads = reads_of(code)
         notes.attributes |= reads.attributes
         for name in reads.globals:
@@ -220,7 +222,9 @@ class Outside(Unwatched):
         for name in imported(code, space):
             self._note(name, sys.modules, notes)
 
-    def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
+    def _note(
+        self, name: str, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
+    ) -> None:
         known = name == ANNOTATED or (id(space), name) in notes.places
         if not known and type(space.get(name)) not in (Like, Chosen):
             held = self._as_it_was(space.get(name, MISSING))

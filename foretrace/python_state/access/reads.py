@@ -16,13 +16,13 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import (
-    Held,
-    HeldLength,
-    HeldMembers,
-    HeldNames,
+    AttributeNames,
+    CallRequirements,
+    ContainerLength,
+    ContainerMembers,
     How,
     ModuleState,
-    Requirements,
+    ReadLocation,
 )
 from foretrace.ir.pydata.members import (
     MISSING,
@@ -37,7 +37,7 @@ from foretrace.ir.pydata.places import Change, Entry, Place
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.restore import Called
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -55,10 +55,10 @@ SLOT = types.MemberDescriptorType
 
 
 def read_outside(
-    outside: Outside,
+    outside: AccessMonitor,
     fn: Any,
     leaves: Iterable[tuple[str, Any]],
-    requires: Requirements,
+    requires: CallRequirements,
     inputs: Iterable[Any],
     open: set[int],
 ) -> None:
@@ -82,10 +82,14 @@ def read_outside(
 
 
 def _read(
-    mentioned: Iterable[str], places: Iterable[Place], fn: Any, leaves: Iterable[tuple[str, Any]],
-    requires: Requirements, open: set[int],
-) -> "Reading":  # fmt: skip
-    reading = Reading(mentioned, open, set(map(id, requires.filled)))
+    mentioned: Iterable[str],
+    places: Iterable[Place],
+    fn: Any,
+    leaves: Iterable[tuple[str, Any]],
+    requires: CallRequirements,
+    open: set[int],
+) -> "StateReads":
+    reading = StateReads(mentioned, open, set(map(id, requires.filled)))
     reading.modules(requires.modules)
     reading.places(places)
     reading.follow("the program", fn)
@@ -94,7 +98,7 @@ def _read(
     return reading
 
 
-def bound_before(change: Change) -> Held:
+def bound_before(change: Change) -> ReadLocation:
     """What was there, as read, where the run has bound a name."""
     place = change.place
     entry = isinstance(place, Entry) and plain(place.key)
@@ -104,10 +108,10 @@ def bound_before(change: Change) -> Held:
     how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
     if isinstance(place.holder, dict):
         how = "item"
-    return Held(name, how, place.holder, place.key, place.copy)
+    return ReadLocation(name, how, place.holder, place.key, place.copy)
 
 
-class Reading:
+class StateReads:
     """Follows what the code may read; each object is looked at once.
 
     Args:
@@ -121,7 +125,7 @@ class Reading:
     ) -> None:
         self._open, self._unread = open, unread
         self.mentioned = frozenset(mentioned) | {"forward"}
-        self.found = list[Held | HeldNames | HeldLength]()
+        self.found = list[ReadLocation | AttributeNames | ContainerLength]()
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
         self._seen: dict[int, Any] = {}
@@ -177,7 +181,7 @@ class Reading:
         itself = id(item) in self._open or (not is_data and plain(item))
         data = id(item) not in self._seen and is_data
         before = snapshot(item) if data else item
-        self.found.append(Held(name, how, holder, key, before, itself=itself))
+        self.found.append(ReadLocation(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
             self._classes(item, 0)
         elif depth and (not data or _leads_on(item)):
@@ -197,7 +201,7 @@ class Reading:
         if space is not None:
             names, keys = self._asked_of(item, space)
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
-                self.found.append(HeldNames(name, space, type(item), names))
+                self.found.append(AttributeNames(name, space, type(item), names))
             for key in keys:
                 self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         for key in (*_parts(item), *self._classes(type(item), depth)):
@@ -234,7 +238,7 @@ class Reading:
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
         space = vars(kind)
-        self.found.append(HeldNames(kind.__name__, space, kind.__base__, frozenset(space)))
+        self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
                 self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)
@@ -244,11 +248,11 @@ class Reading:
         length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
         if own_kind(item) in (set, frozenset) and length == len(items):
             members = tuple(held for _, held in items)
-            self.found.append(HeldMembers(name, item, length, members))
+            self.found.append(ContainerMembers(name, item, length, members))
             for held in members if depth else ():
                 self.follow(f"a member of {name}", held, depth - 1)
             return
-        self.found.append(HeldLength(name, item, length))
+        self.found.append(ContainerLength(name, item, length))
         for key, held in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := _shown(key)) is not None:
                 self._take(f"{name}[{shown}]", "item", item, key, held, depth)
@@ -262,7 +266,9 @@ class Reading:
         for state in states:
             for table in torch_api.tensor_tables(state.module):
                 for key, tensor in table.items():
-                    self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
+                    self.found.append(
+                        ReadLocation(f"{state.path}.{key}", "item", table, key, tensor)
+                    )
 
 
 def _shown(key: Any) -> str | None:

@@ -19,8 +19,8 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.pydata.members import CONTENT
 from foretrace.ir.source.code_owner import origin_of
 from foretrace.ir.source.state_change_lines import Lines
-from foretrace.python_state.access.monitor import Outside
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 TOLD: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
 """Functions of `builtins` and `io`"""
@@ -46,7 +46,7 @@ MODULE_CALL = f"{PACKAGE_DIR}tracer/recorder/module_calls.py"
 DO: Final = "do it outside of the captured program; else what is around it runs as Python"
 
 
-class Holes:
+class SideEffects:
     """Refuses what a program is about to do.
 
     Args:
@@ -103,7 +103,9 @@ def mark_of(code: types.CodeType) -> tuple[str, str] | None:
     return (f"the program {what}", "graph break") if what else None
 
 
-def check_iterators(before: Before, outside: Outside | None, lines: Callable[[], Lines]) -> None:
+def check_iterators(
+    before: HeapSnapshot, outside: AccessMonitor | None, lines: Callable[[], Lines]
+) -> None:
     """Refuse a program that may take the next of an iterator from outside: it would be lost.
 
     Args:
@@ -118,12 +120,13 @@ def check_iterators(before: Before, outside: Outside | None, lines: Callable[[],
     for item, name in _iterators(before) if holes is not None else ():
         raise Refusal(
             f"the program can take from a {type(item).__name__}, and what is taken is taken once",
-            kind="side effect", at=lines().reaching(partial(is_, item)) or lines().calling(name),
+            kind="side effect",
+            at=lines().reaching(partial(is_, item)) or lines().calling(name),
             do=("take from it outside of the captured program, and pass what it gave", DO),
-        )  # fmt: skip
+        )
 
 
-def _iterators(before: Before) -> Iterator[tuple[Any, str]]:
+def _iterators(before: HeapSnapshot) -> Iterator[tuple[Any, str]]:
     """Those that the program is given or can reach, and files; no attribute that no code names.
 
     A private one may be a library's, whose code was not looked at: of a DataLoader's iterator.

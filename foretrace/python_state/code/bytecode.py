@@ -26,9 +26,13 @@ GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLO
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({(LOAD, ATTRIBUTE), (STORE, ATTRIBUTE), ("import from", "")})
-COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
-    ATTRIBUTE: (ATTRIBUTE,), GLOBAL: (GLOBAL, NAME), CELL: (CELL,),
-})  # fmt: skip
+COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        ATTRIBUTE: (ATTRIBUTE,),
+        GLOBAL: (GLOBAL, NAME),
+        CELL: (CELL,),
+    }
+)
 """Where code stores to a name, and where it reads the same from"""
 STORES = frozenset((STORE, place) for place in COUNTING)
 READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from foretrace.ir.program.call_requirements import Held
+from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.places import NUMBERS, OPEN, Change, Contents, Entry, Place, StateRead
@@ -51,7 +51,7 @@ def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     Also elsewhere, but these are guesses (`of_optimizer`).
     """
     for each in held:
-        if not isinstance(each, Held):
+        if not isinstance(each, ReadLocation):
             continue
         in_group = type(each.holder) is dict and "params" in each.holder
         if in_group or type(each.before) in NUMBERS:
@@ -70,7 +70,11 @@ def may_be_counted(
 ) -> Iterator[tuple[Change, int]]:
     """The numbers at places whose names the code stores to, on whatever way."""
     for each in held:
-        if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
+        if not isinstance(each, ReadLocation) or type(each.before) not in (
+            *NUMBERS,
+            dict,
+            OrderedDict,
+        ):
             continue
         place, name = place_of(each), _variable(each) if each.how == "cell" else each.key
         if place is not None and type(each.before) not in NUMBERS:
@@ -112,7 +116,7 @@ Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
 
 def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     """The numbers that a schedule changes between calls of the program, or on another way."""
-    places = [each for each in held if isinstance(each, Held)]
+    places = [each for each in held if isinstance(each, ReadLocation)]
     found = (each.before for each in places if isinstance(each.before, LRScheduler))
     groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
     for each in places:
@@ -126,7 +130,7 @@ def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
                 yield Change(place, None, rebound=True), 0
 
 
-def place_of(held: Held) -> Place | None:
+def place_of(held: ReadLocation) -> Place | None:
     """The place of what was found; None where it is an item of a list, or none of ours."""
     if held.how == "item" and not isinstance(held.holder, dict):
         return None
@@ -137,12 +141,12 @@ def place_of(held: Held) -> Place | None:
     return Place(str(held.key or _variable(held)), held.holder, held.before)
 
 
-def _variable(held: Held) -> str:
+def _variable(held: ReadLocation) -> str:
     """The name of a closure cell, as it is told: `the closed-over best`."""
     return held.name.rpartition(" ")[2]
 
 
-class Counts:
+class SymbolicCounters:
     """The numbers of one program, as far as its runs and calls have shown.
 
     `opens`: whether a number may be open at all, as what is asked of it is a guard then.

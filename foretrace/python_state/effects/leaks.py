@@ -17,8 +17,8 @@ import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import FirstCall, Refusal
-from foretrace.ir.program.call_requirements import FIRST_CALL, Requirements
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import FIRST_CALL, CallRequirements
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import (
     attributes_of,
@@ -76,7 +76,7 @@ def stranding(types: Types) -> Iterator[None]:
         raise
 
 
-def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
+def check_none_escaped(types: Types, recorded: Recording, lines: Lines) -> None:
     """Refuse a program that stored a tensor where it outlives the run.
 
     Raises:
@@ -93,7 +93,7 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
         raise refusal
 
 
-def _kept_by_frames(types: Types, recorded: Recorded) -> bool:
+def _kept_by_frames(types: Types, recorded: Recording) -> bool:
     """Whether frames that have ended kept some of them, which they no longer do.
 
     A debugger has such frames, and so has the traceback of an exception that the program caught.
@@ -102,20 +102,23 @@ def _kept_by_frames(types: Types, recorded: Recorded) -> bool:
     return let_go(lambda item: any(id(each) in stored for each in abstract_in([item])))
 
 
-def _check_handles(recorded: Recorded) -> None:
+def _check_handles(recorded: Recording) -> None:
     """Refuse a hook that whoever called the program could remove: each call has one of its own."""
     collected(lambda: not any(op.target.held for op in recorded.hooks))
     held = next((op for op in recorded.hooks if op.target.held), None)
     if held is not None:
         raise Refusal(
             "the program keeps or returns the handle of a hook, and a graph has no other to give",
-            kind="side effect", at=held.origin.frame,
-            do=("do not keep what register_hook returns",
-                "or remove the hook before the program returns"),
-        )  # fmt: skip
+            kind="side effect",
+            at=held.origin.frame,
+            do=(
+                "do not keep what register_hook returns",
+                "or remove the hook before the program returns",
+            ),
+        )
 
 
-def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
+def _stored(types: Types, recorded: Recording) -> list[Abstract]:
     """The living tensors that the record itself does not hold."""
     alive = types.alive()
     ours = {id(each) for each in _needed(recorded)} if alive else set()
@@ -123,7 +126,7 @@ def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
     return [tensor for tensor in alive if id(tensor) not in ours]
 
 
-def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
+def _refusal(tensor: Abstract, recorded: Recording, lines: Lines) -> Refusal:
     name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
     if attribute(holder, "cache_info"):
         return _memoized(name, lines)
@@ -135,9 +138,10 @@ def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     in_ctx = ("or, in an autograd.Function: in ctx itself, and in no object there",) * calls
     return Refusal(
         f"the program stores a tensor, {kind}, {where}where it outlives the call",
-        kind="side effect", at=stored or (maker.origin.frame if maker is not None else None),
+        kind="side effect",
+        at=stored or (maker.origin.frame if maker is not None else None),
         do=("return the tensor, or register it as a buffer", FIRST_CALL, *in_ctx),
-    )  # fmt: skip
+    )
 
 
 def _memoized(name: str, lines: Lines) -> Refusal:
@@ -152,7 +156,7 @@ def _memoized(name: str, lines: Lines) -> Refusal:
     )
 
 
-def _needed(recorded: Recorded) -> Iterator[Abstract]:
+def _needed(recorded: Recording) -> Iterator[Abstract]:
     """Abstract tensors that the record itself holds."""
     calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
     # what an autograd.Function is given, and keeps for its backward or around its methods
@@ -186,7 +190,7 @@ def held_before(function: type[Function], args: Any) -> bool:
     return any(id(each) not in anew for each in _of_the_run((function, args)))
 
 
-def comes_to(forward: Any, requires: Requirements) -> bool:
+def comes_to(forward: Any, requires: CallRequirements) -> bool:
     """Whether code names a container that the run has filled, or plain data that it has bound.
 
     A tensor and a number of the run are seen where it reads them.

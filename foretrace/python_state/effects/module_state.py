@@ -12,17 +12,17 @@ import torch
 from torch import fx, nn
 
 from foretrace import torch_api
-from foretrace.errors import Late, Refusal
-from foretrace.ir.program.call_requirements import FIRST_CALL, ModuleState, Requirements
+from foretrace.errors import LazyFrame, Refusal
+from foretrace.ir.program.call_requirements import FIRST_CALL, CallRequirements, ModuleState
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.places import Change, Contents, Entry
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.reads import REGISTERED as STATE
 from foretrace.python_state.effects.leaks import abstract_in, carried_in
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.objects import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.python_state.snapshot.restore import (
     changes_in,
@@ -79,10 +79,10 @@ def _with_paths(owners: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]
                 yield f"{prefix}.{path}" if prefix and path else prefix or path, module
 
 
-class Borrowed:
+class SwappedModuleTensors:
     """Modules whose tensors are replaced for one run; knows what the run left in them."""
 
-    def __init__(self, owners: dict[str, nn.Module], before: Before) -> None:
+    def __init__(self, owners: dict[str, nn.Module], before: HeapSnapshot) -> None:
         named = list(_with_paths(owners))
         _check_not_scripted(named)
         self._loans = [_Loan(path, module, before.lend(module)) for path, module in named]
@@ -126,9 +126,10 @@ class Borrowed:
         """What the run has changed in plain attributes; `states.py` looks at what it has made."""
         found = [
             replace(change, path=loan.full_name(change.place.name))
-            for loan in self._loans for change in loan.changes()
+            for loan in self._loans
+            for change in loan.changes()
             if not isinstance(change.place, Contents)
-        ]  # fmt: skip
+        ]
         return [change for change in found if next(carried_in([change.after]), None) is None]
 
     def bound(self) -> Iterator[Change]:
@@ -190,9 +191,10 @@ def scripted() -> NoReturn:
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 REGISTERED = tuple(
-    name for name, item in vars(nn.Module()).items()
+    name
+    for name, item in vars(nn.Module()).items()
     if isinstance(item, (dict, set)) and name != "_modules"
-)  # fmt: skip
+)
 """Where a module keeps parameters, buffers and hooks"""
 NO_PLACES = TABLES | frozenset(REGISTERED)
 """What `check_registered` looks at, or what the graph has"""
@@ -286,11 +288,14 @@ class _Loan:
                 raise Refusal(
                     f"the program binds the parameter `{name}` of"
                     f" {self.path or type(self.module).__name__} to another tensor",
-                    kind="side effect", at=lines.binding(name, type(self.module)),
+                    kind="side effect",
+                    at=lines.binding(name, type(self.module)),
                     module=self.named(),
-                    do=("write to the parameter that there is: parameter.copy_(new) under no_grad",
-                        FIRST_CALL),
-                )  # fmt: skip
+                    do=(
+                        "write to the parameter that there is: parameter.copy_(new) under no_grad",
+                        FIRST_CALL,
+                    ),
+                )
 
     def named(self) -> list[str]:
         """The module, as a refusal names it."""
@@ -312,21 +317,23 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
 
 
 @contextmanager
-def borrowed(owners: dict[str, nn.Module], before: Before | None = None) -> Iterator[Borrowed]:
+def borrowed(
+    owners: dict[str, nn.Module], before: HeapSnapshot | None = None
+) -> Iterator[SwappedModuleTensors]:
     """The modules of a program, left as they were whatever happens inside."""
-    loan = Borrowed(owners, before or Before(()))
+    loan = SwappedModuleTensors(owners, before or HeapSnapshot(()))
     with put_back(loan.restore, always=True):
         yield loan
 
 
 @contextmanager
 def watched(
-    loan: Borrowed,
-    outside: Outside | None,
+    loan: SwappedModuleTensors,
+    outside: AccessMonitor | None,
     fn: Any,
-    requires: Requirements,
+    requires: CallRequirements,
     lines: Callable[[], Lines],
-    before: Before,
+    before: HeapSnapshot,
 ) -> Iterator[None]:
     """What the run inside does to the modules, and where it is watched, is noted and undone."""
     try:
@@ -352,5 +359,5 @@ def located(change: Change, lines: Callable[[], Lines]) -> Change:
     """The change with the line that made it."""
     content = isinstance(change.place, Entry) or not change.rebound
     return replace(
-        change, at=Late(functools.partial(lines().binding, change.place.name, content=content))
+        change, at=LazyFrame(functools.partial(lines().binding, change.place.name, content=content))
     )

@@ -12,11 +12,11 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import (
     FIRST_CALL,
-    Held,
-    HeldLength,
-    HeldMembers,
-    HeldNames,
-    Requirements,
+    AttributeNames,
+    CallRequirements,
+    ContainerLength,
+    ContainerMembers,
+    ReadLocation,
 )
 from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.pydata.containers import take_apart
@@ -57,9 +57,9 @@ class Run(Protocol):
         """The placeholder of a tensor from outside."""
 
 
-def read_again(
-    kept: Sequence[Change], moved: Iterable[Change], run: Run, requires: Requirements
-) -> None:  # fmt: skip
+def add_state_inputs(
+    kept: Sequence[Change], moved: Iterable[Change], run: Run, requires: CallRequirements
+) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call.
 
     Args:
@@ -74,7 +74,7 @@ def read_again(
     _read_moved(others, run, requires)
 
 
-def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
+def _read_left(kept: Iterable[Change], run: Run, requires: CallRequirements) -> None:
     for change in requires.changed:
         if change.itself and own_kind(change.after) in FILLED:
             content = Contents(change.name, change.after, content_of(change.after))
@@ -95,7 +95,7 @@ def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None
                 requires.tied.append((read, index))
 
 
-def _read_moved(moved: Iterable[Change], run: Run, requires: Requirements) -> None:
+def _read_moved(moved: Iterable[Change], run: Run, requires: CallRequirements) -> None:
     for change in moved:
         for read, tensor in _tensors_in(change.place):
             index = _lifted(run, tensor)
@@ -137,11 +137,11 @@ def _tensors_in(
 def seen_rebound(held: Iterable[object]) -> Iterator[Change]:
     """The places where a capture has found tensors, and where there are others now."""
     for each in held:
-        if isinstance(each, Held) and isinstance(each.before, (torch.Tensor, *CONTAINERS)):
+        if isinstance(each, ReadLocation) and isinstance(each.before, (torch.Tensor, *CONTAINERS)):
             yield from () if each.itself else _rebound(each)
 
 
-def _rebound(held: Held) -> Iterator[Change]:
+def _rebound(held: ReadLocation) -> Iterator[Change]:
     place, name = place_of(held), held.name
     now = MISSING if place is None else place.now
     if isinstance(held.holder, (list, deque)) and held.key in range(len(held.holder)):
@@ -152,14 +152,14 @@ def _rebound(held: Held) -> Iterator[Change]:
         yield Change(place, None, rebound=True, path=name)
 
 
-def may_be_bound(requires: Requirements, names: Container[object]) -> Iterator[Change]:
+def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterator[Change]:
     """The places of tensors whose names the code stores to, if on another way.
 
     Not those of modules, nor of others that are trained: what trains them holds the very tensor.
     """
     tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
     for each in requires.held:
-        if isinstance(each, Held) and isinstance(tensor := each.before, torch.Tensor):
+        if isinstance(each, ReadLocation) and isinstance(tensor := each.before, torch.Tensor):
             place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
             name = place.name if each.how == "cell" and place is not None else each.key
             known = type(name) is str and name in names and id(each.holder) not in tables
@@ -175,10 +175,12 @@ def _others(before: Any, now: Any) -> bool:
     return before is not now and form == other and bool(both) and all(both)
 
 
-def unread(
-    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], real: Sequence[Any],
-    requires: Requirements,
-) -> Iterator[Held | HeldNames | HeldLength]:  # fmt: skip
+def drop_unread(
+    held: Iterable[ReadLocation | AttributeNames | ContainerLength],
+    inputs: Iterable[Input],
+    real: Sequence[Any],
+    requires: CallRequirements,
+) -> Iterator[ReadLocation | AttributeNames | ContainerLength]:
     """What of the Python state has to be as it was: not the state that is read at each call.
 
     `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
@@ -198,8 +200,8 @@ def unread(
     inside |= {id(read.place.holder) for read in (*requires.forms, *contents)}
     anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
     for each in held:
-        place = (id(each.holder), each.key) if isinstance(each, Held) else None
-        itself = isinstance(each, Held) and each.itself
+        place = (id(each.holder), each.key) if isinstance(each, ReadLocation) else None
+        itself = isinstance(each, ReadLocation) and each.itself
         if itself or (place not in places and id(each.holder) not in inside):
             tensors = [x for x in _tensors_of(each) if id(x) in anew]
             requires.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
@@ -207,18 +209,21 @@ def unread(
                 yield each
 
 
-def _elsewhere(held: Held | HeldNames | HeldLength, tensor: torch.Tensor) -> StateRead:
+def _elsewhere(
+    held: ReadLocation | AttributeNames | ContainerLength, tensor: torch.Tensor
+) -> StateRead:
     """The tensor in one more place, which is not left.
 
     Raises:
         Refusal: it is one of a set.
     """
-    if isinstance(held, HeldMembers):
+    if isinstance(held, ContainerMembers):
         raise Refusal(
             f"the program leaves another tensor in the place of one that {held.name} holds",
-            kind="side effect", do="keep them in a list, or in a dict",
-        )  # fmt: skip
-    place = place_of(held) if isinstance(held, Held) else None
+            kind="side effect",
+            do="keep them in a list, or in a dict",
+        )
+    place = place_of(held) if isinstance(held, ReadLocation) else None
     if isinstance(place, Entry):
         place.name = held.name
     if place is not None:
@@ -227,14 +232,14 @@ def _elsewhere(held: Held | HeldNames | HeldLength, tensor: torch.Tensor) -> Sta
     return next(read for read, each in _tensors_in(place) if each is tensor)
 
 
-def _tensors_of(held: Held | HeldNames | HeldLength) -> Iterator[torch.Tensor]:
+def _tensors_of(held: ReadLocation | AttributeNames | ContainerLength) -> Iterator[torch.Tensor]:
     """The tensors of which it says that they are the same."""
-    members = held.members if isinstance(held, HeldMembers) else ()
-    every = (held.before,) if isinstance(held, Held) else members
+    members = held.members if isinstance(held, ContainerMembers) else ()
+    every = (held.before,) if isinstance(held, ReadLocation) else members
     return (each for each in every if isinstance(each, torch.Tensor))
 
 
-def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
+def open_holders(inputs: Iterable[Input], requires: CallRequirements) -> set[int]:
     """The containers of which a part is read at each call, by id."""
     reads = [item.read for item in inputs if item.read is not None]
     reads += [*requires.forms, *(read for read, _ in requires.tied)]
@@ -242,22 +247,26 @@ def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
     return read.union(map(id, requires.filled))
 
 
-def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
+def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> None:
     """Refuse what is left in a container of which no guard says where it is.
 
     Raises:
         Refusal: with the line that filled it.
     """
-    found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
+    found = {
+        id(held.before) for held in requires.held if isinstance(held, ReadLocation) and held.itself
+    }
     fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
     for place in (*(read.place for read in requires.forms), *fillings):
         if id(place.holder) not in found:
             change = Change(place, None, rebound=True)
             raise Refusal(
                 f"the program changes the content of {place.name}, which lives on after the"
-                " call where no guard finds it", kind="side effect", at=located(change, lines).at,
+                " call where no guard finds it",
+                kind="side effect",
+                at=located(change, lines).at,
                 do=("return the value instead, or change it outside of the program", FIRST_CALL),
-            )  # fmt: skip
+            )
 
 
 def _key(place: Place) -> Any:

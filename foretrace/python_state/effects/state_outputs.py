@@ -12,7 +12,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Held, Requirements
+from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.recording import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.ir.pydata.members import MISSING, own_kind
@@ -29,11 +29,11 @@ from foretrace.ir.pydata.places import (
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.reads import bound_before
 from foretrace.python_state.effects.counters import counted, is_open
 from foretrace.python_state.effects.leaks import carried_in
-from foretrace.python_state.effects.module_state import Borrowed, located
+from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
     CONTAINERS,
     FILLED,
@@ -41,15 +41,19 @@ from foretrace.python_state.effects.state_inputs import (
     Run,
     role_of,
 )
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.tracer.subclasses.dispatch import of_the_run
 
 
-def left_in(
-    before: Before, loan: Borrowed, outside: Outside | None, run: Run, requires: Requirements,
+def collect_state_outputs(
+    before: HeapSnapshot,
+    loan: SwappedModuleTensors,
+    outside: AccessMonitor | None,
+    run: Run,
+    requires: CallRequirements,
     lines: Callable[[], Lines],
-) -> tuple[list[Change], list[Change]]:  # fmt: skip
+) -> tuple[list[Change], list[Change]]:
     """The places that the run has bound to tensors or numbers of its own, and what it has filled.
 
     Each holds again what it held. `requires` takes names that are bound to what was there.
@@ -82,11 +86,11 @@ def left_in(
         change.undo()
     requires.changed = [
         each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
-    ]  # fmt: skip
+    ]
     return [*found.values()], [*others.values()]
 
 
-def _that_lives(changes: list[Change], before: Before) -> list[Change]:
+def _that_lives(changes: list[Change], before: HeapSnapshot) -> list[Change]:
     """The changes, but for those of containers that are gone, which are undone."""
     dropped = {id(item): item for item in _dropped(changes, before)}
     for change in changes:
@@ -95,7 +99,7 @@ def _that_lives(changes: list[Change], before: Before) -> list[Change]:
     return [change for change in changes if id(change.place.holder) not in dropped]
 
 
-def _dropped(changes: Iterable[Change], before: Before) -> Iterator[Any]:
+def _dropped(changes: Iterable[Change], before: HeapSnapshot) -> Iterator[Any]:
     """Containers of which the only place holds another one now."""
     for change in changes:
         old = change.place.before
@@ -105,8 +109,8 @@ def _dropped(changes: Iterable[Change], before: Before) -> Iterator[Any]:
 
 
 def _everywhere(
-    before: Before, loan: Borrowed, outside: Outside | None, run: Run
-) -> Iterator[Change]:  # fmt: skip
+    before: HeapSnapshot, loan: SwappedModuleTensors, outside: AccessMonitor | None, run: Run
+) -> Iterator[Change]:
     """All that the run has bound or filled, as far as it lives on."""
     globals = outside.changes() if outside is not None else []
     # what a container holds is told by `before`, which knows the very items
@@ -131,7 +135,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     return change.rebound and left and all_given(shown, known), made, held
 
 
-def told(change: Change, outside: Outside | None) -> Change:
+def told(change: Change, outside: AccessMonitor | None) -> Change:
     """The change; of what a global or a cell holds, by the name of that."""
     place = change.place
     if outside is None or not isinstance(place, (Contents, Entry)):
@@ -150,9 +154,10 @@ def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
     `met`: what is kept of Python's state, by id; their attributes are, too.
     """
     return {
-        index for index, (item, tensor) in enumerate(zip(run.inputs, run.real, strict=True))
+        index
+        for index, (item, tensor) in enumerate(zip(run.inputs, run.real, strict=True))
         if id(tensor) in met and item.argument is None and item.gradient_of is None
-    }  # fmt: skip
+    }
 
 
 def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
@@ -169,9 +174,13 @@ def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
 
 
 def arguments_changed(
-    given: list[Any], form: Structure, call: Any, real: Any, requires: Requirements,
+    given: list[Any],
+    form: Structure,
+    call: Any,
+    real: Any,
+    requires: CallRequirements,
     lines: Callable[[], Lines],
-) -> list[Change]:  # fmt: skip
+) -> list[Change]:
     """What the run has changed of containers and objects among its arguments; one change at most.
 
     It is `rebound` where a call can do it again.
@@ -262,25 +271,24 @@ def states_of(
                 outputs.append(made(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
-        states.append(
-            State(change.place, structure, begin, len(leaves) - len(kept), at, kept)
-        )  # fmt: skip
+        states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
     return states, outputs
 
 
 def bound_to_data(
     kept: Iterable[Change], inputs: Iterable[Input], lines: Callable[[], Lines]
-) -> Iterator[Held]:  # fmt: skip
+) -> Iterator[ReadLocation]:
     """That there is plain data, or nothing, where there was and the run has bound a tensor."""
     read = {id(item.read.place) for item in inputs if item.read is not None}
     places = (
-        change for change in kept
+        change
+        for change in kept
         if not isinstance(change.place, (*ON_THE_CALL, Contents)) and id(change.place) not in read
-    )  # fmt: skip
+    )
     kept = (change for change in places if _without_tensors(change.place.before))
     return (
         replace(bound_before(change), left=True, at=located(change, lines).at) for change in kept
-    )  # fmt: skip
+    )
 
 
 def _without_tensors(item: Any) -> bool:

@@ -70,12 +70,17 @@ TENSORS = ("_parameters", "_buffers")
 PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
 """Containers without attributes"""
 CLOSED = (
-    type, types.ModuleType, types.FunctionType, types.FrameType, nn.Module, torch.Tensor,
-)  # fmt: skip
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.FrameType,
+    nn.Module,
+    torch.Tensor,
+)
 """What nobody looks into for a tensor of the run; for frames see `ir/source/returned_frames.py`"""
 
 
-class Before:
+class HeapSnapshot:
     """All of it; `put_back` after the run.
 
     Args:
@@ -135,9 +140,10 @@ class Before:
         asked = "id" in self.mentioned
         by_id = {id(tensor): tensor for tensor in tensors}
         found = {
-            key for key, tensor in by_id.items()
+            key
+            for key, tensor in by_id.items()
             if asked or key in self._seen or vars(tensor) or getweakrefcount(tensor)
-        }  # fmt: skip
+        }
         self._queue.extend([by_id[key] for key in found])
         self._walk()
         return found
@@ -161,9 +167,12 @@ class Before:
         roots = [x for x in modules if id(x) not in inside and id(x) not in self._lent]
         named = [(self.name(each), each) for each in roots]
         return {
-            id(tensor): f"{name}.{path}" for name, module in named if name.isidentifier()
-            for each in (module.named_parameters, module.named_buffers) for path, tensor in each()
-        }  # fmt: skip
+            id(tensor): f"{name}.{path}"
+            for name, module in named
+            if name.isidentifier()
+            for each in (module.named_parameters, module.named_buffers)
+            for path, tensor in each()
+        }
 
     def name_optimizers(self, names: dict[int, str]) -> dict[int, str]:
         """Names for what optimizers keep of parameters, by id; `names`: of the parameters."""

@@ -300,9 +300,12 @@ LIST = Way(lambda item: list(list.__iter__(item)), list.__init__, all_are)
 DEQUE = Way(lambda item: list(deque.__iter__(item)), _refill_deque, all_are)
 SET = Way(lambda item: set[Any]().union(item), set.__init__, set.__eq__)
 KINDS: dict[type, Callable[[Any], Kept]] = {
-    dict: KeptDict, OrderedDict: KeptDict, list: partial(KeptItems, way=LIST),
-    set: partial(KeptContent, way=SET), deque: partial(KeptItems, way=DEQUE),
-}  # fmt: skip
+    dict: KeptDict,
+    OrderedDict: KeptDict,
+    list: partial(KeptItems, way=LIST),
+    set: partial(KeptContent, way=SET),
+    deque: partial(KeptItems, way=DEQUE),
+}
 STATES: dict[type, Way] = {
     torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
     random.Random: Way(random.Random.getstate, random.Random.setstate),

@@ -13,8 +13,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input, Recorded
-from foretrace.ir.program.tensor_type import Arrived, Size
+from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.symbols import Numbers
 from foretrace.lowering.partition.partition import Pair
@@ -25,11 +25,11 @@ from foretrace.runtime.guards.cut_guards import number
 
 Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
-Partial = Callable[[Arrived], Flat]
+Partial = Callable[[TangentStrides], Flat]
 """Makes the backward, called like the pair's own, for some tangents (the others have no data)"""
 
 
-class Trained:
+class TrainableCall:
     """Calls a pair; `call(*inputs)` gives outputs and new contents.
 
     Args:
@@ -42,7 +42,7 @@ class Trained:
     """
 
     def __init__(
-        self, recorded: Recorded, pair: Pair, forward: Flat, backward: Flat | None,
+        self, recorded: Recording, pair: Pair, forward: Flat, backward: Flat | None,
         partial: Partial, *, relaid: bool,
     ) -> None:  # fmt: skip
         self.inputs, self.forward = recorded.inputs, forward
@@ -73,7 +73,7 @@ class Trained:
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
-    def for_tangents(self, given: Arrived) -> Flat:
+    def for_tangents(self, given: TangentStrides) -> Flat:
         """The backward for the tangents that arrived."""
         if given not in self._backwards:
             self._backwards[given] = self._make(given)
@@ -136,7 +136,7 @@ class _Run(torch.autograd.Function):
     """One call of a Trained."""
 
     @staticmethod
-    def forward(ctx: Any, trained: Trained, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, trained: TrainableCall, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
         # Some kernels do another thing under no_grad, so the grad mode is eager's (decision 009).
         plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad():
@@ -157,14 +157,14 @@ class _Run(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise _twice()
-        trained: Trained = ctx.trained
+        trained: TrainableCall = ctx.trained
         arrived = [tangents[place] for place in trained.wanting]
         gradients = iter(_gradients(ctx, trained, arrived))
         return None, None, *(next(gradients) if wanted else None for wanted in trained.wanted)
 
 
 def _gradients(
-    ctx: Any, trained: Trained, arrived: list[torch.Tensor | None]
+    ctx: Any, trained: TrainableCall, arrived: list[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     if all(tangent is None for tangent in arrived):
         return [None] * sum(trained.wanted)
@@ -221,6 +221,7 @@ def _memory(tensor: torch.Tensor) -> int:
 def _twice() -> Refusal:
     return Refusal(
         "a gradient of a gradient is asked for (create_graph=True), and this backward is one graph",
-        kind="double backward", at=asking_line(),
+        kind="double backward",
+        at=asking_line(),
         do='use foretrace.compile(..., backend="eager"), which torch differentiates again',
-    )  # fmt: skip
+    )

@@ -16,8 +16,8 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Graph, Recorded
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.walk import binds, leaves_that_run
 from foretrace.ir.source.call_site import asking_line
 from foretrace.lowering.cuts.cut import Level, forward_graph
@@ -32,7 +32,7 @@ from foretrace.lowering.subclasses.desugar import unwrapped
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves, with_sizes
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of
-from foretrace.runtime.backends.scalar_prelude import NOTHING, Whole, found_early
+from foretrace.runtime.backends.scalar_prelude import NOTHING, InferenceGraph, found_early
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
@@ -64,7 +64,7 @@ class TorchCompilers:
         _check_dense(graph)
         return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+    def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
         halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
@@ -83,10 +83,10 @@ class TorchCompilers:
             run = half.as_the_pair(self.inference(half.module, half.examples))
         if recorded.asks_gradients:
             run = _keeping(run)
-        return Whole(edges.around(run), early, written)
+        return InferenceGraph(edges.around(run), early, written)
 
     def halves(
-        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair of a joint graph, and what runs each half, and a half for some tangents."""
         joint = self.opened(joint, semantics)
@@ -99,7 +99,7 @@ class TorchCompilers:
         backward = halves.backward(flat, flat.backward, forward)
         both = CompiledPair(self, flat, forward, backward, halves)
 
-        def partial(given: Arrived) -> Flat:
+        def partial(given: TangentStrides) -> Flat:
             part = partial_backward(
                 recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
             )
@@ -132,9 +132,10 @@ def _check_sizes(graph: Graph, *, retypes: bool) -> None:
             raise Refusal(
                 f"data may decide the sizes of what {op.target} returns, and torch's compilers"
                 " have no rule for it",
-                kind="data-dependent", at=op.origin.frame,
+                kind="data-dependent",
+                at=op.origin.frame,
                 do=('use backend="eager"', "or compute it outside of the compiled program"),
-            )  # fmt: skip
+            )
 
 
 def _check_dense(graph: Graph) -> None:
@@ -144,9 +145,10 @@ def _check_dense(graph: Graph) -> None:
             reads = (op.origin.frame for op in graph.ops if item.value in op.operands)
             raise Refusal(
                 f"{item.role} is {layout}, which torch's compilers do not take",
-                kind="unsupported tensor", at=next(reads, None),
+                kind="unsupported tensor",
+                at=next(reads, None),
                 do=('use backend="eager"', "or pass it dense: .to_dense()"),
-            )  # fmt: skip
+            )
 
 
 class CompiledPair:
@@ -156,9 +158,13 @@ class CompiledPair:
     """
 
     def __init__(
-        self, compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half,
+        self,
+        compilers: TorchCompilers,
+        pair: Pair,
+        forward: Half,
+        backward: Half,
         halves: TorchHalves,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.inputs, self.symbols = pair.backward.inputs, halves.symbols
         self.compiler = compilers.backward
         with torch_api.compiling(halves.fakes.mode):
@@ -221,6 +227,7 @@ class Later:
             if condition.xreplace(numbers) == sympy.false:
                 raise Refusal(
                     f"guard broken: {condition}, which the compiler of the backward relied on",
-                    kind="guard broken", at=asking_line(),
+                    kind="guard broken",
+                    at=asking_line(),
                     do="compile with dynamic=False, or run a backward with such sizes first",
-                )  # fmt: skip
+                )

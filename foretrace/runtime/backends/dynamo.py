@@ -13,23 +13,23 @@ import sympy
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
 from foretrace.lowering.cuts.cut import Level, forward_graph
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.reinplace.reinplace import InPlace
-from foretrace.runtime.backends.autograd_function import Trained
+from foretrace.runtime.backends.autograd_function import TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded, write_body
 from foretrace.runtime.backends.graph_backend import Compilers, core_lines, join
 from foretrace.runtime.calls.epilogue import register_hooks
 from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.runtime.guards.cut_guards import follows
 from foretrace.runtime.guards.guard import Check, check_lines
-from foretrace.runtime.guards.guard_list import Conditions
+from foretrace.runtime.guards.guard_list import GuardList
 from foretrace.session.run.aliased_inputs import check_shared_memory
 
 
-class DynamoConditions(Conditions):
+class DynamoConditions(GuardList):
     """What Dynamo does not look at, over the parameters of a flat function."""
 
     def write(self, parameters: list[str]) -> None:
@@ -66,19 +66,20 @@ class DynamoConditions(Conditions):
 class FlatFunction:
     """A function that is being written: its parameters, and the local name of each input."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recording) -> None:
         self.recorded, self.source = recorded, Source()
         sizes = {
-            item.argument: str(item.size) for item in recorded.inputs
+            item.argument: str(item.size)
+            for item in recorded.inputs
             if isinstance(item.size, sympy.Symbol)
-        }  # fmt: skip
+        }
         self.parameters = [self.source.names.new(name) for name in _wishes(recorded, sizes)]
         conditions = DynamoConditions(self.source, recorded)
         conditions.write(self.parameters)
         self.inputs = conditions.inputs
         self._check(conditions)
 
-    def _check(self, conditions: Conditions) -> None:
+    def _check(self, conditions: GuardList) -> None:
         broken = self.source.bind(_broken, "broken")
 
         def refuse(_: int, check: Check) -> str:
@@ -93,7 +94,7 @@ class FlatFunction:
         return self.source.function("graph", ", ".join(self.parameters))
 
 
-def _wishes(recorded: Recorded, sizes: dict[int | None, str]) -> Iterator[str]:
+def _wishes(recorded: Recording, sizes: dict[int | None, str]) -> Iterator[str]:
     """A name for each parameter; a size goes by its own."""
     place = 0
     for name in recorded.requires.names:
@@ -104,13 +105,17 @@ def _wishes(recorded: Recorded, sizes: dict[int | None, str]) -> Iterator[str]:
 
 def _broken(told: str, at: Frame | None) -> None:
     raise Refusal(
-        f"guard broken: {told}", kind="guard broken", at=at or asking_line(),
-        do=("use foretrace.compile, which captures again where a guard is broken",
-            "or, where no torch.compile is: let it call what the backend gives"),
-    )  # fmt: skip
+        f"guard broken: {told}",
+        kind="guard broken",
+        at=at or asking_line(),
+        do=(
+            "use foretrace.compile, which captures again where a guard is broken",
+            "or, where no torch.compile is: let it call what the backend gives",
+        ),
+    )
 
 
-def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., Any]:
+def flat_eager(recorded: Recording, semantics: TargetSemantics) -> Callable[..., Any]:
     """The ops as straight-line Python that torch's own autograd follows."""
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
@@ -122,7 +127,7 @@ def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., 
 
 
 def flat_compiled(
-    recorded: Recorded, semantics: TargetSemantics, compilers: Compilers
+    recorded: Recording, semantics: TargetSemantics, compilers: Compilers
 ) -> Callable[..., Any]:
     """The graphs as compilers have made them."""
     written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
@@ -130,5 +135,5 @@ def flat_compiled(
     leaves = core_lines(inside, recorded, written.inputs, call, None)
     inside.add(*register_hooks(inside, recorded, written.inputs, leaves))
     result = result_text(inside, recorded.out_structure, leaves)
-    grad_on = isinstance(call, Trained) or recorded.gives_followed
+    grad_on = isinstance(call, TrainableCall) or recorded.gives_followed
     return written.finish(result, inside, grad_on=grad_on)

@@ -8,7 +8,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.cuts.cut import Level, forward_graph
 from foretrace.lowering.emit.python_code import Instead, Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
@@ -17,7 +17,7 @@ from foretrace.lowering.partition.recompute import made_again
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.runtime.backends.inline_guards import asked_inside, give_up
-from foretrace.runtime.backends.scalar_prelude import NOTHING, Early, found_early
+from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
 from foretrace.runtime.calls.epilogue import (
     check_changes,
     count_all,
@@ -29,7 +29,7 @@ from foretrace.runtime.calls.epilogue import (
 )
 from foretrace.runtime.guards.argument_guards import returned_text
 from foretrace.runtime.guards.cut_guards import follows
-from foretrace.runtime.guards.guarded_entry import Entry, Guards, Unmet
+from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 
@@ -50,7 +50,7 @@ def eager_entry(
     trains = (torch.is_grad_enabled() or followed) and not alone
     level = Level(True, open=(_applies,) if alone else (), writes=alone)
 
-    def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
+    def make(of: Recording, semantics: TargetSemantics, put: object) -> Graph:
         return forward_graph(of, semantics, replace(level, writes=False), "export", trains=trains)
 
     if alone:
@@ -64,7 +64,7 @@ def eager_entry(
     guards.outside()
     check_changes(recorded)
     guards.write()
-    body, unmet = source.inner(), Unmet()
+    body, unmet = source.inner(), FailedValueGuard()
     early.write(body, recorded, guards.inputs, unmet)
     instead = give_up(body, graph, inside, unmet) if inside else None
     leaves = write_body(
@@ -76,7 +76,9 @@ def eager_entry(
     return guards.entry(unmet)
 
 
-def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, Early, InPlace]:
+def _alone(
+    captured: Captured, level: Level, policy: Policy
+) -> tuple[Graph, ScalarPrelude, InPlace]:
     """A step with new contents as values, what is done before it, and the rest as it is run."""
     recorded, semantics = captured.recorded, captured.semantics
     whole = forward_graph(recorded, semantics, level, "run", trains=False)
@@ -115,7 +117,7 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 
 def write_body(
-    source: Source, recorded: Recorded, run: InPlace, inputs: list[str], *, spelled: bool,
+    source: Source, recorded: Recording, run: InPlace, inputs: list[str], *, spelled: bool,
     instead: Instead | None = None, below: bool = False,
 ) -> list[str]:  # fmt: skip
     """The lines of the body; gives the outputs.

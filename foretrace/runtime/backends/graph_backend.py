@@ -10,8 +10,8 @@ from torch import fx
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.autograd.eager_history.history_ops import unmark
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Graph, Input, Recorded
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level, differentiated, forward_graph
 from foretrace.lowering.cuts.dead_code import needs
@@ -24,9 +24,9 @@ from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.partition.recompute import made_again
 from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.lowering.subclasses.desugar import unwrapped
-from foretrace.runtime.backends.autograd_function import Flat, Partial, Trained
+from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
-from foretrace.runtime.backends.scalar_prelude import Whole
+from foretrace.runtime.backends.scalar_prelude import InferenceGraph
 from foretrace.runtime.calls.epilogue import (
     call_core,
     check_changes,
@@ -35,7 +35,7 @@ from foretrace.runtime.calls.epilogue import (
     repeat_changes,
 )
 from foretrace.runtime.guards.argument_guards import returned_text
-from foretrace.runtime.guards.guarded_entry import Entry, Guards, Unmet
+from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
@@ -47,7 +47,7 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
         call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
-        guards, early, unmet = Guards(source, recorded), call.early, Unmet()
+        guards, early, unmet = Guards(source, recorded), call.early, FailedValueGuard()
         guards.call(args, kwargs, early.asked.values())
         guards.kernels()
         guards.outside(hooks=True)
@@ -59,7 +59,7 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         changes = register_hooks(inside, recorded, guards.inputs, leaves)
         changes += repeat_changes(inside, recorded, guards.inputs, leaves)
         inside.add(*changes, f"return {result}")
-        follows = isinstance(call, Trained) or recorded.gives_followed
+        follows = isinstance(call, TrainableCall) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
         add_surrounded(source, inside.lines, grad_on=grad_on)
         return guards.entry(unmet)
@@ -68,12 +68,15 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
 
 
 def core_lines(
-    source: Source, recorded: Recorded, inputs: list[str], call: "Trained | Untrained",
-    unmet: Unmet | None,
-) -> list[str]:  # fmt: skip
+    source: Source,
+    recorded: Recording,
+    inputs: list[str],
+    call: "TrainableCall | InferenceCall",
+    unmet: FailedValueGuard | None,
+) -> list[str]:
     """Lines that call the core of a program, and write back; expressions of what it returns.
 
-    `unmet`: as for `Early.write`.
+    `unmet`: as for `ScalarPrelude.write`.
     """
     early, graphs = call.early, source.bind(call, "graphs")
     early.write(source, recorded, inputs, unmet)
@@ -81,8 +84,8 @@ def core_lines(
 
 
 def join(
-    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
-) -> "Trained | Untrained":
+    recorded: Recording, semantics: TargetSemantics, backend: "Compilers"
+) -> "TrainableCall | InferenceCall":
     """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
 
     Raises:
@@ -90,9 +93,9 @@ def join(
     """
     core = core_of(recorded)
     if not core.gives_followed:
-        return Untrained(backend.whole(core, semantics), core)
+        return InferenceCall(backend.whole(core, semantics), core)
     joint = unwrapped(differentiated(core, semantics, Level(False), None), semantics)
-    return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
+    return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 
 class Compilers(Protocol):
@@ -102,11 +105,11 @@ class Compilers(Protocol):
     def relaid(self) -> bool:
         """Whether a tangent that lies otherwise than its output has a backward of its own."""
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+    def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What runs a forward that is not trained."""
 
     def halves(
-        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
         """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
 
@@ -123,7 +126,7 @@ class ByBackend:
         self.compile, self.policy = compile, policy
         """of a step"""
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
+    def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What the backend makes of the forward, its ops as written."""
         graph = forward_graph(recorded, semantics, Level(written=True), "export", trains=False)
         made = (out for op in graph.ops for out in op.outs)
@@ -133,10 +136,10 @@ class ByBackend:
             graph = unwrapped(graph, semantics)
         graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
         graph = made_again(graph, recorded, semantics, self.policy)
-        return Whole(self._compiled(graph, recorded, semantics))
+        return InferenceGraph(self._compiled(graph, recorded, semantics))
 
     def halves(
-        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
         """The pair, and what the backend makes of each half: of the second when it first runs.
 
@@ -146,7 +149,7 @@ class ByBackend:
         # need, and writing to it before the backward an error.
         pair = partition(joint, recorded, semantics, "save_all")
 
-        def partial(given: Arrived) -> Flat:
+        def partial(given: TangentStrides) -> Flat:
             whole = given == pair.strides
             graph = (
                 pair.backward
@@ -160,7 +163,7 @@ class ByBackend:
         forward = self._compiled(pair.forward, recorded, semantics)
         return pair, forward, partial(pair.strides) if pair.open else None, partial
 
-    def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+    def _compiled(self, graph: Graph, recorded: Recording, semantics: TargetSemantics) -> Flat:
         edges = Edges(graph)
         module = interpretable(to_fx(edges.graph, recorded.symbols, semantics.fakes, needs))
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
@@ -174,10 +177,10 @@ class ByBackend:
         return edges.around(found)
 
 
-class Untrained:
+class InferenceCall:
     """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
 
-    def __init__(self, whole: Whole, recorded: Recorded) -> None:
+    def __init__(self, whole: InferenceGraph, recorded: Recording) -> None:
         self.forward, self.early, self.written = whole.run, whole.early, whole.written
         given = any(item.value.type.requires_grad for item in recorded.inputs)
         self.silent = given or recorded.makes_leaves

@@ -59,9 +59,11 @@ def _error(error: BaseException, trace: TracebackType | None) -> Refusal:
     reason = COMPILERS.search(text)
     because = f" ({reason[0].strip():.200})" if reason else ""
     return Refusal(
-        f"Inductor raised {type(error).__name__}: {first:.200}{because}", kind="compiler",
-        at=asking_line(), do='use backend="eager"',
-    )  # fmt: skip
+        f"Inductor raised {type(error).__name__}: {first:.200}{because}",
+        kind="compiler",
+        at=asking_line(),
+        do='use backend="eager"',
+    )
 
 
 def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

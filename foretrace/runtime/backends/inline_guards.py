@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import Answered
+from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.emit.python_code import Instead, Straight
 from foretrace.lowering.emit.python_source import Source
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, Relation
-from foretrace.runtime.guards.guarded_entry import Unmet
+from foretrace.runtime.guards.guarded_entry import FailedValueGuard
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
@@ -25,7 +25,7 @@ TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
 
 
-def asked_inside(recorded: Recorded, graph: Graph) -> dict[str, Answered]:
+def asked_inside(recorded: Recording, graph: Graph) -> dict[str, ValueGuard]:
     """The questions that the graph asserts before it has done anything that stays, by their texts.
 
     Not where the program changes Python's state, which its own code may have done by then.
@@ -44,7 +44,9 @@ def asked_inside(recorded: Recorded, graph: Graph) -> dict[str, Answered]:
     return found
 
 
-def give_up(source: Source, graph: Graph, inside: dict[str, Answered], unmet: Unmet) -> Instead:
+def give_up(
+    source: Source, graph: Graph, inside: dict[str, ValueGuard], unmet: FailedValueGuard
+) -> Instead:
     """Statements that ask, in the place of the assertions."""
     miss, states = source.bind(unmet, "unmet"), ""
     generators = list(dict.fromkeys(_drawn_from(graph.ops)))
@@ -62,7 +64,7 @@ def give_up(source: Source, graph: Graph, inside: dict[str, Answered], unmet: Un
     return instead
 
 
-def question_text(op: Op, straight: Straight, miss: str, answered: Answered, states: str) -> str:
+def question_text(op: Op, straight: Straight, miss: str, answered: ValueGuard, states: str) -> str:
     """A statement that gives the call up where an assertion does not hold."""
     known, asked = straight.source.bind(answered, "question"), op.args[0]
     text = asked.text(straight) if isinstance(asked, Relation) else straight.tree(asked)

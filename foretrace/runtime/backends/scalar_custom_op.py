@@ -63,9 +63,10 @@ def numbers_refused() -> Iterator[None]:
     except torch_api.GuardOnDataDependentSymNode as error:
         raise Refusal(
             f"the compiler asks for a number that data decides: {str(error).partition(' (')[0]}",
-            kind="data-dependent", at=asking_line(),
+            kind="data-dependent",
+            at=asking_line(),
             do=('use backend="eager"', "or compute with the tensor itself, not with its number"),
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _read_once(graph: fx.Graph) -> None:

@@ -14,9 +14,9 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import Answered
+from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Recorded, Role, size_input
+from foretrace.ir.program.recording import Graph, Input, Recording, Role, size_input
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
@@ -25,7 +25,7 @@ from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.runtime.backends.inline_guards import TORCHS, question_text
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, unread_in, with_relations
-from foretrace.runtime.guards.guarded_entry import Unmet
+from foretrace.runtime.guards.guarded_entry import FailedValueGuard
 from foretrace.tracer.concrete.rng_draws import draws
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ SMALL: Final = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Early:
+class ScalarPrelude:
     """The ops that run before a graph, and what they ask and give.
 
     `asked`: the questions, by the texts of their assertions. `numbers`: what the graph takes of
@@ -42,7 +42,7 @@ class Early:
     """
 
     ops: tuple[Op, ...] = ()
-    asked: Mapping[str, Answered] = field(default_factory=dict)
+    asked: Mapping[str, ValueGuard] = field(default_factory=dict)
     numbers: tuple[sympy.Symbol, ...] = ()
     gone: frozenset[Op] = frozenset()
 
@@ -59,7 +59,11 @@ class Early:
         return replace(self.without(graph), inputs=[*graph.inputs, *self.inputs()])
 
     def write(
-        self, source: Source, recorded: Recorded, inputs: Sequence[str], unmet: Unmet | None
+        self,
+        source: Source,
+        recorded: Recording,
+        inputs: Sequence[str],
+        unmet: FailedValueGuard | None,
     ) -> None:
         """Add the lines.
 
@@ -86,11 +90,11 @@ class Early:
         source.add(*body.lines)
 
 
-NOTHING: Final = Early()
+NOTHING: Final = ScalarPrelude()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class InferenceGraph:
     """A compiled graph that is not trained.
 
     `run` gets the inputs of the program, then the numbers of `early`. `written`: the inputs that it
@@ -98,11 +102,11 @@ class Whole:
     """
 
     run: Callable[..., Sequence[Any]]
-    early: Early = NOTHING
+    early: ScalarPrelude = NOTHING
     written: frozenset[int] = frozenset()
 
 
-def found_early(graph: Graph, recorded: Recorded) -> Early:
+def found_early(graph: Graph, recorded: Recording) -> ScalarPrelude:
     """What can be computed before a graph that has no ops that write.
 
     Args:
@@ -121,10 +125,12 @@ def found_early(graph: Graph, recorded: Recorded) -> Early:
     read = {s for op in left for s in possible.numbers((op.args, op.kwargs))}
     read |= {s for output in graph.outputs for s in possible.numbers(output.value)}
     asked = {op.args[1]: known[op.args[1]] for op in early if op.target in ASSERTIONS}
-    return Early(
-        tuple(op for op in graph.ops if op in early), asked,
-        tuple(sorted(made & read, key=str)), frozenset(gone),
-    )  # fmt: skip
+    return ScalarPrelude(
+        tuple(op for op in graph.ops if op in early),
+        asked,
+        tuple(sorted(made & read, key=str)),
+        frozenset(gone),
+    )
 
 
 class _Possible:

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Held
+from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.containers import named_arguments
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
@@ -27,13 +27,15 @@ class Found:
     """places, and which of what is there: they are open"""
     tensors: dict[Any, Change] = field(default_factory=dict)
     """places, by holder and key, that are read at each call"""
-    held: dict[Any, Held] = field(default_factory=dict)
+    held: dict[Any, ReadLocation] = field(default_factory=dict)
     """what captures have found there, by holder and key"""
 
     def note(self, last: list[object]) -> None:
         """Take what is now another than captures have found; `last`: what the last one has."""
         self.numbers += seen_to_differ(last)
-        self.held |= {(id(each.holder), each.key): each for each in last if isinstance(each, Held)}
+        self.held |= {
+            (id(each.holder), each.key): each for each in last if isinstance(each, ReadLocation)
+        }
         for each in seen_rebound(self.held.values()):
             self.tensors.setdefault((id(each.place.holder), each.place.key), each)
         for key, each in self.tensors.items():

@@ -12,12 +12,12 @@ from typing import Any
 from foretrace import forks, torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Frame, Printed, Refusal, line_of
-from foretrace.ir.program.call_requirements import FIRST_CALL, Answered, AskedOfNumbers, Held
+from foretrace.ir.program.call_requirements import FIRST_CALL, ReadLocation, SymbolGuard, ValueGuard
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import hide
 from foretrace.runtime.guards.cut_guards import refusal_of
 from foretrace.runtime.guards.guard_list import Broken
-from foretrace.runtime.guards.guarded_entry import MISS, Entry
+from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
 
 MANY = 8
 """Captures again after which a warning tells that there are many; torch.compile stops at 8."""
@@ -47,7 +47,7 @@ Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
 """Makes the entry of a capture for the call that it was made for"""
 
 
-Tried = dict[Entry, Answered | None]
+Tried = dict[Entry, ValueGuard | None]
 """Entries that do not answer a call, each with the question in its middle that was in the way"""
 
 
@@ -63,9 +63,13 @@ class Compiled:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], capture: Capturing, build: Building, asked: Asked,
+        self,
+        fn: Callable[..., Any],
+        capture: Capturing,
+        build: Building,
+        asked: Asked,
         again: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._asked, self._again = asked, again
         self.fn, self._capture, self._build = fn, capture, build
@@ -76,9 +80,9 @@ class Compiled:
         """lines of what was refused once, as a first call may do it"""
         self._answers = 0
         """captures again because of an answer"""
-        self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        self.first: Callable[[Any, Any], Any] = lambda args, kwargs: GUARD_FAILED
         """the capture that is expected to answer"""
-        self._expected = nothing = Entry(lambda args, kwargs: MISS, [], {})
+        self._expected = nothing = Entry(lambda args, kwargs: GUARD_FAILED, [], {})
         self._recent = nothing, nothing
         """what answered last, and before that"""
         self._lock = forks.Lock()
@@ -92,7 +96,7 @@ class Compiled:
         """As the program; the captures are tried from the last used on."""
         try:
             result = self.first(args, kwargs)
-            return self._other(args, kwargs) if result is MISS else result
+            return self._other(args, kwargs) if result is GUARD_FAILED else result
         except Refusal as refusal:
             hide(refusal)
             raise
@@ -129,8 +133,8 @@ class Compiled:
         entry: Entry | None = None
         while entry is None:  # until no other thread has captured it meanwhile
             for known in self._entries:
-                result = MISS if known in tried else _run(known, args, kwargs, tried)
-                if result is not MISS:
+                result = GUARD_FAILED if known in tried else _run(known, args, kwargs, tried)
+                if result is not GUARD_FAILED:
                     known.answered = True
                     self._use(known)
                     return result
@@ -141,7 +145,7 @@ class Compiled:
             except Refusal as refusal:
                 return self._refused(refusal, args, kwargs)
         result = entry.run(args, kwargs)
-        if result is not MISS:
+        if result is not GUARD_FAILED:
             return result
         try:
             with self._asked:
@@ -190,7 +194,7 @@ class Compiled:
         """What a new entry answers; that it answers a second call is noted."""
         entry = self._entries[0]
         result = entry.run(args, kwargs)
-        if result is not MISS:
+        if result is not GUARD_FAILED:
             entry.answered = True
             self._use(entry)
         return result
@@ -199,16 +203,16 @@ class Compiled:
         """What the entry answers that is the next if some take turns, else the first that does."""
         expected = self._expected
         result = expected.run(args, kwargs)
-        if result is not MISS:
+        if result is not GUARD_FAILED:
             self._follows(expected)
             return result
         for entry in () if expected.answers else self._entries:
             if entry is not expected and not entry.answers:
                 result = entry.run(args, kwargs)
-                if result is not MISS:
+                if result is not GUARD_FAILED:
                     self._follows(entry, learnt=True)
                     return result
-        return MISS
+        return GUARD_FAILED
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
         known = [(entry, tried[entry]) for entry in self._entries]
@@ -249,12 +253,14 @@ class Compiled:
             Refusal: it finds nothing where it leaves something; such a line is told once.
         """
         requires = captured.recorded.requires
-        first = next((h for h in requires.held if isinstance(h, Held) and h.makes), None)
+        first = next((h for h in requires.held if isinstance(h, ReadLocation) and h.makes), None)
         if first is not None and self._again is not None:
             refusal = Refusal(
-                f"the call makes {first.name}, which later ones find", kind="first call",
-                at=line_of(first.at) or requires.defined, do=FIRST_CALL,
-            )  # fmt: skip
+                f"the call makes {first.name}, which later ones find",
+                kind="first call",
+                at=line_of(first.at) or requires.defined,
+                do=FIRST_CALL,
+            )
             if self._may_be_first(refusal):
                 raise refusal
 
@@ -271,22 +277,26 @@ class Compiled:
             raise Refusal(
                 f"captured again {MOST} times because an answer was another, and now once more:"
                 f" {broken[0].reason}",
-                kind="changing answers", at=broken[0].at,
-                do=("compute both branches, and choose with torch.where",
-                    "or ask outside of the captured program, and pass the answer as an argument"),
-            )  # fmt: skip
+                kind="changing answers",
+                at=broken[0].at,
+                do=(
+                    "compute both branches, and choose with torch.where",
+                    "or ask outside of the captured program, and pass the answer as an argument",
+                ),
+            )
 
     def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A guard that its own capture breaks: what it looks at changes by itself."""
         unmet = entry.unmet.taken()
         broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
-        if self._again is None and broken and isinstance(broken.asked, AskedOfNumbers):
+        if self._again is None and broken and isinstance(broken.asked, SymbolGuard):
             raise refusal_of(broken)  # of one capture; nobody could have known before it ran
         raise Refusal(
             f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
-            kind="unstable guard", at=broken.at if broken else None,
+            kind="unstable guard",
+            at=broken.at if broken else None,
             do="let the value stay the same while the program runs",
-        )  # fmt: skip
+        )
 
 
 def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Any:
@@ -297,16 +307,17 @@ def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tri
             unmet = entry.answers[found.number]
     if unmet is None:
         result = entry.run(args, kwargs)
-        if result is not MISS:
+        if result is not GUARD_FAILED:
             return result
         unmet = entry.unmet.taken()
     tried[entry] = unmet
-    return MISS
+    return GUARD_FAILED
 
 
 def not_copied(what: str, do: str) -> Refusal:
     """The refusal of a copy, or a pickle, of what holds a capture."""
     return Refusal(
         f"{what} cannot be copied or pickled: it stands for live modules and tensors",
-        kind="not copied", do=do,
-    )  # fmt: skip
+        kind="not copied",
+        do=do,
+    )

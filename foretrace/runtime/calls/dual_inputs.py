@@ -10,7 +10,7 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Write
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.tracer.recorder.autograd_function import FunctionCall
@@ -31,7 +31,7 @@ def check_plain(flat: Sequence[Any]) -> None:
         raise _refused("a graph with a backward has no tangents", DO)
 
 
-def check_tangents(graph: Graph, recorded: Recorded, flat: Sequence[Any]) -> None:
+def check_tangents(graph: Graph, recorded: Recording, flat: Sequence[Any]) -> None:
     """Refuse them where a forward graph computes otherwise with tangents than the program.
 
     Raises:
@@ -59,7 +59,7 @@ def _hidden(op: Op) -> bool:
     return isinstance(op.target, Write) and any(s.func in ENDS for s in op.target.steps)
 
 
-def _opened(graph: Graph, recorded: Recorded) -> Iterator[bool]:
+def _opened(graph: Graph, recorded: Recording) -> Iterator[bool]:
     """Of each op of the program, whether the graph has only what is below autograd of it."""
     calls = (op.target for op in every_op(graph.ops) if isinstance(op.target, FunctionCall))
     whole = {call.context for call in calls}

@@ -11,7 +11,7 @@ from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Tree, Value
-from foretrace.ir.program.recording import Mutation, Output, Recorded, Role
+from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.places import put_all
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.emit.python_code import Straight
@@ -22,7 +22,7 @@ from foretrace.runtime.calls.untrainable_results import after_backward
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
 
-def core_of(recorded: Recorded) -> Recorded:
+def core_of(recorded: Recording) -> Recording:
     """The program without outputs that are found by way of an input; each other one once.
 
     Raises:
@@ -34,9 +34,10 @@ def core_of(recorded: Recorded) -> Recorded:
             role = recorded.inputs[mutation.index].role
             raise Refusal(
                 f"the program writes a value that autograd follows to {role}",
-                kind="followed write", at=recorded.made_at(mutation.value),
+                kind="followed write",
+                at=recorded.made_at(mutation.value),
                 do=('use backend="eager"', "write a detached value, or return it instead"),
-            )  # fmt: skip
+            )
     own = [
         o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
     ]
@@ -47,7 +48,7 @@ def core_of(recorded: Recorded) -> Recorded:
     return replace(recorded, outputs=outputs, mutations=written)
 
 
-def _numbers_of(recorded: Recorded) -> list[sympy.Symbol]:
+def _numbers_of(recorded: Recording) -> list[sympy.Symbol]:
     """The numbers that data decides and that the program returns, or has as sizes of a view."""
     given: list[Any] = [output.value for _, output in recorded.as_made]
     for _, output in recorded.as_made:
@@ -59,9 +60,13 @@ def _numbers_of(recorded: Recorded) -> list[sympy.Symbol]:
 
 
 def call_core(
-    source: Source, recorded: Recorded, inputs: Sequence[str], call: str,
-    numbers: Sequence[str] = (), written: Collection[int] = (),
-) -> list[str]:  # fmt: skip
+    source: Source,
+    recorded: Recording,
+    inputs: Sequence[str],
+    call: str,
+    numbers: Sequence[str] = (),
+    written: Collection[int] = (),
+) -> list[str]:
     """Lines that get the core from `call` and write back; expressions of the program's outputs.
 
     Args:
@@ -92,7 +97,9 @@ def call_core(
     return leaf_texts(source, straight, recorded, inputs)
 
 
-def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
+def write_line(
+    source: Source, recorded: Recording, mutation: Mutation, live: str, new: str
+) -> None:
     """The line that writes back what an input holds after the run."""
     before = recorded.inputs[mutation.index].value.type
     if mutation.hidden and not mutation.rebound:
@@ -112,13 +119,13 @@ def count_all(source: Source, names: Sequence[str]) -> None:
         source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
 
-def count_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> None:
+def count_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
     """The lines by which autograd knows, before the run, of inputs that get another shape."""
     for index in recorded.requires.reshaped:
         source.add(f"{source.bind(count_write, 'count_write')}({inputs[index]})")
 
 
-def reshape_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> None:
+def reshape_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
     """The lines that give inputs the shapes that operators in place gave them."""
     for index, type in recorded.requires.reshaped.items():
         shape, stride = (
@@ -129,9 +136,13 @@ def reshape_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> 
 
 
 def leaf_texts(
-    source: Source, straight: Straight, recorded: Recorded, inputs: Sequence[str], *,
+    source: Source,
+    straight: Straight,
+    recorded: Recording,
+    inputs: Sequence[str],
+    *,
     spelled: bool = True,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """What the program returns at each place.
 
     `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
@@ -145,9 +156,14 @@ def leaf_texts(
 
 
 def _leaf_text(
-    source: Source, straight: Straight, recorded: Recorded, output: Output, inputs: Sequence[str],
-    *, spelled: bool,
-) -> str:  # fmt: skip
+    source: Source,
+    straight: Straight,
+    recorded: Recording,
+    output: Output,
+    inputs: Sequence[str],
+    *,
+    spelled: bool,
+) -> str:
     value = output.value
     if isinstance(value, sympy.Basic):
         return straight.tree(value)
@@ -180,7 +196,7 @@ def _leaf_text(
     return straight.named_once(value, unfollowed % view)
 
 
-def check_changes(recorded: Recorded) -> None:
+def check_changes(recorded: Recording) -> None:
     """Refuse what the program does to Python state and no call can do again.
 
     Raises:
@@ -191,7 +207,7 @@ def check_changes(recorded: Recorded) -> None:
 
 
 def register_hooks(
-    source: Source, recorded: Recorded, inputs: Sequence[str], leaves: Sequence[str]
+    source: Source, recorded: Recording, inputs: Sequence[str], leaves: Sequence[str]
 ) -> list[str]:
     """Lines that register on real tensors what no graph has: hooks of inputs, retained gradients.
 
@@ -212,7 +228,7 @@ def register_hooks(
 
 
 def repeat_changes(
-    source: Source, recorded: Recorded, inputs: Sequence[str], leaves: Sequence[str]
+    source: Source, recorded: Recording, inputs: Sequence[str], leaves: Sequence[str]
 ) -> list[str]:
     """Lines that change Python state as the run did; `leaves` are the outputs."""
     requires = recorded.requires

@@ -15,9 +15,9 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Value, ViewStep
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recorded
-from foretrace.ir.program.tensor_type import Arrived
-from foretrace.ir.pydata.containers import hand_back
+from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording
+from foretrace.ir.program.tensor_type import TangentStrides
+from foretrace.ir.pydata.containers import restore_identity
 from foretrace.ir.pydata.places import put_all
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.symbols import Numbers
@@ -35,7 +35,7 @@ class Called(Protocol):
     graph: Graph
     calls: CallGuards
     """of the program that it is of"""
-    again: Callable[[Arrived], tuple[Any, ...]]
+    again: Callable[[TangentStrides], tuple[Any, ...]]
     """makes it, and the other half, for tangents with such strides"""
     small: SmallSizes
     """of which sizes 0 and 1 it holds; of a half, the joint cut"""
@@ -170,8 +170,9 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
     if len(args) != len(graph.inputs):
         raise Refusal(
             f"the {graph.kind} cut takes {len(graph.inputs)} inputs, {len(args)} were given",
-            kind="wrong call", do="pass what cut.signature lists as inputs, in order",
-        )  # fmt: skip
+            kind="wrong call",
+            do="pass what cut.signature lists as inputs, in order",
+        )
     with torch.enable_grad(), uncast():  # as for a joint cut
         results: tuple[Any, ...] = module(*_detached(args))
     return results
@@ -192,7 +193,7 @@ def _detached(flat: Sequence[Any]) -> list[Any]:
 
 
 def finish(
-    recorded: Recorded, flat: list[Any], sizes: Numbers, results: Sequence[Any], call: Any
+    recorded: Recording, flat: list[Any], sizes: Numbers, results: Sequence[Any], call: Any
 ) -> tuple[Any, list[Any]]:
     """Write back, build the outputs, and leave what the program leaves in Python state.
 
@@ -221,11 +222,11 @@ def finish(
     for index, on in recorded.requires.flags.items():
         flat[index].requires_grad_(on)
     built = recorded.out_structure.build(iter(outputs))
-    built = hand_back(recorded.requires.handed, built, call)
+    built = restore_identity(recorded.requires.handed, built, call)
     return built, rest[len(recorded.mutations) :]
 
 
-def _place(recorded: Recorded, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
+def _place(recorded: Recording, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
     """Put inputs that are handed back, views of their memory, and constants in their places."""
     views: dict[Value, Tensor] = {}
     for position, output in recorded.as_made:
@@ -263,8 +264,11 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:
         raise Refusal(
             f"the {item.role} is a view of what does not require grad, and loses its history once"
-            " it is written to", kind="in-place on view", at=asking_line(), do="pass a clone of it",
-        )  # fmt: skip
+            " it is written to",
+            kind="in-place on view",
+            at=asking_line(),
+            do="pass a clone of it",
+        )
     kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
@@ -327,9 +331,13 @@ def loose(tensor: Tensor) -> Tensor:
 
 
 def _view(
-    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output,
-    made: Any, views: dict[Value, Tensor],
-) -> Tensor:  # fmt: skip
+    flat: list[Any],
+    sizes: Numbers,
+    recorded: Recording,
+    output: Output,
+    made: Any,
+    views: dict[Value, Tensor],
+) -> Tensor:
     """An output that is a view: of a live input's memory, or without a history.
 
     `made` is what the graph gives for it, if it is returned; `views` are those made so far.

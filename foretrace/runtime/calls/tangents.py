@@ -8,8 +8,8 @@ import sympy
 from torch import Tensor
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input, Recorded
-from foretrace.ir.program.tensor_type import Laid, Size
+from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.tensor_type import Size, SubclassStrides
 from foretrace.ir.symbols.symbols import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import held_by, holding_alike, wraps
 
@@ -50,8 +50,11 @@ def _put(told: dict[sympy.Expr, sympy.Expr], each: int | sympy.Expr) -> int | sy
 
 def only_numbers(sizes: Numbers) -> Numbers:
     """The symbols that are known for themselves."""
-    return {name: int(each) for name, each in sizes.items()
-            if isinstance(name, sympy.Symbol) and sympy.sympify(each).is_Integer}  # fmt: skip
+    return {
+        name: int(each)
+        for name, each in sizes.items()
+        if isinstance(name, sympy.Symbol) and sympy.sympify(each).is_Integer
+    }
 
 
 def _number(size: Size, sizes: Numbers) -> int:
@@ -91,8 +94,9 @@ def _wrong(item: Input, tangent: Tensor, shape: Sequence[int]) -> Refusal:
     return Refusal(
         f"the {item.role} is {tangent.dtype}{list(tangent.shape)},"
         f" its output is {item.value.type.dtype}{list(shape)}",
-        kind="wrong tangents", do="pass tangents of the outputs' shapes and dtypes",
-    )  # fmt: skip
+        kind="wrong tangents",
+        do="pass tangents of the outputs' shapes and dtypes",
+    )
 
 
 def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
@@ -101,14 +105,15 @@ def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
     if now is None or then is None or now.kind is not then.kind:
         raise Refusal(
             f"the {item.role} is a {now or 'plain tensor'}, its output is a {then or 'plain one'}",
-            kind="wrong tangents", do="pass a tangent of the class of the output",
-        )  # fmt: skip
-    return Laid(tangent.stride(), now)
+            kind="wrong tangents",
+            do="pass a tangent of the class of the output",
+        )
+    return SubclassStrides(tangent.stride(), now)
 
 
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
-    if isinstance(stride, Laid):
+    if isinstance(stride, SubclassStrides):
         return holding_alike(tangent, stride, stride.wrapped)
     steps = tuple([_number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()
@@ -118,7 +123,7 @@ def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
 
 
 def agree(
-    recorded: Recorded, wanted: Sequence[Input], tangents: Sequence[Tensor], results: Sequence[Any]
+    recorded: Recording, wanted: Sequence[Input], tangents: Sequence[Tensor], results: Sequence[Any]
 ) -> None:
     """Check the tangents of what data has sized, which is known when the graph has run.
 
@@ -127,8 +132,11 @@ def agree(
     """
     if not any(item.value.type.symbols for item in wanted):
         return
-    followed = (r for o, r in zip(recorded.outputs, results, strict=False)
-                if recorded.differentiable(o.value))  # fmt: skip
+    followed = (
+        r
+        for o, r in zip(recorded.outputs, results, strict=False)
+        if recorded.differentiable(o.value)
+    )
     for item, tangent, result in zip(wanted, tangents, followed, strict=False):
         if tangent.shape != result.shape:
             raise _wrong(item, tangent, result.shape)

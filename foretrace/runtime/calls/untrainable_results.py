@@ -12,7 +12,7 @@ import torch
 from foretrace.autograd.backward.gradient_hooks import left_out
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Graph, Mutation, Recorded
+from foretrace.ir.program.recording import Graph, Mutation, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
@@ -23,7 +23,7 @@ Untrained = dict[int, Op]
 """By place, results that depend on a Function, and its call"""
 
 
-def untrained(graph: Graph, recorded: Recorded) -> Untrained:
+def untrained(graph: Graph, recorded: Recording) -> Untrained:
     """The results of a graph that depend on Functions of which it has only the forward."""
     ops, due = every_op(graph.ops), left_out(recorded, graph.ops)
     whole = {op.target.context for op in ops if isinstance(op.target, FunctionCall)}
@@ -91,37 +91,44 @@ def _opened(op: Op) -> Refusal:
         return Refusal(
             f"the cut lacks the hook {op.target.name}, which holds a tensor of the program, and a"
             " gradient is asked for that it would see",
-            kind="hook", at=op.origin.frame,
+            kind="hook",
+            at=op.origin.frame,
             do=('use cut("joint"), which has it', "or train by foretrace.compile"),
-        )  # fmt: skip
+        )
     if not isinstance(op.target, FunctionCall):
         return Refusal(
             f"the cut shows what a tensor class of its own does for {op.target}, and autograd is"
-            " above that", kind="unsupported tensor", at=op.origin.frame,
+            " above that",
+            kind="unsupported tensor",
+            at=op.origin.frame,
             do=("train by cut('export'), which calls the operator itself", "or use cut('joint')"),
-        )  # fmt: skip
+        )
     return Refusal(
         f"the cut shows what {op.target} does forward, which is not to be differentiated",
-        kind="autograd.Function", at=op.origin.frame,
+        kind="autograd.Function",
+        at=op.origin.frame,
         do=('train by cut("export"), which applies it', 'or use cut("joint")'),
-    )  # fmt: skip
+    )
 
 
-def _spent(recorded: Recorded, mutation: Mutation) -> Refusal:
+def _spent(recorded: Recording, mutation: Mutation) -> Refusal:
     role = recorded.inputs[mutation.index].role
     return Refusal(
         f"a gradient is asked of what a joint cut wrote to the {role}; its history was in the cut",
-        kind="double backward", at=recorded.made_at(mutation.value),
+        kind="double backward",
+        at=recorded.made_at(mutation.value),
         do="detach() it before it is used again",
-    )  # fmt: skip
+    )
 
 
 def _backward_ran() -> Refusal:
     return Refusal(
         "a gradient is asked of what the program has run a backward of already, which eager refuses"
-        " too", kind="graph freed", at=asking_line(),
+        " too",
+        kind="graph freed",
+        at=asking_line(),
         do="pass retain_graph=True to the backward in the program, or return what you need of it",
-    )  # fmt: skip
+    )
 
 
 def after_backward(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +139,7 @@ def after_backward(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def mark_spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
+def mark_spent(recorded: Recording, results: Sequence[Any]) -> list[Any]:
     """The results of a joint graph: what autograd follows of eager's writes requires grad."""
     found = list(results)
     for place, mutation in enumerate(recorded.mutations, len(recorded.outputs)):

@@ -42,8 +42,11 @@ class Break(Printed):
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
         return {
-            "module": self.module, "around": list(self.around), "small": self.small,
-            "parts": [{"path": p.path, "ops": p.ops, "recaptures": p.recaptures}
-                      for p in self.parts],
+            "module": self.module,
+            "around": list(self.around),
+            "small": self.small,
+            "parts": [
+                {"path": p.path, "ops": p.ops, "recaptures": p.recaptures} for p in self.parts
+            ],
             "refusal": self.refusal.to_dict(),
-        }  # fmt: skip
+        }

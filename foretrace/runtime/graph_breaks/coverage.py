@@ -8,14 +8,14 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.runtime.calls.compiled_module import CompiledModule
 from foretrace.runtime.graph_breaks.module_redirect import HERE
-from foretrace.runtime.graph_breaks.partial_capture import Partial
+from foretrace.runtime.graph_breaks.partial_capture import PartialCapture
 from foretrace.runtime.graph_breaks.paths import region_of
 
 
 class _Counting(torch_api.TorchDispatchMode):
     """Counts what is dispatched, in pieces and in all."""
 
-    def __init__(self, root: Partial) -> None:
+    def __init__(self, root: PartialCapture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.table = root.pieces.table
         self.inside = 0 if root.refusals else 1
@@ -59,7 +59,7 @@ def share(
     Returns:
         How many leaf operators are run by captures, and how many there are in all.
     """
-    root: Partial = compiled.compiled if isinstance(compiled, CompiledModule) else compiled
+    root: PartialCapture = compiled.compiled if isinstance(compiled, CompiledModule) else compiled
     counting = _Counting(root)
     before, HERE.counting = HERE.counting, counting
     try:

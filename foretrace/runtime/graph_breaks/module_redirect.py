@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from foretrace import torch_api
-from foretrace.runtime.guards.guarded_entry import MISS
+from foretrace.runtime.guards.guarded_entry import GUARD_FAILED
 
 
 class Hole(Protocol):
@@ -88,10 +88,8 @@ def answered_by(
         module: the piece.
         first: gives what runs that capture, or gives MISS.
     """
-    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, MISS
-    modes, levels, hooks = (
-        torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks
-    )  # fmt: skip
+    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, GUARD_FAILED
+    modes, levels, hooks = (torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks)
     called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -117,11 +115,13 @@ def run_by(module: nn.Module, passed: Callable[[Any, Any], Any]) -> Callable[...
         module: the piece.
         passed: runs its code as Python, or gives MISS.
     """
-    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, MISS
+    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, GUARD_FAILED
     modes, levels, hooks, casts = (
-        torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks,
+        torch_api.dispatch_modes,
+        torch_api.transformed,
+        torch_api.saving_hooks,
         torch_api.casts_kept,
-    )  # fmt: skip
+    )
     called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class alone:  # noqa: N801 - used as a context manager; one made by contextlib t
             self.space[torch_api.CALLED_BY] = self.call
 
 
-Put = list[tuple[dict[str, Any], Callable[..., Any]]]
+Redirects = list[tuple[dict[str, Any], Callable[..., Any]]]
 """Attributes of modules, and what is to stand there"""
 
 
@@ -191,7 +191,7 @@ def seeing_all(hole: Hole) -> Iterator[None]:
         torch_api.take_module_call(put)
 
 
-def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run(hole: Hole, put: Redirects, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run a hole's own code; what is `put` stands there meanwhile."""
     here, key = HERE, torch_api.CALLED_BY
     before, here.hole = here.hole, hole

@@ -21,7 +21,7 @@ from foretrace.runtime.calls.compiled import Compiled
 from foretrace.runtime.calls.compiled_module import CompiledModule
 from foretrace.runtime.graph_breaks.break_report import Break, Part
 from foretrace.runtime.graph_breaks.module_redirect import (
-    Put,
+    Redirects,
     alone,
     answered_by,
     caller,
@@ -32,7 +32,7 @@ from foretrace.runtime.graph_breaks.module_redirect import (
 from foretrace.runtime.graph_breaks.paths import has_forward, name_of, path_of, paths_of, region_of
 from foretrace.runtime.graph_breaks.recapture_policy import AGAIN, RECAPTURES, Again, Key
 from foretrace.runtime.guards.guard_list import Broken
-from foretrace.runtime.guards.guarded_entry import MISS, Entry
+from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
 
 TRIES = 4
 """Refusals of one module after which it is not tried again"""
@@ -49,30 +49,30 @@ Making = Callable[[Any], tuple[Any, ...]]
 """The arguments of a `Compiled` for one piece"""
 
 
-class Pieces:
+class Regions:
     """The pieces of one program, by the module or function that each is."""
 
     def __init__(self, make: Making, root: Any) -> None:
         self.make, self.root_fn = make, root
-        self.table: dict[Any, tuple[Any, Partial | None]] = {}
+        self.table: dict[Any, tuple[Any, PartialCapture | None]] = {}
         """by identity: what it is, so that no other gets its id, and its piece; None: too small"""
         self.version = 0
         """of the table: who runs as Python looks for what it may call again when it changes"""
-        self.holes: list[Partial] = []
+        self.holes: list[PartialCapture] = []
         """what runs as Python, those inside first"""
         self.told = False
 
-    def of(self, target: Any, key: Any, around: "Partial") -> "Partial | None":
+    def of(self, target: Any, key: Any, around: "PartialCapture") -> "PartialCapture | None":
         """The piece of a module or function that `around` calls; None where it is too small."""
         known = self.table.get(key)
         if known is None:
             if len(self.table) >= MOST:
                 return None
-            known = self.table[key] = target, Partial(self, around, *self.make(target))
+            known = self.table[key] = target, PartialCapture(self, around, *self.make(target))
             self.version += 1
         return known[1]
 
-    def judge(self, piece: "Partial", key: Any) -> None:
+    def judge(self, piece: "PartialCapture", key: Any) -> None:
         """Let a piece run as Python from now on, if its captures are no faster."""
         if piece.small or (piece.refusals and not piece.leads_anywhere()):
             self.table[key] = self.table[key][0], None
@@ -80,7 +80,7 @@ class Pieces:
         elif not piece.refusals:  # it was captured for the first time
             self.version += 1
 
-    def note(self, piece: "Partial", refusal: Refusal) -> None:
+    def note(self, piece: "PartialCapture", refusal: Refusal) -> None:
         """A piece runs as Python; the first is told in a warning."""
         if piece not in self.holes:
             self.holes.append(piece)
@@ -98,13 +98,13 @@ class Pieces:
 
     def breaks(self) -> list[Break]:
         """What runs as Python, one for each reason, in the order in which it was found."""
-        groups: dict[tuple[str, Frame | None], list[tuple[Partial, Refusal]]] = {}
+        groups: dict[tuple[str, Frame | None], list[tuple[PartialCapture, Refusal]]] = {}
         for hole in self.holes:
             for refusal in hole.refusals.values():
                 groups.setdefault((refusal.kind, refusal.at), []).append((hole, refusal))
         return [self._break(group) for group in groups.values()]
 
-    def _break(self, group: "list[tuple[Partial, Refusal]]") -> Break:
+    def _break(self, group: "list[tuple[PartialCapture, Refusal]]") -> Break:
         paths, holes = paths_of(self.root_fn), list(dict.fromkeys(hole for hole, _ in group))
         first, *around = [path_of(hole.fn, paths) for hole in holes]
         pieces = [piece for _, piece in self.table.values() if piece and piece.around in holes]
@@ -117,10 +117,10 @@ class Pieces:
         return Break(group[0][1], first, tuple(around), tuple(parts), small)
 
 
-class Partial(Compiled):
+class PartialCapture(Compiled):
     """A program, or a piece of one, that runs as Python where it has no graph."""
 
-    def __init__(self, pieces: Pieces, around: "Partial | None", *made: Any) -> None:
+    def __init__(self, pieces: Regions, around: "PartialCapture | None", *made: Any) -> None:
         super().__init__(*made)
         self.pieces, self.around = pieces, around
         self.refusals: dict[Key | None, Refusal] = {}
@@ -141,7 +141,7 @@ class Partial(Compiled):
         """how often it raised when it was captured, and for how many calls it is not, therefore"""
         self._rests = 0
         """for how many calls more it is not captured again; 0: it does not come back from Python"""
-        self._put: tuple[int, Put] = (-1, [])
+        self._put: tuple[int, Redirects] = (-1, [])
 
     @property
     def breaks(self) -> list[Break]:
@@ -164,7 +164,7 @@ class Partial(Compiled):
                     return run(self, put, self.plain, args, kwargs)
                 return self.call(args, kwargs)
             result = self.first(args, kwargs)
-            return self._other(args, kwargs) if result is MISS else result
+            return self._other(args, kwargs) if result is GUARD_FAILED else result
         except Refusal as refusal:
             hide(refusal)
             raise
@@ -174,7 +174,7 @@ class Partial(Compiled):
         if self._stays_python(args, kwargs):
             return self.as_python(args, kwargs)
         result = self.first(args, kwargs)
-        return self._other(args, kwargs) if result is MISS else result
+        return self._other(args, kwargs) if result is GUARD_FAILED else result
 
     @property
     def tried(self) -> bool:
@@ -223,9 +223,9 @@ class Partial(Compiled):
         """Its own code, where that is what is run and nothing is new; else MISS."""
         version, put = self._put
         if version != self.pieces.version or not self._looked:
-            return MISS
+            return GUARD_FAILED
         if not self._stays_python(args, kwargs):
-            return MISS
+            return GUARD_FAILED
         return run(self, put, self.plain, args, kwargs)
 
     def leads_anywhere(self) -> bool:
@@ -251,7 +251,7 @@ class Partial(Compiled):
             if has_forward(module):
                 yield vars(module), self._caller(module, known[1] if known else None)
 
-    def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
+    def _caller(self, module: nn.Module, piece: "PartialCapture | None") -> Callable[..., Any]:
         if piece is None or not piece.tried:
             return caller(module)
         if piece.refusals:
@@ -353,11 +353,11 @@ class Partial(Compiled):
         return self.module is not None and self.module.training, grad_enabled(), *kinds
 
 
-def in_pieces(fn: Any, make: Making) -> Partial:
+def in_pieces(fn: Any, make: Making) -> PartialCapture:
     """A callable in the place of a program, which runs as Python where it has no graph.
 
     Args:
         fn: the program.
         make: gives the arguments of a `Compiled`, for the program or a piece of it.
     """
-    return Partial(Pieces(make, fn), None, *make(fn))
+    return PartialCapture(Regions(make, fn), None, *make(fn))

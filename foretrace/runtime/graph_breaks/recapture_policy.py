@@ -71,6 +71,7 @@ class Again:
         if many or unused >= min(UNUSED[each.of] for each in broken):
             raise Refusal(
                 f"captured {len(known)} times, and each call is unlike those: {broken[0].reason}",
-                kind=AGAIN, at=broken[0].at,
+                kind=AGAIN,
+                at=broken[0].at,
                 do="pass what changes as a tensor, or keep it out of what is captured",
-            )  # fmt: skip
+            )

@@ -27,9 +27,10 @@ def region(fn: F) -> F:
     """
     if not inspect.isfunction(fn):
         raise Refusal(
-            f"a {type(fn).__name__} is no region", kind="wrong call",
+            f"a {type(fn).__name__} is no region",
+            kind="wrong call",
             do="mark a function or a method; modules are pieces anyway",
-        )  # fmt: skip
+        )
 
     @wraps(fn)
     def marked(*args: Any, **kwargs: Any) -> Any:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import (
     Structure,
-    hand_back,
     plain_object,
     rebuild,
+    restore_identity,
     same_keys,
     take_apart,
 )
@@ -149,12 +149,12 @@ def _is_leaf(item: Any) -> bool:
     return len(leaves) == 1 and leaves[0][1] is item
 
 
-def returned_text(source: Source, recorded: Recorded, leaves: list[str]) -> str:
+def returned_text(source: Source, recorded: Recording, leaves: list[str]) -> str:
     """An expression of what a call returns, with the caller's own objects in it."""
     built = result_text(source, recorded.out_structure, leaves)
     if not recorded.requires.handed:
         return built
-    back = source.bind(partial(hand_back, recorded.requires.handed), "hand_back")
+    back = source.bind(partial(restore_identity, recorded.requires.handed), "hand_back")
     return f"{back}({built}, (args, kwargs))"
 
 

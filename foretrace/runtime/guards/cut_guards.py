@@ -10,14 +10,14 @@ from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.symbols import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import shown, telling
-from foretrace.runtime.guards.guard_list import Broken, Conditions, tell_lines
+from foretrace.runtime.guards.guard_list import Broken, GuardList, tell_lines
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
 from foretrace.session.run.aliased_inputs import apart, check_shared_memory
 
@@ -37,7 +37,7 @@ class CallGuards:
     cut has since asked more of open sizes.
     """
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recording) -> None:
         self.recorded = recorded
         self._checks = dict[tuple[bool, bool], tuple[int, Callable[[list[Any]], Any]]]()
 
@@ -135,9 +135,7 @@ def follows(ops: Iterable[Op]) -> bool:
     )
 
 
-def _checking(
-    recorded: Recorded, *, small: bool, hooks: bool
-) -> Callable[[list[Any]], Any]:  # fmt: skip
+def _checking(recorded: Recording, *, small: bool, hooks: bool) -> Callable[[list[Any]], Any]:
     """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
     source = Source()
     conditions = CutConditions(source, recorded, small=small)
@@ -150,7 +148,7 @@ def _checking(
     return source.function("guards", "given")
 
 
-class CutConditions(Conditions):
+class CutConditions(GuardList):
     """What a cut relies on: nothing of the modes that a call is made under."""
 
     def write(self, *, hooks: bool) -> None:
@@ -179,9 +177,10 @@ class CutConditions(Conditions):
         pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
         reads = any(item.read is not None for item, _ in pairs)
         owned = {
-            local: item.role.name for item, local in pairs
+            local: item.role.name
+            for item, local in pairs
             if item.owner is not None or (reads and item.size is None)
-        }  # fmt: skip
+        }
         if len(owned) > 1:
             all, names = ", ".join(owned), [*owned.values()]
             tell = self.source.bind(partial(one_tensor, names), "one_tensor")

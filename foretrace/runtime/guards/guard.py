@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from foretrace.errors import Frame, Late
-from foretrace.ir.program.call_requirements import Answered
+from foretrace.errors import Frame, LazyFrame
+from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 from foretrace.ir.source.state_change_lines import attribute
@@ -26,7 +26,7 @@ Of: TypeAlias = Literal["held", "value", "answer", "call"]
 or other plain data that it is called with, or that data decides; yes or no; else what a call is"""
 
 
-def of_answer(asked: Answered) -> Of:
+def of_answer(asked: ValueGuard) -> Of:
     """What a guard on an answer is about."""
     return "value" if asked.many else "answer"
 
@@ -41,11 +41,11 @@ class Check:
     condition: str = ""
     reason: str = ""
     lines: tuple[str, ...] = ()
-    at: Frame | Late | None = None
+    at: Frame | LazyFrame | None = None
     """the user's line that made the guard"""
     do: str = ""
     """what helps, where it is not to capture again"""
-    asked: Answered | None = None
+    asked: ValueGuard | None = None
     """the question of the program's that it asks again"""
     found: str = ""
     """an expression for the line, where that is found at the call"""
@@ -69,7 +69,7 @@ class Checks:
         self,
         condition: str,
         reason: str,
-        at: Frame | Late | None = None,
+        at: Frame | LazyFrame | None = None,
         do: str = "",
         found: str = "",
     ) -> None:
@@ -81,8 +81,8 @@ class Checks:
         self.checks.append(Check(lines=(line,)))
 
     def value(
-        self, place: str, name: str, item: Any, at: Frame | Late | None = None, do: str = ""
-    ) -> None:  # fmt: skip
+        self, place: str, name: str, item: Any, at: Frame | LazyFrame | None = None, do: str = ""
+    ) -> None:
         """That what the expression `place` gives is still `item`."""
         differ = self.source.bind(differs, "differs")
         words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"

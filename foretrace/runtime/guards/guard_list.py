@@ -13,9 +13,9 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Late
-from foretrace.ir.program.call_requirements import Answered, Held, memory_of, one_memory
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.errors import Frame, LazyFrame
+from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, memory_of, one_memory
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import tensor_of
 from foretrace.ir.symbols.symbols import MANY, Numbers, Size, put_in, solved
@@ -24,7 +24,7 @@ from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import Holds
 from foretrace.runtime.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
-from foretrace.runtime.guards.state_guards import Facts
+from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Elsewhere
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
@@ -36,17 +36,17 @@ class Broken:
     """A guard that failed: in words, and the user's line that made it, if one did."""
 
     reason: str
-    at: Frame | Late | None
+    at: Frame | LazyFrame | None
     passed: int = 0
     """how many guards held before it"""
     do: str = ""
-    asked: Answered | None = None
+    asked: ValueGuard | None = None
     """the question of the program's whose answer is another"""
     of: Of = "call"
     """what it was about"""
 
 
-class Conditions(Checks):
+class GuardList(Checks):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
@@ -58,7 +58,7 @@ class Conditions(Checks):
         small: whether that is shown, of any size.
     """
 
-    def __init__(self, source: Source, recorded: Recorded, *, small: bool = False) -> None:
+    def __init__(self, source: Source, recorded: Recording, *, small: bool = False) -> None:
         super().__init__(source)
         self.recorded = recorded
         self.least = _reaching_down(recorded) if small else {}
@@ -69,7 +69,7 @@ class Conditions(Checks):
 
     def outside(self, *, hooks: bool = False) -> None:
         """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
-        self.checks += Facts(self.source, self.recorded.requires, hooks=hooks).checks
+        self.checks += StateGuards(self.source, self.recorded.requires, hooks=hooks).checks
 
     def take(self, given: list[str]) -> None:
         """A local name for every input; what were one tensor are one again.
@@ -120,7 +120,7 @@ class Conditions(Checks):
         self._rooms()
         self._wrapped()
 
-    def answers(self, asked: Sequence[Answered]) -> None:
+    def answers(self, asked: Sequence[ValueGuard]) -> None:
         """Questions about values that the program asked and that are asked again."""
         if not asked:
             return
@@ -191,7 +191,7 @@ class Conditions(Checks):
         """
         requires, inputs = self.recorded.requires, self.recorded.inputs
         if requires.rebound:
-            held = [each.before for each in requires.held if isinstance(each, Held)]
+            held = [each.before for each in requires.held if isinstance(each, ReadLocation)]
             elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
             first = [self.inputs[index] for index in requires.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]
@@ -279,9 +279,10 @@ class Conditions(Checks):
         """Further places of a parameter that is in several."""
         inputs = self.recorded.inputs
         known = {
-            id(item.tensor): name for item, name in zip(inputs, self.inputs, strict=True)
+            id(item.tensor): name
+            for item, name in zip(inputs, self.inputs, strict=True)
             if item.owner is not None
-        }  # fmt: skip
+        }
         first = {(id(i.owner[0]), i.owner[1]) for i in inputs if i.owner is not None}
         for state in self.recorded.requires.modules:
             live = torch_api.tensor_tables(state.module)
@@ -363,7 +364,7 @@ def _of_some(stride: Size) -> Size:
     return stride.xreplace({s: sympy.Symbol(f"({s} or 1)") for s in _symbols(stride)})
 
 
-def _reaching_down(recorded: Recorded) -> Numbers:
+def _reaching_down(recorded: Recording) -> Numbers:
     """From where the sizes reach that may be 0 or 1; what a guard divides by is not 0."""
     least = recorded.symbols.reaches_down()
     asked = [guard.condition for guard in recorded.symbols.guards()] if least else []

@@ -13,8 +13,8 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import Answered
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import SHARED, shared_in
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.cuts.selectors import every_op
@@ -23,7 +23,7 @@ from foretrace.operators.targets.sdpa import WHAT as ATTENTION
 from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
-from foretrace.runtime.guards.guard_list import GONE, Broken, Conditions, tell_lines
+from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, tell_lines
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.runtime.guards.tensor_guards import TensorFacts, apart, tell
 
@@ -33,25 +33,25 @@ class _Miss:
         return "MISS"
 
 
-MISS = _Miss()
+GUARD_FAILED = _Miss()
 """What `run` gives where a guard fails"""
 
 
-class Unmet(threading.local):
+class FailedValueGuard(threading.local):
     """Where a question that a body asks has another answer: the call is given up, and undone."""
 
-    last: Answered | None = None
+    last: ValueGuard | None = None
 
     def __call__(
-        self, answered: Answered, states: Iterable[tuple[Any, torch.Tensor]] = ()
+        self, answered: ValueGuard, states: Iterable[tuple[Any, torch.Tensor]] = ()
     ) -> _Miss:
         """What the body returns then; `states` are those of generators before it began."""
         for generator, state in states:
             generator.set_state(state)
         self.last = answered
-        return MISS
+        return GUARD_FAILED
 
-    def taken(self) -> Answered | None:
+    def taken(self) -> ValueGuard | None:
         """The question at which this thread's last run was given up; told once."""
         last, self.last = self.last, None
         return last
@@ -64,22 +64,26 @@ class Entry:
     """
 
     def __init__(
-        self, run: Callable[..., Any], checks: list[Check], space: dict[str, Any],
-        answers: Sequence[Answered] = (), unmet: Unmet | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run: Callable[..., Any],
+        checks: list[Check],
+        space: dict[str, Any],
+        answers: Sequence[ValueGuard] = (),
+        unmet: FailedValueGuard | None = None,
+    ) -> None:
         self.run, self._checks, self._space = run, checks, space
-        self.answers, self.unmet = tuple(answers), unmet or Unmet()
+        self.answers, self.unmet = tuple(answers), unmet or FailedValueGuard()
         self._told: Callable[..., Any] | None = None
         self.answered = False
         """whether it has answered a call other than its own"""
         self.then = dict[Entry, Entry]()
         """what answered after it, by what had answered before it, the last time"""
 
-    def path(self, answered: Answered) -> list[tuple[Any, ...]]:
+    def path(self, answered: ValueGuard) -> list[tuple[Any, ...]]:
         """The questions up to this one, with their answers."""
         return [(a.asked, a.inputs, a.frame, a.answer) for a in self.answers[: answered.number + 1]]
 
-    def missed(self, answered: Answered) -> Broken:
+    def missed(self, answered: ValueGuard) -> Broken:
         """Why a run was given up in the middle."""
         passed = len(self._checks) + answered.number
         of = of_answer(answered)
@@ -95,7 +99,7 @@ class Entry:
         return broken
 
 
-class Guards(Conditions):
+class Guards(GuardList):
     """Writes the guards of one capture as the first lines of a source.
 
     Args:
@@ -104,12 +108,14 @@ class Guards(Conditions):
         small: tells of which sizes 0 and 1 its graph holds; None: of none.
     """
 
-    def __init__(self, source: Source, recorded: Recorded, small: SmallSizes | None = None) -> None:
+    def __init__(
+        self, source: Source, recorded: Recording, small: SmallSizes | None = None
+    ) -> None:
         super().__init__(source, recorded, small=small is not None)
         self.small = small
 
     def call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[Answered] = ()
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[ValueGuard] = ()
     ) -> list[torch.Tensor]:
         """All but what `outside` adds; gives the call's tensors in the order of the inputs.
 
@@ -147,11 +153,11 @@ class Guards(Conditions):
 
     def write(self) -> None:
         """The guards as lines of the source."""
-        miss = self.source.bind(MISS, "MISS")
+        miss = self.source.bind(GUARD_FAILED, "MISS")
         lines = check_lines(self.checks, lambda *_: f"return {miss}")
         self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
-    def entry(self, unmet: Unmet) -> Entry:
+    def entry(self, unmet: FailedValueGuard) -> Entry:
         """The source as one; `unmet` tells of the questions that its body asks."""
         function = self.source.function("foretraced", "args, kwargs")
         return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
@@ -223,10 +229,15 @@ class Guards(Conditions):
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
         requires = self.recorded.requires
-        given = {
-            i for i, item in enumerate(self.recorded.inputs)
-            if (item.argument is not None and item.size is None) or item.read is not None
-        } - requires.idle - {i for views in requires.together.values() for i in views}  # fmt: skip
+        given = (
+            {
+                i
+                for i, item in enumerate(self.recorded.inputs)
+                if (item.argument is not None and item.size is None) or item.read is not None
+            }
+            - requires.idle
+            - {i for views in requires.together.values() for i in views}
+        )
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:
             check = self.source.bind(apart, "apart")

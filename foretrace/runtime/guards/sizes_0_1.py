@@ -17,14 +17,14 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.symbols.symbols import MANY, Guard, Numbers, put_in
 from foretrace.lowering.specialize.equivalence import Differs, Unlike
-from foretrace.lowering.specialize.specialize import TAKEN, PutIn
+from foretrace.lowering.specialize.specialize import TAKEN, Specializer
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.session.run.torch_patches import UNCOLLECTED, running
 
-Make = Callable[[Recorded, TargetSemantics, Callable[[Any], Any]], Graph]
+Make = Callable[[Recording, TargetSemantics, Callable[[Any], Any]], Graph]
 """Makes the graph of a record; the last puts numbers in for symbols"""
 
 DO = "capture with an example of this size"
@@ -54,7 +54,7 @@ class SmallSizes:
     """
 
     def __init__(
-        self, recorded: Recorded, semantics: TargetSemantics, graph: Graph, make: Make
+        self, recorded: Recording, semantics: TargetSemantics, graph: Graph, make: Make
     ) -> None:
         self.recorded, self.semantics, self.graph, self.make = recorded, semantics, graph, make
         self._known = dict[frozenset[tuple[Any, int]], list[_Shown]]()
@@ -132,13 +132,13 @@ class SmallSizes:
         there = Captured(put.recorded, put.semantics)
         return _Shown(differs, put.symbols.guards(), there)
 
-    def _put_in(self, numbers: Numbers, small: Numbers) -> tuple[PutIn, Graph]:
+    def _put_in(self, numbers: Numbers, small: Numbers) -> tuple[Specializer, Graph]:
         """The record with numbers put in, and its graph.
 
         Raises:
             Unlike: it is another program then.
         """
-        put = PutIn(self.recorded, self.semantics, numbers, small)
+        put = Specializer(self.recorded, self.semantics, numbers, small)
         absent = self.semantics.target.device.type not in torch_api.device_types_here()
         with running(put.recorder, {}, absent):
             put.run()

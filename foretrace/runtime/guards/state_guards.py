@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Late
+from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import (
     AFTER_ONE,
-    Held,
-    HeldLength,
-    HeldMembers,
-    HeldNames,
+    AttributeNames,
+    CallRequirements,
+    ContainerLength,
+    ContainerMembers,
     ModuleState,
-    Requirements,
+    ReadLocation,
 )
 from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
@@ -34,10 +34,10 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
 
-class Facts(Checks):
+class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it held."""
 
-    def __init__(self, source: Source, requires: Requirements, *, hooks: bool = False) -> None:
+    def __init__(self, source: Source, requires: CallRequirements, *, hooks: bool = False) -> None:
         super().__init__(source)
         self.mentioned = requires.mentioned
         for state in (*requires.modules, *requires.met):
@@ -50,7 +50,7 @@ class Facts(Checks):
         self,
         condition: str,
         reason: str,
-        at: Frame | Late | None = None,
+        at: Frame | LazyFrame | None = None,
         do: str = "",
         found: str = "",
     ) -> None:
@@ -103,12 +103,12 @@ class Facts(Checks):
             known = self.source.bind(hooks, "hooks")
             self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
-    def _apart(self, requires: Requirements) -> None:
+    def _apart(self, requires: CallRequirements) -> None:
         """That no module has a tensor now that the program held elsewhere, and there alone."""
         tables = [table for s in requires.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
-        members = (each.members for each in requires.held if isinstance(each, HeldMembers))
-        held = [each.before for each in requires.held if isinstance(each, Held)]
+        members = (each.members for each in requires.held if isinstance(each, ContainerMembers))
+        held = [each.before for each in requires.held if isinstance(each, ReadLocation)]
         tensors = [x for x in (*held, *chain(*members)) if isinstance(x, torch.Tensor)]
         others = [each for each in tensors if id(each) not in own]
         if others and own:
@@ -117,18 +117,18 @@ class Facts(Checks):
 
     # ---- what else was held ------------------------------------------------------------------
 
-    def _held(self, held: Held | HeldNames | HeldLength) -> None:
+    def _held(self, held: ReadLocation | AttributeNames | ContainerLength) -> None:
         holder = self.source.bind(held.holder, "holder")
-        if isinstance(held, HeldNames):
+        if isinstance(held, AttributeNames):
             added = self.source.bind(_Added(held, self.mentioned), "added")
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
-        elif isinstance(held, HeldLength):
+        elif isinstance(held, ContainerLength):
             known, own = type(held.holder) in OWN, own_kind(held.holder).__len__
             length = "len" if known else self.source.bind(own, "length")
             condition = f"{length}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
-            if isinstance(held, HeldMembers):
+            if isinstance(held, ContainerMembers):
                 same = self.source.bind(_Members(held.members).same, "members")
                 self.add(f"{same}({holder})", repr(f"{held.name} has other members"))
         elif held.itself:
@@ -142,7 +142,7 @@ class Facts(Checks):
             place = self._place(held, holder)
             self.value(place, held.name, held.before, held.at, AFTER_ONE * held.left)
 
-    def _place(self, held: Held, holder: str) -> str:
+    def _place(self, held: ReadLocation, holder: str) -> str:
         """The expression that gives what is there now."""
         if held.how == "cell":
             return f"{holder}.cell_contents"
@@ -188,7 +188,7 @@ def _by_identity(item: object) -> object:
 class _Added:
     """Which names an object has now that the program's code mentions, and had not."""
 
-    def __init__(self, held: HeldNames, mentioned: frozenset[str]) -> None:
+    def __init__(self, held: AttributeNames, mentioned: frozenset[str]) -> None:
         self.held, self.mentioned = held, mentioned
 
     def names(self, space: Iterable[str]) -> list[str]:

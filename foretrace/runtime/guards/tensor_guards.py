@@ -15,19 +15,21 @@ from foretrace.session.run.aliased_inputs import overlapping
 
 SPARSE = "number of sparse dimensions"
 """Or what else tells how one is sparse"""
-FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
-    "class": lambda tensor: type(tensor).__name__,
-    "dtype": lambda tensor: tensor.dtype,
-    "device": lambda tensor: tensor.device,
-    "requires_grad": lambda tensor: tensor.requires_grad,
-    "number of dimensions": lambda tensor: tensor.dim(),
-    "layout": lambda tensor: tensor.layout,
-    "conjugate bit": lambda tensor: tensor.is_conj(),
-    "negative bit": lambda tensor: tensor.is_neg(),
-    "inference mode": lambda tensor: tensor.is_inference(),
-    SPARSE: sparse_of,
-    "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
-})  # fmt: skip
+FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
+    {
+        "class": lambda tensor: type(tensor).__name__,
+        "dtype": lambda tensor: tensor.dtype,
+        "device": lambda tensor: tensor.device,
+        "requires_grad": lambda tensor: tensor.requires_grad,
+        "number of dimensions": lambda tensor: tensor.dim(),
+        "layout": lambda tensor: tensor.layout,
+        "conjugate bit": lambda tensor: tensor.is_conj(),
+        "negative bit": lambda tensor: tensor.is_neg(),
+        "inference mode": lambda tensor: tensor.is_inference(),
+        SPARSE: sparse_of,
+        "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
+    }
+)
 """What is looked at of a tensor, beside its sizes and strides."""
 
 
@@ -137,9 +139,10 @@ def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor])
     mine = {id(t) for t in written}
     return all(
         mine.isdisjoint((one, other))
-        for memory, tensors in memories.items() if memory
+        for memory, tensors in memories.items()
+        if memory
         for (one, _), (other, _) in overlapping([*tensors.items()])
-    )  # fmt: skip
+    )
 
 
 class Elsewhere:

@@ -9,8 +9,8 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import Requirements
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.symbols.symbols import Symbols
@@ -28,7 +28,7 @@ from foretrace.serialization.schema.names import check_schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import by_the_graph
 from foretrace.serialization.schema.shape_env_json import fill
-from foretrace.serialization.state.decode_state import Restored, Restoring
+from foretrace.serialization.state.decode_state import Restored, StateDecoder
 from foretrace.session.run.setup import RULES
 
 MALFORMED = (
@@ -87,9 +87,9 @@ def _made(
         _check_inputs(classes.missing)
     shared = decoder.item(found.get("shared", NOTHING))
     names = {id(each): name for name, each in root.named_parameters()}
-    restoring = Restoring(shared, names)
+    restoring = StateDecoder(shared, names)
     captured = [
-        _record(each, Requirements(**fields), decoder, restoring)
+        _record(each, CallRequirements(**fields), decoder, restoring)
         for each, fields in zip(every, required, strict=True)
     ]
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
@@ -99,7 +99,7 @@ def _made(
     )
 
 
-def _check_stages(every: list[Recorded], cuts: Iterable[Stored]) -> None:
+def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
     """Refuse a tree or a graph that no capture makes: an op of what nothing has made.
 
     Raises:
@@ -119,13 +119,13 @@ def _check_stages(every: list[Recorded], cuts: Iterable[Stored]) -> None:
 
 
 def _record(
-    found: dict[str, Any], requires: Requirements, decoder: Decoder, restoring: Restoring
+    found: dict[str, Any], requires: CallRequirements, decoder: Decoder, restoring: StateDecoder
 ) -> Captured:
     """One program of a file."""
     recorded = _fields(found["recorded"], RECORDED, decoder)
     symbols = Symbols()
     fill(symbols, found["symbols"], decoder)
-    made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
+    made = Recording(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
     _check_indices(made)
     if symbols.env is None and any(item.value.type.symbols for item in made.inputs):
         raise damaged(PROGRAM, "an input has an open size, and no symbol is told")
@@ -175,7 +175,7 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _check_indices(recorded: Recorded) -> None:
+def _check_indices(recorded: Recording) -> None:
     """Refuse places of inputs that are none."""
     count = len(recorded.inputs)
     requires = recorded.requires
@@ -188,7 +188,7 @@ def _check_indices(recorded: Recorded) -> None:
         raise damaged(PROGRAM, "it speaks of an input that is not there")
 
 
-def _set_on(recorded: Recorded) -> None:
+def _set_on(recorded: Recording) -> None:
     """Give tensors of the file the attributes of Python's that the program has read of them."""
     for index, name, item in recorded.requires.set_on:
         tensor = recorded.inputs[index].tensor
@@ -196,11 +196,15 @@ def _set_on(recorded: Recorded) -> None:
             vars(tensor)[name] = item
 
 
-def tensors_outside(recorded: Recorded, python: Restored) -> dict[str, torch.Tensor]:
+def tensors_outside(recorded: Recording, python: Restored) -> dict[str, torch.Tensor]:
     """The tensors that the program has read outside of its arguments and modules, by name."""
     known = python.tensors
     return {
-        item.role.name: item.tensor for item in recorded.inputs
-        if item.tensor is not None and item.owner is None and item.argument is None
-        and item.gradient_of is None and id(item.tensor) not in known
-    }  # fmt: skip
+        item.role.name: item.tensor
+        for item in recorded.inputs
+        if item.tensor is not None
+        and item.owner is None
+        and item.argument is None
+        and item.gradient_of is None
+        and id(item.tensor) not in known
+    }

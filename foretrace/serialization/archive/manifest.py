@@ -98,9 +98,11 @@ def manifest_of(found: Any) -> Manifest:
         raise Refusal(
             f"the file has version {then} of the schema, this foretrace reads {VERSION[0]}",
             kind="artifact version",
-            do=(f"save it again with this foretrace, which writes {now}",
-                f"or load it with a foretrace that reads version {version[0]}"),
-        )  # fmt: skip
+            do=(
+                f"save it again with this foretrace, which writes {now}",
+                f"or load it with a foretrace that reads version {version[0]}",
+            ),
+        )
     members = {name: row(Member, each, MANIFEST) for name, each in _dict(found, "members").items()}
     operators = _dict(found, "operators")
     told = {**found, "members": members, "operators": operators}
@@ -149,13 +151,17 @@ def _by_name(item: Any) -> bool:
 
 
 CHECKS: dict[str, Callable[[Any], bool]] = {
-    repr_: check for kind, check in (
-        (str, lambda item: type(item) is str), (int, _number), (bool, lambda x: type(x) is bool),
-        (list[int], _numbers), (list[str], lambda item: type(item) is list and _texts(item)),
+    repr_: check
+    for kind, check in (
+        (str, lambda item: type(item) is str),
+        (int, _number),
+        (bool, lambda x: type(x) is bool),
+        (list[int], _numbers),
+        (list[str], lambda item: type(item) is list and _texts(item)),
         (dict[str, int | None], _by_name),
         (dict[str, str], lambda item: type(item) is dict and _texts([*item, *item.values()])),
         (dict[str, Member], lambda item: type(item) is dict),
     )
     for repr_ in [str(kind)]
-}  # fmt: skip
+}
 """By the type that a field is declared with"""

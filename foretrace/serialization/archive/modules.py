@@ -51,17 +51,24 @@ class Parts:
         number = self.numbers[id(module)] = len(self.rows)
         self.rows.append({})
         parameters, buffers = (
-            {name: None if each is None else self.tensors.add(each, _joined(path, name))
-             for name, each in table.items()} for table in torch_api.tensor_tables(module)
-        )  # fmt: skip
+            {
+                name: None if each is None else self.tensors.add(each, _joined(path, name))
+                for name, each in table.items()
+            }
+            for table in torch_api.tensor_tables(module)
+        )
         kept = {
             name: None if each is None else self._add(each, _joined(path, name))
             for name, each in torch_api.submodule_table(module).items()
         }
         part = Part(
-            class_name(module), module.training, parameters, buffers,
-            torch_api.transient_buffers(module), kept,
-        )  # fmt: skip
+            class_name(module),
+            module.training,
+            parameters,
+            buffers,
+            torch_api.transient_buffers(module),
+            kept,
+        )
         self.rows[number] = asdict(part)
         return number
 
@@ -89,23 +96,27 @@ def check_state(roots: Mapping[str, nn.Module]) -> None:
         Refusal: a module has written its own, or has a tensor of a name that is taken.
     """
     for root in roots.values():
-        tensors = (*root.named_parameters(remove_duplicate=False),
-                   *root.named_buffers(remove_duplicate=False))  # fmt: skip
+        tensors = (
+            *root.named_parameters(remove_duplicate=False),
+            *root.named_buffers(remove_duplicate=False),
+        )
         plain = {name for name, _ in tensors} - torch_api.non_persistent_buffers(root)
         other = plain.symmetric_difference(root.state_dict())
         if other:
             raise Refusal(
                 f"the state_dict has {min(other)} unlike what the module has registered",
-                kind="not saved", do="register it as a buffer, or leave it out of the state_dict",
-            )  # fmt: skip
+                kind="not saved",
+                do="register it as a buffer, or leave it out of the state_dict",
+            )
     tables = torch_api.tensor_tables(*roots.values()) if len(roots) == 1 else ()
     taken = sorted(name for table in tables for name in table if name in RESERVED)
     if taken:
         raise Refusal(
             f"the program's module has a tensor called {taken[0]}, as a loaded program has"
-            " something of its own", kind="not saved",
+            " something of its own",
+            kind="not saved",
             do="rename it, or put the module into another one",
-        )  # fmt: skip
+        )
 
 
 def parts_of(rows: Sequence[Any], tensors: Sequence[Tensor], root: Loadable) -> list[nn.Module]:
@@ -128,15 +139,18 @@ def _fill(module: Any, part: Part, tensors: Sequence[Tensor], made: Sequence[nn.
     module.stands_for, module.training = part.class_name, part.training
     for table, names in zip(
         (*torch_api.tensor_tables(module), torch_api.submodule_table(module)),
-        (part.parameters, part.buffers, part.children), strict=True,
-    ):  # fmt: skip
+        (part.parameters, part.buffers, part.children),
+        strict=True,
+    ):
         items: Sequence[Any] = made if names is part.children else tensors
         for name, number in names.items():
             if number is not None and not 0 <= number < len(items):
                 raise damaged(PROGRAM, f"a module has {name!r:.60} at {number}")
             table[name] = None if number is None else items[number]
-    if not all(isinstance(each, (nn.Parameter, type(None)))
-               for each in torch_api.tensor_tables(module)[0].values()):  # fmt: skip
+    if not all(
+        isinstance(each, (nn.Parameter, type(None)))
+        for each in torch_api.tensor_tables(module)[0].values()
+    ):
         raise damaged(PROGRAM, "a module has a parameter that is none")
     torch_api.set_transient(module, part.transient)
 

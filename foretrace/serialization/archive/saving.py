@@ -10,9 +10,9 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Graph, Input, Recorded
+from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.serialization.archive.modules import Parts, check_state
@@ -42,15 +42,19 @@ def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
     names = [stored.name for stored in cuts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise Refusal(f"two cuts are called {twice}", kind="wrong call",
-                      do="save each into a file of its own")  # fmt: skip
+        raise Refusal(
+            f"two cuts are called {twice}", kind="wrong call", do="save each into a file of its own"
+        )
     if parameters not in PLACES:
-        raise Refusal(f"parameters={parameters!r:.60}", kind="wrong call",
-                      do=f"give one of {', '.join(map(repr, PLACES))}")  # fmt: skip
+        raise Refusal(
+            f"parameters={parameters!r:.60}",
+            kind="wrong call",
+            do=f"give one of {', '.join(map(repr, PLACES))}",
+        )
 
 
 def save(
-    path: Path, recorded: Recorded, cuts: Sequence[Stored], also: Sequence[Recorded] = (), *,
+    path: Path, recorded: Recording, cuts: Sequence[Stored], also: Sequence[Recording] = (), *,
     beside: bool,
 ) -> None:  # fmt: skip
     """Write a file.
@@ -88,7 +92,7 @@ def save(
 
 
 def _told(
-    programs: Sequence[Recorded], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
+    programs: Sequence[Recording], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
 ) -> dict[str, Any]:
     """What the file has of the programs, but its tensors."""
     every = [_told_record(each, parts, encoder) for each in programs]
@@ -99,12 +103,17 @@ def _told(
     for told, recorded, mine in zip(every, programs, own, strict=True):
         told["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
     return {
-        **every[0], "more": every[1:], "shared": encoder.item(shared), "cuts": stored,
-        "pieces": pieces, "records": encoder.rows, "parts": parts.rows,
-    }  # fmt: skip
+        **every[0],
+        "more": every[1:],
+        "shared": encoder.item(shared),
+        "cuts": stored,
+        "pieces": pieces,
+        "records": encoder.rows,
+        "parts": parts.rows,
+    }
 
 
-def _told_record(recorded: Recorded, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     return {
         "requires": _required(recorded.requires, parts, encoder),
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
@@ -115,7 +124,7 @@ def _told_record(recorded: Recorded, parts: Parts, encoder: Encoder) -> dict[str
 Owned = Mapping[int, tuple[nn.Module, str]]
 
 
-def _owned(programs: Sequence[Recorded], parts: Parts) -> Owned:
+def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
     """By id, whose the tensors of modules are."""
     owned = dict[int, tuple[nn.Module, str]]()
     for recorded in programs:
@@ -126,16 +135,19 @@ def _owned(programs: Sequence[Recorded], parts: Parts) -> Owned:
     return owned
 
 
-def _owners(recorded: Recorded, owned: Owned) -> list[tuple[int, nn.Module, str]]:
+def _owners(recorded: Recording, owned: Owned) -> list[tuple[int, nn.Module, str]]:
     """The inputs that the program has found as constants, and modules have."""
     return [
-        (index, *owned[id(item.tensor)]) for index, item in enumerate(recorded.inputs)
-        if item.owner is None and item.argument is None and id(item.tensor) in owned
+        (index, *owned[id(item.tensor)])
+        for index, item in enumerate(recorded.inputs)
+        if item.owner is None
+        and item.argument is None
+        and id(item.tensor) in owned
         and item.tensor is not None
-    ]  # fmt: skip
+    ]
 
 
-def _parts(programs: Sequence[Recorded], tensors: Tensors) -> Parts:
+def _parts(programs: Sequence[Recording], tensors: Tensors) -> Parts:
     """The modules of programs; all tensors that they have get their numbers and names."""
     roots: dict[str, nn.Module] = {}
     for recorded in programs:
@@ -161,8 +173,11 @@ def _there(item: Input) -> torch.Tensor | None:
     with attempt:
         found = read() if read is not None and read.kind is None else None
     if attempt.error is not None:
-        raise Refusal(f"the program goes on from {item.role.name}, which is gone",
-                      kind="not saved", do="save it where it can be called")  # fmt: skip
+        raise Refusal(
+            f"the program goes on from {item.role.name}, which is gone",
+            kind="not saved",
+            do="save it where it can be called",
+        )
     return found
 
 
@@ -179,7 +194,7 @@ def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
     return parts.numbers[id(item)]
 
 
-def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+def _required(requires: CallRequirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     """What a call has to be like; of modules that are no part of the file, nothing."""
     found = {}
     for name in REQUIRED:
@@ -190,16 +205,17 @@ def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[st
     return found
 
 
-def _roots(recorded: Recorded) -> Mapping[str, nn.Module]:
+def _roots(recorded: Recording) -> Mapping[str, nn.Module]:
     """The modules that no other one holds, by their paths."""
     requires = recorded.requires
     constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
     used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
     used |= {
-        id(state.module) for state in requires.met
+        id(state.module)
+        for state in requires.met
         for table in torch_api.tensor_tables(state.module)
         if any(id(each) in constants for each in table.values() if each is not None)
-    }  # fmt: skip
+    }
     found: dict[str, nn.Module] = {}
     for state in (*requires.modules, *requires.met):
         inside = any(id(each) in used for each in state.module.modules())

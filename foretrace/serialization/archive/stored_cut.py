@@ -15,10 +15,10 @@ from foretrace.serialization.schema.field_checks import (
     NUMBER,
     TRUTH,
     Kind,
-    a,
     check,
-    many,
-    maybe,
+    instance_of,
+    optional,
+    sequence_of,
     text,
 )
 from foretrace.serialization.schema.opaque import GONE
@@ -61,12 +61,14 @@ def _named(selectors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Selectors by name, or as operators; None for a function."""
     named = [
         [getattr(each, overload).name() for overload in each.overloads()]
-        if hasattr(each, "overloads") else [each]
+        if hasattr(each, "overloads")
+        else [each]
         for each in selectors
-    ]  # fmt: skip
+    ]
     known = [part for parts in named for part in parts]
-    return tuple([each if type(each) is str or hasattr(each, "overloadpacket") else None
-                  for each in known])  # fmt: skip
+    return tuple(
+        [each if type(each) is str or hasattr(each, "overloadpacket") else None for each in known]
+    )
 
 
 def unlike(stored: Stored, asked: Mapping[str, Any]) -> tuple[str, ...]:
@@ -77,15 +79,21 @@ def unlike(stored: Stored, asked: Mapping[str, Any]) -> tuple[str, ...]:
     """
     level = stored.level
     given: dict[str, tuple[Any, ...]] = {
-        "loss": (stored.loss,), "keep": _named(level.keep), "open": _named(level.open),
-        "policy": _named((stored.policy,)), "decompositions": (None,) * stored.opened,
-    }  # fmt: skip
+        "loss": (stored.loss,),
+        "keep": _named(level.keep),
+        "open": _named(level.open),
+        "policy": _named((stored.policy,)),
+        "decompositions": (None,) * stored.opened,
+    }
     if stored.name in FORWARD_ALONE:
         del given["loss"]
-    return tuple([
-        f"{name}={_shown(name, own)}" for name, own in given.items()
-        if name in asked and not _alike(name, own, asked[name])
-    ])  # fmt: skip
+    return tuple(
+        [
+            f"{name}={_shown(name, own)}"
+            for name, own in given.items()
+            if name in asked and not _alike(name, own, asked[name])
+        ]
+    )
 
 
 def _alike(name: str, own: tuple[Any, ...], asked: Any) -> bool:
@@ -128,8 +136,16 @@ def _selector(item: Any) -> bool:
     return item is None or type(item) is str or hasattr(item, "overloadpacket")
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType({
-    CALLED: text, "graph": a(Graph), "loss": maybe(NUMBER), "written": TRUTH,
-    "keep": many(_selector), "open": many(_selector), "opened": TRUTH, "pair": maybe(a(Pair)),
-    "policy": many(maybe(text)),
-})  # fmt: skip
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        CALLED: text,
+        "graph": instance_of(Graph),
+        "loss": optional(NUMBER),
+        "written": TRUTH,
+        "keep": sequence_of(_selector),
+        "open": sequence_of(_selector),
+        "opened": TRUTH,
+        "pair": optional(instance_of(Pair)),
+        "policy": sequence_of(optional(text)),
+    }
+)

@@ -21,9 +21,12 @@ from foretrace.errors import Refusal
 from foretrace.serialization.archive.manifest import TENSORS, Storage, Tensor, row
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
-KINDS: Mapping[str, type[torch.Tensor]] = MappingProxyType({
-    "tensor": torch.Tensor, "parameter": torch.nn.Parameter,
-})  # fmt: skip
+KINDS: Mapping[str, type[torch.Tensor]] = MappingProxyType(
+    {
+        "tensor": torch.Tensor,
+        "parameter": torch.nn.Parameter,
+    }
+)
 NAMED: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -88,9 +91,10 @@ def _check(tensor: torch.Tensor, name: str) -> None:
         what = "the result of an operator, with a history that no file has"
     if what:
         raise Refusal(
-            f"{name} is {what}", kind="not saved",
+            f"{name} is {what}",
+            kind="not saved",
             do=f"let {name} be a plain tensor of its own (detach() and clone() make one)",
-        )  # fmt: skip
+        )
 
 
 def _entry(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,10 +137,15 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def _row(tensor: torch.Tensor, storage: int) -> Tensor:
     kind = next(name for name, each in KINDS.items() if each is type(tensor))
     return Tensor(
-        storage, str(tensor.dtype).removeprefix("torch."), list(tensor.shape),
-        list(tensor.stride()), int(tensor.storage_offset()), tensor.requires_grad, kind,
+        storage,
+        str(tensor.dtype).removeprefix("torch."),
+        list(tensor.shape),
+        list(tensor.stride()),
+        int(tensor.storage_offset()),
+        tensor.requires_grad,
+        kind,
         "conj" * tensor.is_conj() + "neg" * tensor.is_neg(),
-    )  # fmt: skip
+    )
 
 
 def tensors_of(rows: Iterable[Any], storages: Iterable[Any], data: bytes) -> list[torch.Tensor]:
@@ -160,9 +169,10 @@ def _memory(told: Storage, entries: Mapping[str, torch.Tensor]) -> torch.Untyped
         there = entries[told.name].to(torch.device(told.device))
     except (RuntimeError, AssertionError) as error:
         raise Refusal(
-            f"{told.name} lay on {told.device}, which this machine lacks", kind="no such device",
+            f"{told.name} lay on {told.device}, which this machine lacks",
+            kind="no such device",
             do="capture the program for a device that is here",
-        ) from error  # fmt: skip
+        ) from error
     return there.untyped_storage()
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Graph, Recorded
-from foretrace.ir.program.tensor_type import Arrived
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.lowering.partition.partial_tangents import partial_backward
 from foretrace.lowering.partition.partition import Pair
-from foretrace.runtime.backends.autograd_function import Flat, Trained
+from foretrace.runtime.backends.autograd_function import Flat, TrainableCall
 from foretrace.runtime.backends.graph_backend import straight_call
 from foretrace.runtime.calls.epilogue import core_of
 from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
@@ -29,10 +29,14 @@ def trained_by(
         semantics: what operators mean in it.
     """
     recorded = forward.calls.recorded
-    halves = Trained(
-        recorded, pair, forward.graph_module, None,
-        partial(_second, recorded, semantics, joint, pair, backward), relaid=True,
-    )  # fmt: skip
+    halves = TrainableCall(
+        recorded,
+        pair,
+        forward.graph_module,
+        None,
+        partial(_second, recorded, semantics, joint, pair, backward),
+        relaid=True,
+    )
 
     def run(*args: Any, **kwargs: Any) -> Any:
         flat, sizes = forward.calls.inputs(args, kwargs, hooks=True)
@@ -45,9 +49,13 @@ def trained_by(
 
 
 def _second(
-    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair, backward: Called,
-    given: Arrived,
-) -> Flat:  # fmt: skip
+    recorded: Recording,
+    semantics: TargetSemantics,
+    joint: Graph,
+    pair: Pair,
+    backward: Called,
+    given: TangentStrides,
+) -> Flat:
     """The second half for tangents that lie so: the stored one, or one made of the tree."""
     if given == pair.strides:
         return backward.graph_module
@@ -55,7 +63,7 @@ def _second(
     return straight_call(graph, recorded.symbols)
 
 
-def tells_all(recorded: Recorded, loss: int | None) -> bool:
+def tells_all(recorded: Recording, loss: int | None) -> bool:
     """Whether the halves of a joint graph are all that a call does that trains.
 
     They are where tangents are inputs, and each result is a tensor of its own that autograd follows

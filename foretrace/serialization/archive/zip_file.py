@@ -72,9 +72,10 @@ def _put(path: Path, data: bytes) -> None:
 
 def _not_written(path: Path, why: str) -> Refusal:
     return Refusal(
-        f"{path.name} cannot be written: {why}", kind="not written",
+        f"{path.name} cannot be written: {why}",
+        kind="not written",
         do="give another path, in a folder that is there",
-    )  # fmt: skip
+    )
 
 
 def _add(file: zipfile.ZipFile, name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> None:
@@ -95,8 +96,11 @@ def read(path: Path) -> tuple[Manifest, Any, bytes]:
         Refusal: there is no such file, it is another kind of file, or a member is not as written.
     """
     if not path.is_file():
-        raise Refusal(f"there is no file {path}", kind="no artifact",
-                      do="save a program first: program.save(path)")  # fmt: skip
+        raise Refusal(
+            f"there is no file {path}",
+            kind="no artifact",
+            do="save a program first: program.save(path)",
+        )
     try:
         with zipfile.ZipFile(path) as file:
             infos = _infos(path, file)
@@ -159,8 +163,11 @@ def _beside(path: Path, manifest: Manifest) -> bytes:
         raise damaged(MANIFEST, f"{name!r:.80} is no name of a file beside")
     other = path.with_name(name)
     if not other.is_file():
-        raise Refusal(f"the tensors are in {name}, and there is no such file beside {path.name}",
-                      kind="damaged artifact", do="copy both files")  # fmt: skip
+        raise Refusal(
+            f"the tensors are in {name}, and there is no such file beside {path.name}",
+            kind="damaged artifact",
+            do="copy both files",
+        )
     return other.read_bytes()
 
 

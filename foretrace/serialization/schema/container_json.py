@@ -94,9 +94,10 @@ def _spec_json(spec: Any, item: Json) -> Any:
 
 def _no_form(what: str) -> Refusal:
     return Refusal(
-        f"the program takes or returns {what}, which has no form in a file", kind="not saved",
+        f"the program takes or returns {what}, which has no form in a file",
+        kind="not saved",
         do="return or pass what it holds in a tuple or a dict",
-    )  # fmt: skip
+    )
 
 
 class Classes:

@@ -34,9 +34,12 @@ class Decoder:
     """
 
     def __init__(
-        self, rows: Sequence[Any], tensors: Sequence[torch.Tensor],
-        parts: Sequence[torch.nn.Module], classes: Classes,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        parts: Sequence[torch.nn.Module],
+        classes: Classes,
+    ) -> None:
         self.tensors, self.parts, self.classes = tensors, parts, classes
         self.made: list[Any] = []
         for number, row in enumerate(rows):

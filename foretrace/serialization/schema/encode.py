@@ -15,7 +15,7 @@ from foretrace.serialization.schema.container_json import structure_json
 from foretrace.serialization.schema.errors import PROGRAM
 from foretrace.serialization.schema.field_checks import check
 from foretrace.serialization.schema.names import single, spell
-from foretrace.serialization.schema.node_schema import FORMS, Form, Same
+from foretrace.serialization.schema.node_schema import FORMS, NodeSchema, Same
 from foretrace.serialization.schema.opaque import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
@@ -100,7 +100,7 @@ class Encoder:
             found.append([self._known[id(op)], whole["@"]])
         return found
 
-    def _record(self, form: Form, item: Any) -> int:
+    def _record(self, form: NodeSchema, item: Any) -> int:
         known = self._equal.get((form.tag, item)) if form.equal else self._known.get(id(item))
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class Encoder:
             self._equal[form.tag, item] = place
         return place
 
-    def _row(self, form: Form, item: Any) -> list[Any]:
+    def _row(self, form: NodeSchema, item: Any) -> list[Any]:
         parts = {}
         for name in form.kinds:
             read = form.read.get(name)
@@ -126,9 +126,11 @@ class Encoder:
         if wrong:
             raise no_form(item, f": {wrong}")
         return [
-            self._shared(part) if name in form.shared and type(part) in PLAIN_CONTAINERS
-            else self.item(part) for name, part in parts.items()
-        ]  # fmt: skip
+            self._shared(part)
+            if name in form.shared and type(part) in PLAIN_CONTAINERS
+            else self.item(part)
+            for name, part in parts.items()
+        ]
 
     def _known_by_identity(self, part: Any) -> Any:
         """What only tells one call from another, by a mark of its own."""
@@ -157,7 +159,7 @@ class Encoder:
         return len(self.rows) - 1
 
 
-def _form(kind: type) -> Form | None:
+def _form(kind: type) -> NodeSchema | None:
     found = FORMS.get(kind)
     if found is None and kind.__module__.startswith("foretrace."):
         found = next((FORMS[base] for base in kind.__mro__ if base in FORMS), None)
@@ -188,10 +190,13 @@ def no_form(item: Any, more: str = "") -> Refusal:
     if wrapped is not None:
         return Refusal(
             f"the program computes with tensors of a class of its own, {wrapped}, and no file"
-            " holds what that does", kind="not saved", do="compute with the tensors that it wraps",
-        )  # fmt: skip
+            " holds what that does",
+            kind="not saved",
+            do="compute with the tensors that it wraps",
+        )
     name = f"{type(item).__module__}.{type(item).__qualname__}".removeprefix("builtins.")
     return Refusal(
         f"the program holds {item!r:.60}, a {name}, and {PROGRAM} has no form for it{more}",
-        kind="not saved", do="pass numbers, text or tensors in its place",
-    )  # fmt: skip
+        kind="not saved",
+        do="pass numbers, text or tensors in its place",
+    )

@@ -11,6 +11,7 @@ PROGRAM: Final = "program.json"
 def damaged(member: str, what: str) -> Refusal:
     """The refusal of a file, with the member that is not as it was written."""
     return Refusal(
-        f"the artifact is damaged: {member}: {what}", kind="damaged artifact",
+        f"the artifact is damaged: {member}: {what}",
+        kind="damaged artifact",
         do="copy it again from where it was saved, or save it again",
-    )  # fmt: skip
+    )

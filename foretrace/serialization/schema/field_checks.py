@@ -12,32 +12,32 @@ Kind: TypeAlias = Callable[[Any], bool]
 """Whether a field may hold this"""
 
 
-def anything(item: Any) -> bool:
+def any_value(item: Any) -> bool:
     """What an operator takes or gives: nothing that is decoded can do harm by itself."""
     return True
 
 
-def a(*types: type) -> Kind:
+def instance_of(*types: type) -> Kind:
     """Of one of these types, and of no other that derives from it."""
     return lambda item: type(item) in types
 
 
-def like(*types: type) -> Kind:
+def subclass_of(*types: type) -> Kind:
     """Of one of these types."""
     return lambda item: isinstance(item, types)
 
 
-def maybe(kind: Kind) -> Kind:
+def optional(kind: Kind) -> Kind:
     """That, or None."""
     return lambda item: item is None or kind(item)
 
 
-def many(kind: Kind, of: type[Any] = tuple) -> Kind:
+def sequence_of(kind: Kind, of: type[Any] = tuple) -> Kind:
     """A tuple, or list, of that."""
     return lambda item: isinstance(item, of) and all(map(kind, item))
 
 
-def row_of(*kinds: Kind) -> Kind:
+def tuple_of(*kinds: Kind) -> Kind:
     """A tuple with one of each."""
     return lambda item: (
         type(item) is tuple
@@ -68,8 +68,8 @@ def keywords(item: Any) -> bool:
     return type(item) is dict and all(type(k) is str and k.isidentifier() for k in item)
 
 
-NUMBER, TRUTH = a(int), a(bool)
-SIZES: Kind = many(size)
+NUMBER, TRUTH = instance_of(int), instance_of(bool)
+SIZES: Kind = sequence_of(size)
 
 
 def check(fields: Mapping[str, Kind], given: Mapping[str, Any]) -> str:

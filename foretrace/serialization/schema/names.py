@@ -33,16 +33,25 @@ TYPES: Mapping[str, type] = MappingProxyType({
     (int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, slice, type(None))
 })  # fmt: skip
 _TABLES: tuple[Mapping[str, Any], ...] = (
-    OF_SIZES, ROUNDING, ARITHMETIC, ALONE, COMPARED, *torch_api.STEPS_OF_FLOATS,
+    OF_SIZES,
+    ROUNDING,
+    ARITHMETIC,
+    ALONE,
+    COMPARED,
+    *torch_api.STEPS_OF_FLOATS,
     {each.__name__: each for each in (*TEXTS, operator.getitem, operator.not_)},
-)  # fmt: skip
-PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType({
-    f"{each.__module__}.{each.__name__}": each for table in _TABLES for each in table.values()
-})  # fmt: skip
+)
+PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {f"{each.__module__}.{each.__name__}": each for table in _TABLES for each in table.values()}
+)
 """Functions that an op may call which is no operator: steps with numbers"""
-ENUMS: Mapping[str, type] = MappingProxyType({
-    "dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format,
-})  # fmt: skip
+ENUMS: Mapping[str, type] = MappingProxyType(
+    {
+        "dtype": torch.dtype,
+        "layout": torch.layout,
+        "memory_format": torch.memory_format,
+    }
+)
 NAME: Final = "torch."
 
 
@@ -115,8 +124,9 @@ def _operator(name: str) -> Any:
         space = name.partition("::")[0]
         raise Refusal(
             f"the artifact calls {name}, which this process does not have",
-            kind="unknown operator", do=f"import the library that registers {space} first",
-        )  # fmt: skip
+            kind="unknown operator",
+            do=f"import the library that registers {space} first",
+        )
     return found
 
 
@@ -167,7 +177,7 @@ def check_schemas(told: Mapping[str, str]) -> None:
                 f"{name} is another operator here: {now}, in the artifact {schema}",
                 kind="unknown operator",
                 do=f"load it under the torch that it was saved with, or save it with {TORCH}",
-            )  # fmt: skip
+            )
 
 
 TORCH: Final = f"torch {torch.__version__}"

@@ -14,18 +14,18 @@ import sympy
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.call_requirements import Answered, ModuleState
+from foretrace.ir.program.call_requirements import ModuleState, ValueGuard
 from foretrace.ir.program.op import (
     Backward,
     Checkpoint,
     Choice,
-    Copied,
-    Definition,
     GradientCall,
+    InstantiatedBody,
     ModuleCall,
     Op,
     Origin,
     RuleName,
+    SharedBody,
     Subgraph,
     Value,
     ViewStep,
@@ -33,7 +33,7 @@ from foretrace.ir.program.op import (
 )
 from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Overwritten, Role, Target
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import Handed, Structure
+from foretrace.ir.pydata.containers import ReturnedArgument, Structure
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.lowering.partition.partition import Pair, Saved
@@ -46,24 +46,24 @@ from foretrace.serialization.schema.field_checks import (
     SIZES,
     TRUTH,
     Kind,
-    a,
-    anything,
+    any_value,
+    instance_of,
     keywords,
-    like,
-    many,
-    maybe,
-    row_of,
+    optional,
+    sequence_of,
     size,
+    subclass_of,
     table,
     text,
+    tuple_of,
 )
 from foretrace.serialization.schema.opaque import (
     Opaque,
-    ToldContext,
-    ToldFunction,
-    ToldHook,
+    OpaqueContext,
+    OpaqueFunction,
+    OpaqueHook,
     by_the_graph,
-    told_frame,
+    opaque_frame,
 )
 from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall, SavingCall
@@ -81,7 +81,7 @@ def _constant(item: Input) -> torch.Tensor | None:
 def _is_body(item: Any) -> bool:
     """What an op may be made of: nothing, ops, or a definition."""
     ops = isinstance(item, list) and all(type(each) is Op for each in item)
-    return item is None or type(item) is Definition or ops
+    return item is None or type(item) is SharedBody or ops
 
 
 def _is_condition(item: Any) -> bool:
@@ -89,7 +89,7 @@ def _is_condition(item: Any) -> bool:
     return isinstance(item, sympy.Basic) and bool(item.free_symbols)
 
 
-def _outcome(definition: Definition | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
+def _outcome(definition: SharedBody | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
     """What calls that are alike come to, as far as sizes 0 and 1 are looked at with it."""
     known = tuple([(result, operand, Share(how)) for result, operand, how in views])
     return Outcome(None, definition, views=known, lasting=False)
@@ -104,7 +104,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class NodeSchema:
     """How objects of a class are told."""
 
     tag: str
@@ -120,139 +120,438 @@ class Form:
     """fields whose containers are known by identity"""
 
 
-OP, VALUE, FRAME, PLACE = a(Op), a(Value), like(Frame), maybe(NUMBER)
-MODULE: Kind = like(torch.nn.Module)
-WORDS: Kind = a(str)
-REJECTED: Kind = many(row_of(WORDS, WORDS))
+OP, VALUE, FRAME, PLACE = instance_of(Op), instance_of(Value), subclass_of(Frame), optional(NUMBER)
+MODULE: Kind = subclass_of(torch.nn.Module)
+WORDS: Kind = instance_of(str)
+REJECTED: Kind = sequence_of(tuple_of(WORDS, WORDS))
 
-_HOOK = Form(
-    "hook", {"way": text, "name": text, "removed": TRUTH, "holds": TRUTH}, ToldHook,
+_HOOK = NodeSchema(
+    "hook",
+    {"way": text, "name": text, "removed": TRUTH, "holds": TRUTH},
+    OpaqueHook,
     {"holds": _holds},
-)  # fmt: skip
-ROWS: tuple[tuple[type, Form], ...] = (
-    (TensorType, Form("type", {
-        "shape": SIZES, "stride": SIZES, "dtype": a(torch.dtype), "device": a(torch.device),
-        "offset": size, "requires_grad": TRUTH, "lazy": text, "sparse": is_told,
-        "wrapped": a(type(None)),
-    }, TensorType, equal=True)),
-    (Value, Form("value", {"type": a(TensorType), "hint": text}, Value)),
-    (Frame, Form("line", {"file": text, "line": NUMBER, "function": text, "told": text},
-                 told_frame, {"told": lambda item: item.text}, equal=True)),
-    (ModuleCall, Form("module", {
-        "path": text, "class_name": text, "qualified_class": text, "outer": maybe(a(ModuleCall)),
-        "training": maybe(TRUTH),
-    }, ModuleCall)),
-    (Choice, Form("choice", {"what": WORDS, "value": WORDS, "reason": WORDS, "rejected": REJECTED},
-                  Choice)),
-    (Checkpoint, Form("checkpoint", {"saves": a(type(None)), "inputs": many(VALUE)}, Checkpoint)),
-    (Origin, Form("origin", {
-        "frame": maybe(FRAME), "module": maybe(a(ModuleCall)), "grad_mode": TRUTH,
-        "checkpoint": maybe(a(Checkpoint)), "inference": TRUTH,
-    }, Origin)),
-    (RuleName, Form("rule", {"name": WORDS, "kind": WORDS}, RuleName)),
-    (Backward, Form("backward", {"of": OP, "rule": a(RuleName)}, Backward)),
-    (GradientCall, Form("gradient", {
-        "name": text, "again": TRUTH, "freed": many(OP, frozenset),
-    }, GradientCall)),
-    (ViewStep, Form("view", {
-        "func": anything, "args": a(tuple), "kwargs": keywords, "base": VALUE, "position": NUMBER,
-        "grad_mode": TRUTH, "followed": TRUTH, "several": TRUTH, "own": TRUTH,
-        "definition": maybe(a(Definition)),
-    }, ViewStep)),
-    (Write, Form("write", {"func": anything, "steps": many(a(ViewStep)), "followed": TRUTH},
-                 Write)),
-    (Definition, Form("definition", {
-        "params": many(VALUE), "ops": many(OP), "outs": many(VALUE), "seen": many(a(ViewStep)),
-    }, Definition)),
-    (Copied, Form("copied", {"definition": a(Definition), "ops": many(OP)}, Copied,
-                  {"ops": tuple})),
-    (Same, Form("same", {}, Same)),
-    (Outcome, Form("outcome", {
-        "definition": maybe(a(Definition)), "views": many(row_of(NUMBER, NUMBER, NUMBER)),
-    }, _outcome, {"views": lambda item: tuple([(a, b, int(how)) for a, b, how in item.views])})),
-    (Question, Form("question", {
-        "method": lambda item: item in ASKED, "args": a(tuple),
-        "kwargs": many(row_of(text, anything)), "answer": anything,
-    }, Question, equal=True)),
-    (Op, Form("op", {
-        "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
-        "outs": many(VALUE), "origin": a(Origin), "below": _is_body, "because": maybe(OP),
-        "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
-        "operands": many(VALUE), "alike": maybe(a(Same, Outcome)), "asked": TRUTH,
-    }, Op, shared=frozenset({"args", "outs", "below"}))),
-    (Subgraph, Form("program", {
-        "name": text, "params": a(tuple), "ops": many(OP), "result": anything,
-    }, Subgraph)),
-    (Target, Form("target", {
-        "name": text, "device": a(torch.device), "capability": maybe(many(NUMBER)),
-        "cudnn": maybe(many(NUMBER)), "own_kernels": many(text, frozenset),
-    }, Target)),
-    (Role, Form("role", {"kind": text, "name": text}, Role, equal=True)),
-    (Input, Form("input", {
-        "value": VALUE, "role": a(Role), "leaf": TRUTH, "tensor": maybe(like(torch.Tensor)),
-        "owner": maybe(row_of(MODULE, text)), "argument": PLACE, "hooked": TRUTH,
-        "size": maybe(size), "gradient_of": maybe(a(Input)), "read": a(type(None)), "memory": TRUTH,
-        "number": lambda item: item in {None, int, float},
-    }, Input, {"tensor": _constant, "read": lambda item: None})),
-    (Output, Form("output", {
-        "value": anything, "role": a(Role), "same_as": PLACE, "view_of": PLACE,
-        "view_type": maybe(a(TensorType)), "apart": TRUTH, "through": maybe(a(Output)),
-        "step": maybe(a(ViewStep)),
-    }, Output)),
-    (Mutation, Form("mutation", {
-        "index": NUMBER, "value": VALUE, "hidden": TRUTH, "rebound": TRUTH, "kept": TRUTH,
-    }, Mutation)),
-    (Overwritten, Form("overwritten", {
-        "now": maybe(VALUE), "by": maybe(FRAME), "form": maybe(OP),
-        "inside": maybe(a(Checkpoint)), "before": maybe(OP), "detached": TRUTH, "alone": TRUTH,
-    }, Overwritten)),
-    (ModuleState, Form("state", {"path": text, "module": MODULE}, state_of)),
-    (Answered, Form("answer", {
-        "asked": WORDS, "inputs": many(WORDS), "random": TRUTH, "answer": anything,
-        "symbols": many(like(sympy.Symbol), frozenset), "frame": maybe(FRAME), "asserted": TRUTH,
-        "number": NUMBER,
-    }, partial(Answered, again=by_the_graph))),
-    (Guard, Form("guard", {"condition": _is_condition, "frame": maybe(FRAME)}, Guard)),
-    (Handed, Form("handed", {"place": a(tuple), "given": a(tuple)}, Handed)),
-    (Graph, Form("graph", {
-        "inputs": many(a(Input), list), "ops": many(OP, list), "outputs": many(a(Output), list),
-        "kind": text,
-    }, Graph)),
-    (Saved, Form("saved", {
-        "value": anything, "bytes": size, "reason": WORDS, "op": maybe(OP), "free": TRUTH,
-    }, Saved)),
-    (Pair, Form("pair", {"forward": a(Graph), "backward": a(Graph), "saved": many(a(Saved))},
-                Pair)),
-    (FunctionCall, Form("function", {
-        "name": text, "context": like(Context), "followed": TRUTH, "copied": many(NUMBER),
-    }, ToldFunction, {"name": str})),
-    (Context, Form("context", {"zeros": TRUTH}, ToldContext,
-                   {"zeros": lambda item: item.materialize_grads})),
-    (Opaque, Form("opaque", {"name": text}, Opaque)),
-    (HookCall, _HOOK), (SavingCall, _HOOK),
-)  # fmt: skip
-FORMS: Mapping[type, Form] = MappingProxyType(dict(ROWS))
-BY_TAG: Mapping[str, Form] = MappingProxyType({form.tag: form for _, form in ROWS})
+)
+ROWS: tuple[tuple[type, NodeSchema], ...] = (
+    (
+        TensorType,
+        NodeSchema(
+            "type",
+            {
+                "shape": SIZES,
+                "stride": SIZES,
+                "dtype": instance_of(torch.dtype),
+                "device": instance_of(torch.device),
+                "offset": size,
+                "requires_grad": TRUTH,
+                "lazy": text,
+                "sparse": is_told,
+                "wrapped": instance_of(type(None)),
+            },
+            TensorType,
+            equal=True,
+        ),
+    ),
+    (Value, NodeSchema("value", {"type": instance_of(TensorType), "hint": text}, Value)),
+    (
+        Frame,
+        NodeSchema(
+            "line",
+            {"file": text, "line": NUMBER, "function": text, "told": text},
+            opaque_frame,
+            {"told": lambda item: item.text},
+            equal=True,
+        ),
+    ),
+    (
+        ModuleCall,
+        NodeSchema(
+            "module",
+            {
+                "path": text,
+                "class_name": text,
+                "qualified_class": text,
+                "outer": optional(instance_of(ModuleCall)),
+                "training": optional(TRUTH),
+            },
+            ModuleCall,
+        ),
+    ),
+    (
+        Choice,
+        NodeSchema(
+            "choice", {"what": WORDS, "value": WORDS, "reason": WORDS, "rejected": REJECTED}, Choice
+        ),
+    ),
+    (
+        Checkpoint,
+        NodeSchema(
+            "checkpoint",
+            {"saves": instance_of(type(None)), "inputs": sequence_of(VALUE)},
+            Checkpoint,
+        ),
+    ),
+    (
+        Origin,
+        NodeSchema(
+            "origin",
+            {
+                "frame": optional(FRAME),
+                "module": optional(instance_of(ModuleCall)),
+                "grad_mode": TRUTH,
+                "checkpoint": optional(instance_of(Checkpoint)),
+                "inference": TRUTH,
+            },
+            Origin,
+        ),
+    ),
+    (RuleName, NodeSchema("rule", {"name": WORDS, "kind": WORDS}, RuleName)),
+    (Backward, NodeSchema("backward", {"of": OP, "rule": instance_of(RuleName)}, Backward)),
+    (
+        GradientCall,
+        NodeSchema(
+            "gradient",
+            {
+                "name": text,
+                "again": TRUTH,
+                "freed": sequence_of(OP, frozenset),
+            },
+            GradientCall,
+        ),
+    ),
+    (
+        ViewStep,
+        NodeSchema(
+            "view",
+            {
+                "func": any_value,
+                "args": instance_of(tuple),
+                "kwargs": keywords,
+                "base": VALUE,
+                "position": NUMBER,
+                "grad_mode": TRUTH,
+                "followed": TRUTH,
+                "several": TRUTH,
+                "own": TRUTH,
+                "definition": optional(instance_of(SharedBody)),
+            },
+            ViewStep,
+        ),
+    ),
+    (
+        Write,
+        NodeSchema(
+            "write",
+            {"func": any_value, "steps": sequence_of(instance_of(ViewStep)), "followed": TRUTH},
+            Write,
+        ),
+    ),
+    (
+        SharedBody,
+        NodeSchema(
+            "definition",
+            {
+                "params": sequence_of(VALUE),
+                "ops": sequence_of(OP),
+                "outs": sequence_of(VALUE),
+                "seen": sequence_of(instance_of(ViewStep)),
+            },
+            SharedBody,
+        ),
+    ),
+    (
+        InstantiatedBody,
+        NodeSchema(
+            "copied",
+            {"definition": instance_of(SharedBody), "ops": sequence_of(OP)},
+            InstantiatedBody,
+            {"ops": tuple},
+        ),
+    ),
+    (Same, NodeSchema("same", {}, Same)),
+    (
+        Outcome,
+        NodeSchema(
+            "outcome",
+            {
+                "definition": optional(instance_of(SharedBody)),
+                "views": sequence_of(tuple_of(NUMBER, NUMBER, NUMBER)),
+            },
+            _outcome,
+            {"views": lambda item: tuple([(a, b, int(how)) for a, b, how in item.views])},
+        ),
+    ),
+    (
+        Question,
+        NodeSchema(
+            "question",
+            {
+                "method": lambda item: item in ASKED,
+                "args": instance_of(tuple),
+                "kwargs": sequence_of(tuple_of(text, any_value)),
+                "answer": any_value,
+            },
+            Question,
+            equal=True,
+        ),
+    ),
+    (
+        Op,
+        NodeSchema(
+            "op",
+            {
+                "target": any_value,
+                "args": instance_of(tuple),
+                "kwargs": keywords,
+                "result": any_value,
+                "outs": sequence_of(VALUE),
+                "origin": instance_of(Origin),
+                "below": _is_body,
+                "because": optional(OP),
+                "rule": optional(instance_of(RuleName)),
+                "choice": optional(instance_of(Choice)),
+                "writes": TRUTH,
+                "operands": sequence_of(VALUE),
+                "alike": optional(instance_of(Same, Outcome)),
+                "asked": TRUTH,
+            },
+            Op,
+            shared=frozenset({"args", "outs", "below"}),
+        ),
+    ),
+    (
+        Subgraph,
+        NodeSchema(
+            "program",
+            {
+                "name": text,
+                "params": instance_of(tuple),
+                "ops": sequence_of(OP),
+                "result": any_value,
+            },
+            Subgraph,
+        ),
+    ),
+    (
+        Target,
+        NodeSchema(
+            "target",
+            {
+                "name": text,
+                "device": instance_of(torch.device),
+                "capability": optional(sequence_of(NUMBER)),
+                "cudnn": optional(sequence_of(NUMBER)),
+                "own_kernels": sequence_of(text, frozenset),
+            },
+            Target,
+        ),
+    ),
+    (Role, NodeSchema("role", {"kind": text, "name": text}, Role, equal=True)),
+    (
+        Input,
+        NodeSchema(
+            "input",
+            {
+                "value": VALUE,
+                "role": instance_of(Role),
+                "leaf": TRUTH,
+                "tensor": optional(subclass_of(torch.Tensor)),
+                "owner": optional(tuple_of(MODULE, text)),
+                "argument": PLACE,
+                "hooked": TRUTH,
+                "size": optional(size),
+                "gradient_of": optional(instance_of(Input)),
+                "read": instance_of(type(None)),
+                "memory": TRUTH,
+                "number": lambda item: item in {None, int, float},
+            },
+            Input,
+            {"tensor": _constant, "read": lambda item: None},
+        ),
+    ),
+    (
+        Output,
+        NodeSchema(
+            "output",
+            {
+                "value": any_value,
+                "role": instance_of(Role),
+                "same_as": PLACE,
+                "view_of": PLACE,
+                "view_type": optional(instance_of(TensorType)),
+                "apart": TRUTH,
+                "through": optional(instance_of(Output)),
+                "step": optional(instance_of(ViewStep)),
+            },
+            Output,
+        ),
+    ),
+    (
+        Mutation,
+        NodeSchema(
+            "mutation",
+            {
+                "index": NUMBER,
+                "value": VALUE,
+                "hidden": TRUTH,
+                "rebound": TRUTH,
+                "kept": TRUTH,
+            },
+            Mutation,
+        ),
+    ),
+    (
+        Overwritten,
+        NodeSchema(
+            "overwritten",
+            {
+                "now": optional(VALUE),
+                "by": optional(FRAME),
+                "form": optional(OP),
+                "inside": optional(instance_of(Checkpoint)),
+                "before": optional(OP),
+                "detached": TRUTH,
+                "alone": TRUTH,
+            },
+            Overwritten,
+        ),
+    ),
+    (ModuleState, NodeSchema("state", {"path": text, "module": MODULE}, state_of)),
+    (
+        ValueGuard,
+        NodeSchema(
+            "answer",
+            {
+                "asked": WORDS,
+                "inputs": sequence_of(WORDS),
+                "random": TRUTH,
+                "answer": any_value,
+                "symbols": sequence_of(subclass_of(sympy.Symbol), frozenset),
+                "frame": optional(FRAME),
+                "asserted": TRUTH,
+                "number": NUMBER,
+            },
+            partial(ValueGuard, again=by_the_graph),
+        ),
+    ),
+    (Guard, NodeSchema("guard", {"condition": _is_condition, "frame": optional(FRAME)}, Guard)),
+    (
+        ReturnedArgument,
+        NodeSchema(
+            "handed", {"place": instance_of(tuple), "given": instance_of(tuple)}, ReturnedArgument
+        ),
+    ),
+    (
+        Graph,
+        NodeSchema(
+            "graph",
+            {
+                "inputs": sequence_of(instance_of(Input), list),
+                "ops": sequence_of(OP, list),
+                "outputs": sequence_of(instance_of(Output), list),
+                "kind": text,
+            },
+            Graph,
+        ),
+    ),
+    (
+        Saved,
+        NodeSchema(
+            "saved",
+            {
+                "value": any_value,
+                "bytes": size,
+                "reason": WORDS,
+                "op": optional(OP),
+                "free": TRUTH,
+            },
+            Saved,
+        ),
+    ),
+    (
+        Pair,
+        NodeSchema(
+            "pair",
+            {
+                "forward": instance_of(Graph),
+                "backward": instance_of(Graph),
+                "saved": sequence_of(instance_of(Saved)),
+            },
+            Pair,
+        ),
+    ),
+    (
+        FunctionCall,
+        NodeSchema(
+            "function",
+            {
+                "name": text,
+                "context": subclass_of(Context),
+                "followed": TRUTH,
+                "copied": sequence_of(NUMBER),
+            },
+            OpaqueFunction,
+            {"name": str},
+        ),
+    ),
+    (
+        Context,
+        NodeSchema(
+            "context",
+            {"zeros": TRUTH},
+            OpaqueContext,
+            {"zeros": lambda item: item.materialize_grads},
+        ),
+    ),
+    (Opaque, NodeSchema("opaque", {"name": text}, Opaque)),
+    (HookCall, _HOOK),
+    (SavingCall, _HOOK),
+)
+FORMS: Mapping[type, NodeSchema] = MappingProxyType(dict(ROWS))
+BY_TAG: Mapping[str, NodeSchema] = MappingProxyType({form.tag: form for _, form in ROWS})
 
-REQUIRED: Mapping[str, Kind] = MappingProxyType({
-    "names": many(text, list), "defined": maybe(FRAME), "grad_mode": TRUTH,
-    "autocast": many(text, frozenset), "default_dtype": a(torch.dtype),
-    "constants": table(text, anything), "repeated": many(many(NUMBER), list),
-    "mentioned": many(text, frozenset), "asks_strides": TRUTH, "asks_mode": TRUTH,
-    "set_on": many(row_of(NUMBER, text, anything), list), "gradients": table(NUMBER, PLACE),
-    "begins": table(NUMBER, maybe(FRAME)), "viewed": table(NUMBER, maybe(FRAME)),
-    "together": table(NUMBER, many(NUMBER, list)), "whole": table(NUMBER, maybe(FRAME)),
-    "rooms": table(NUMBER, row_of(size, maybe(FRAME))),
-    "idle": many(NUMBER, frozenset), "cleared": many(NUMBER, list), "flags": table(NUMBER, TRUTH),
-    "reshaped": table(NUMBER, a(TensorType)),
-    "handed": many(a(Handed), list), "in_structure": a(Structure),
-    "modules": many(a(ModuleState), list), "met": many(a(ModuleState), list),
-})  # fmt: skip
+REQUIRED: Mapping[str, Kind] = MappingProxyType(
+    {
+        "names": sequence_of(text, list),
+        "defined": optional(FRAME),
+        "grad_mode": TRUTH,
+        "autocast": sequence_of(text, frozenset),
+        "default_dtype": instance_of(torch.dtype),
+        "constants": table(text, any_value),
+        "repeated": sequence_of(sequence_of(NUMBER), list),
+        "mentioned": sequence_of(text, frozenset),
+        "asks_strides": TRUTH,
+        "asks_mode": TRUTH,
+        "set_on": sequence_of(tuple_of(NUMBER, text, any_value), list),
+        "gradients": table(NUMBER, PLACE),
+        "begins": table(NUMBER, optional(FRAME)),
+        "viewed": table(NUMBER, optional(FRAME)),
+        "together": table(NUMBER, sequence_of(NUMBER, list)),
+        "whole": table(NUMBER, optional(FRAME)),
+        "rooms": table(NUMBER, tuple_of(size, optional(FRAME))),
+        "idle": sequence_of(NUMBER, frozenset),
+        "cleared": sequence_of(NUMBER, list),
+        "flags": table(NUMBER, TRUTH),
+        "reshaped": table(NUMBER, instance_of(TensorType)),
+        "handed": sequence_of(instance_of(ReturnedArgument), list),
+        "in_structure": instance_of(Structure),
+        "modules": sequence_of(instance_of(ModuleState), list),
+        "met": sequence_of(instance_of(ModuleState), list),
+    }
+)
 """What a record asks of a call, as far as a file has it: not of Python outside of the program"""
-RECORDED: Mapping[str, Kind] = MappingProxyType({
-    "ops": many(OP, list), "inputs": many(a(Input), list), "outputs": many(a(Output), list),
-    "mutations": many(a(Mutation), list), "target": a(Target), "out_structure": a(Structure),
-    "torch_version": text, "overwritten": table(VALUE, a(Overwritten)), "hooks": many(OP, list),
-    "answered": many(a(Answered), list), "asked_of_sizes": table(a(Question), maybe(FRAME)),
-})  # fmt: skip
+RECORDED: Mapping[str, Kind] = MappingProxyType(
+    {
+        "ops": sequence_of(OP, list),
+        "inputs": sequence_of(instance_of(Input), list),
+        "outputs": sequence_of(instance_of(Output), list),
+        "mutations": sequence_of(instance_of(Mutation), list),
+        "target": instance_of(Target),
+        "out_structure": instance_of(Structure),
+        "torch_version": text,
+        "overwritten": table(VALUE, instance_of(Overwritten)),
+        "hooks": sequence_of(OP, list),
+        "answered": sequence_of(instance_of(ValueGuard), list),
+        "asked_of_sizes": table(instance_of(Question), optional(FRAME)),
+    }
+)
 """The parts of a record that are told as they are"""

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import Answered
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.recording import Recording
 from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 
@@ -30,12 +30,12 @@ class ToldFrame(Frame):
         return self.told
 
 
-def told_frame(file: str, line: int, function: str, told: str) -> ToldFrame:
+def opaque_frame(file: str, line: int, function: str, told: str) -> ToldFrame:
     """A line, by its place."""
     return ToldFrame(file, line, function, told)
 
 
-class ToldContext(Context):
+class OpaqueContext(Context):
     """In the place of the `ctx` of a call; it tells one call from another."""
 
     def __init__(self, zeros: bool) -> None:
@@ -62,11 +62,11 @@ class Opaque:
         return self.name
 
 
-class ToldFunction(FunctionCall):
+class OpaqueFunction(FunctionCall):
     """The call of an autograd.Function of which the file has the name."""
 
     def __init__(
-        self, name: str, context: ToldContext, followed: bool, copied: tuple[int, ...]
+        self, name: str, context: OpaqueContext, followed: bool, copied: tuple[int, ...]
     ) -> None:
         function: Any = type(name, (torch.autograd.Function,), {})
         super().__init__(function, context, followed=followed, copied=copied)
@@ -103,7 +103,7 @@ class OwnHook:
         raise python(self.name)
 
 
-class ToldHook(HookCall):
+class OpaqueHook(HookCall):
     """The registration of a hook of which the file has the name."""
 
     def __init__(self, way: str, name: str, removed: bool, holds: bool) -> None:
@@ -153,23 +153,28 @@ WORDS: Final = "Python of the program's own, and no file holds that"
 def python(name: str) -> Refusal:
     """The refusal of Python that only the program has."""
     return Refusal(
-        f"{name} is {WORDS}", kind="not saved",
+        f"{name} is {WORDS}",
+        kind="not saved",
         do="call a stored cut that does not call it, as the joint cut, or the program itself",
-    )  # fmt: skip
+    )
 
 
-def asserted(recorded: Recorded, error: BaseException, trace: object) -> Refusal | None:
+def asserted(recorded: Recording, error: BaseException, trace: object) -> Refusal | None:
     """The refusal of a call for which a graph has found another answer than the capture did."""
     if isinstance(error, Refusal):
         return None
     found = next((each for each in recorded.asked if each.text in str(error)), None)
     if found is None:
         return None
-    return Refusal(f"guard broken: {found.broken}", kind="guard broken", at=found.frame,
-                   do="capture again with inputs like these")  # fmt: skip
+    return Refusal(
+        f"guard broken: {found.broken}",
+        kind="guard broken",
+        at=found.frame,
+        do="capture again with inputs like these",
+    )
 
 
-def by_the_graph(sizes: Any, tensors: Any) -> Callable[[Answered], bool]:
+def by_the_graph(sizes: Any, tensors: Any) -> Callable[[ValueGuard], bool]:
     """Asks no question before a graph runs: the graph asserts each answer."""
     return lambda answered: True
 
@@ -186,8 +191,9 @@ class Gone:
         raise Refusal(
             "the cut was made with a function (keep=, open=, policy= or decompositions=), and has"
             " to be made anew for this call, whose sizes or tangents lie otherwise",
-            kind="not saved", do="name operators instead of a function, and save it again",
-        )  # fmt: skip
+            kind="not saved",
+            do="name operators instead of a function, and save it again",
+        )
 
 
 GONE: Final = Gone()

@@ -15,15 +15,15 @@ from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 from foretrace.serialization.schema.field_checks import (
     Kind,
-    a,
-    anything,
+    any_value,
     check,
-    like,
-    many,
-    maybe,
-    row_of,
+    instance_of,
+    optional,
+    sequence_of,
     size,
+    subclass_of,
     table,
+    tuple_of,
 )
 
 
@@ -38,15 +38,19 @@ def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
     env = symbols.noting
     if env is None or symbols.put:
         raise Refusal(
-            "the sizes are a front end's, which checks them itself", kind="not saved",
+            "the sizes are a front end's, which checks them itself",
+            kind="not saved",
             do="save what foretrace.capture gives",
-        )  # fmt: skip
+        )
     floats = symbols.floats
     told = {
-        "state": torch_api.env_state(env), "floats": floats.known, "declared": symbols.declared,
+        "state": torch_api.env_state(env),
+        "floats": floats.known,
+        "declared": symbols.declared,
         "guards": [(guard.condition, guard.frame) for guard in symbols.guards()],
-        "asserted": list(env.asserted.items()), "relied": list(floats.conditions.items()),
-    }  # fmt: skip
+        "asserted": list(env.asserted.items()),
+        "relied": list(floats.conditions.items()),
+    }
     return encoder.item(told)
 
 
@@ -71,10 +75,15 @@ def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
     symbols.floats.known, symbols.floats.conditions = told["floats"], dict(told["relied"])
 
 
-SYMBOL: Kind = like(sympy.Symbol)
-CONDITIONS: Kind = many(row_of(size, maybe(like(Frame))), list)
-KINDS: Mapping[str, Kind] = MappingProxyType({
-    "state": table(a(str), table(like(sympy.Basic), anything)),
-    "floats": table(SYMBOL, a(int, float)), "declared": many(row_of(size, anything), list),
-    "guards": CONDITIONS, "asserted": CONDITIONS, "relied": CONDITIONS,
-})  # fmt: skip
+SYMBOL: Kind = subclass_of(sympy.Symbol)
+CONDITIONS: Kind = sequence_of(tuple_of(size, optional(subclass_of(Frame))), list)
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "state": table(instance_of(str), table(subclass_of(sympy.Basic), any_value)),
+        "floats": table(SYMBOL, instance_of(int, float)),
+        "declared": sequence_of(tuple_of(size, any_value), list),
+        "guards": CONDITIONS,
+        "asserted": CONDITIONS,
+        "relied": CONDITIONS,
+    }
+)

@@ -66,8 +66,9 @@ def _json(item: Any) -> list[Any]:
 def _unknown(item: Any) -> Refusal:
     return Refusal(
         f"a size is {item}, and {type(item).__name__} has no form in a file",
-        kind="not saved", do="let the size be fixed: capture without dynamic_shapes for it",
-    )  # fmt: skip
+        kind="not saved",
+        do="let the size be fixed: capture without dynamic_shapes for it",
+    )
 
 
 def number_of(found: Any) -> Any:

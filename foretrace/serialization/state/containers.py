@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.ir.program.call_requirements import Held, HeldLength, HeldNames
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.ir.pydata.places import Contents, Filling, Place
 from foretrace.serialization.state.state_objects import Named, class_of
@@ -29,21 +29,20 @@ Spot = tuple[int, Any]
 """The number of a container, and a key"""
 
 
-class Holders:
+class ContainerTable:
     """The containers of the state that the programs of a file go on from, each by its number."""
 
-    def __init__(self, programs: Sequence[Recorded]) -> None:
+    def __init__(self, programs: Sequence[Recording]) -> None:
         self.states = [state for each in programs for state in each.requires.states]
         every = [each for recorded in programs for each in recorded.requires.held]
-        held = [each for each in every if isinstance(each, Held)]
-        self._by_item: dict[int, list[Held]] = {}
+        held = [each for each in every if isinstance(each, ReadLocation)]
+        self._by_item: dict[int, list[ReadLocation]] = {}
         for each in held:
             self._by_item.setdefault(id(each.before), []).append(each)
         self._owners = {
-            id(space): each for each in held
-            if (space := attributes_of(each.before)) is not None
-        }  # fmt: skip
-        self._spaces = {id(each.holder): each for each in every if isinstance(each, HeldNames)}
+            id(space): each for each in held if (space := attributes_of(each.before)) is not None
+        }
+        self._spaces = {id(each.holder): each for each in every if isinstance(each, AttributeNames)}
         self.numbers: dict[int, int] = {}
         self.items: list[Any] = []
         """by number: a container itself, or of an object the items that a file has, by key"""
@@ -73,12 +72,15 @@ class Holders:
             if isinstance(item, torch.optim.Optimizer):
                 yield min((bare(each.name) for each in places), key=len), item
 
-    def _trains(self, optimizer: torch.optim.Optimizer, recorded: Recorded) -> bool:
+    def _trains(self, optimizer: torch.optim.Optimizer, recorded: Recording) -> bool:
         """Whether the program writes to what it trains, or to what it knows of that."""
         inside = {id(each) for group in optimizer.param_groups for each in group["params"]}
         inside |= {id(x) for kept in dict.values(optimizer.state) for x in dict.values(kept)}
-        written = (recorded.inputs[m.index].live() for m in recorded.mutations
-                   if recorded.inputs[m.index].argument is None)  # fmt: skip
+        written = (
+            recorded.inputs[m.index].live()
+            for m in recorded.mutations
+            if recorded.inputs[m.index].argument is None
+        )
         spaces = {id(group) for group in optimizer.param_groups}
         spaces |= {id(kept) for kept in dict.values(optimizer.state)}
         places = {id(state.place.holder) for state in self.states}
@@ -106,13 +108,13 @@ class Holders:
             return self._of_name(str(place.key), holder, place.now)
         return self._container(holder, place.name), place.key
 
-    def held(self, each: Held | HeldLength) -> Spot | None:
+    def held(self, each: ReadLocation | ContainerLength) -> Spot | None:
         """Where something that was found is in the file; None where it is not."""
         number = self.numbers.get(id(each.holder))
-        key = each.key if isinstance(each, Held) else None
+        key = each.key if isinstance(each, ReadLocation) else None
         if number is not None:
             return number, key
-        name = bare(each.name) if isinstance(each, Held) and each.how == "cell" else key
+        name = bare(each.name) if isinstance(each, ReadLocation) and each.how == "cell" else key
         return self._spots.get((id(each.holder), name)) if isinstance(name, str) else None
 
     def note(self, spot: Spot, now: Any) -> None:
@@ -145,7 +147,7 @@ class Holders:
 
     # ---- parts -------------------------------------------------------------------------------
 
-    def _found_too(self, each: Held) -> bool:
+    def _found_too(self, each: ReadLocation) -> bool:
         """Whether what it was found in is an item that was found itself, and no namespace."""
         return id(each.holder) in self._by_item
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.call_requirements import Held, HeldLength, HeldNames
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import (
@@ -77,7 +77,7 @@ class Restored:
         return {id(each) for each in inside if isinstance(each, torch.Tensor)}
 
 
-class Restoring:
+class StateDecoder:
     """Makes it of what a file tells, and lets its programs read and leave it.
 
     Args:
@@ -87,7 +87,7 @@ class Restoring:
 
     def __init__(self, told: dict[str, Any], names: dict[int, str]) -> None:
         self.told, self.tensor_names = told, names
-        self.recorded: Recorded
+        self.recorded: Recording
         self.places, self.names = Places(), Named()
         self.holders: list[Any] = [self.names]
         self.holders += [_empty(kind, longest) for kind, longest, _ in told["holders"][1:]]
@@ -101,7 +101,7 @@ class Restoring:
         """All of it."""
         return Restored(self.names, self.places)
 
-    def let(self, recorded: Recorded, told: dict[str, Any]) -> None:
+    def let(self, recorded: Recording, told: dict[str, Any]) -> None:
         """Let a program read and leave it.
 
         Raises:
@@ -166,19 +166,20 @@ class Restoring:
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
                 names = frozenset(vars(item))
-                known.append(HeldNames(name, vars(item), type(item), names))
+                known.append(AttributeNames(name, vars(item), type(item), names))
             elif not isinstance(item, LoadedOptimizer):
                 continue
-            known.append(Held(name, "item", self.names, name, item))
+            known.append(ReadLocation(name, "item", self.names, name, item))
             if isinstance(item, LoadedOptimizer):
                 self._same_parameters(name, item)
 
     def _same_parameters(self, name: str, optimizer: LoadedOptimizer) -> None:
         """Its parameters are the program's; a guard, as somebody may give others."""
         owned = {
-            id(item.live()): index for index, item in enumerate(self.recorded.inputs)
+            id(item.live()): index
+            for index, item in enumerate(self.recorded.inputs)
             if item.owner is not None
-        }  # fmt: skip
+        }
         every = [each for group in optimizer.param_groups for each in group["params"]]
         trained = Trained(enumerate(every))
         for number, each in trained.items():
@@ -244,14 +245,16 @@ class Restoring:
 
     def _held(
         self, what: str, name: str, number: int, key: Any, value: Any, at: Any, itself: bool
-    ) -> Held | HeldLength:
+    ) -> ReadLocation | ContainerLength:
         holder = self.holders[number]
         need(type(name) is str and (at is None or isinstance(at, Frame)), "a guard")
         if what == "length":
             need(type(value) is int, "a length")
-            return HeldLength(name, holder, value)
+            return ContainerLength(name, holder, value)
         need(isinstance(holder, (dict, list)), "a guard on an item")
-        return Held(name, "item", holder, key, self._value(value), itself=itself is True, at=at)
+        return ReadLocation(
+            name, "item", holder, key, self._value(value), itself=itself is True, at=at
+        )
 
 
 def a_tensor() -> torch.Tensor:

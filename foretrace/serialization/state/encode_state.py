@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Attempt, Refusal, line_of
-from foretrace.ir.program.call_requirements import Held, HeldLength
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LEAF, take_apart
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import (
@@ -31,7 +31,7 @@ from foretrace.ir.pydata.places import (
 )
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.serialization.schema.encode import Encoder
-from foretrace.serialization.state.containers import KINDS, Holders, Spot
+from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
 from foretrace.serialization.state.savable import one_call, outside
 from foretrace.serialization.state.state_objects import Trained
 
@@ -43,7 +43,7 @@ ITEM, BUILT, HOLDER = "item", "built", "holder"
 ENTRY, CONTENT, FILLING = "entry", "content", "filling"
 
 
-class Told:
+class StateEncoder:
     """Tells the Python state of one program.
 
     Args:
@@ -54,7 +54,7 @@ class Told:
     """
 
     def __init__(
-        self, recorded: Recorded, encoder: Encoder, owned: Iterable[int], holders: Holders
+        self, recorded: Recording, encoder: Encoder, owned: Iterable[int], holders: ContainerTable
     ) -> None:
         self.recorded, self.encoder, self.holders = recorded, encoder, holders
         self._owned = frozenset(owned)
@@ -73,12 +73,13 @@ class Told:
         tied = [(r, i) for r, i in requires.tied if not isinstance(r.place.holder, Trained)]
         told: dict[str, Any] = {
             "states": [self._state(each) for each in requires.states],
-            "reads": reads, "hooked": [*requires.hooked],
+            "reads": reads,
+            "hooked": [*requires.hooked],
             "forms": [self._reading(each) for each in requires.forms],
             "tied": [(self._reading(each), index) for each, index in tied],
             "changed": [self._change(each) for each in requires.changed],
             "gradients": list(self._gradients(inputs)),
-        }  # fmt: skip
+        }
         for mutation in self.recorded.mutations:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
@@ -134,13 +135,15 @@ class Told:
         Raises:
             Refusal: the first call has made what later ones find.
         """
-        if isinstance(held, Held) and held.left:
+        if isinstance(held, ReadLocation) and held.left:
             there = "where there was none" * (held.before is MISSING)
             raise one_call(f"the program leaves another {held.name} {there}".rstrip(), held.at)
-        spot = self.holders.held(held) if isinstance(held, (Held, HeldLength)) else None
+        spot = (
+            self.holders.held(held) if isinstance(held, (ReadLocation, ContainerLength)) else None
+        )
         if spot is None or spot in self.read:
             return None
-        if isinstance(held, HeldLength):
+        if isinstance(held, ContainerLength):
             return "length", str(held.name), *spot, held.before, None, False
         value = self._value(held.before, itself=held.itself or not plain(held.before))
         if not self._tells((spot[1], value)):
@@ -184,8 +187,11 @@ class Told:
         if issubclass(KINDS[kind], dict):
             pairs = ((key, each) for key, each in dict.items(item) if each is not MISSING)
             told = [(key, self._value(each)) for key, each in pairs]
-            known = [(key, each) for key, each in told
-                     if (number, key) in read or self._tells((key, each))]  # fmt: skip
+            known = [
+                (key, each)
+                for key, each in told
+                if (number, key) in read or self._tells((key, each))
+            ]
             fewer[number] = len(told) - len(known)
             return kind, longest, known
         return kind, longest, [self._value(each) for each in content_of(item)]
@@ -200,15 +206,15 @@ class Told:
 
 
 def told_all(
-    programs: Sequence[Recorded], encoder: Encoder, owned: Iterable[int]
+    programs: Sequence[Recording], encoder: Encoder, owned: Iterable[int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The Python state of the programs of a file: what they share, and what each has of its own.
 
     Raises:
         Refusal: there is what no file holds.
     """
-    holders, owned = Holders(programs), frozenset(owned)
-    tellers = [Told(recorded, encoder, owned, holders) for recorded in programs]
+    holders, owned = ContainerTable(programs), frozenset(owned)
+    tellers = [StateEncoder(recorded, encoder, owned, holders) for recorded in programs]
     own = [each.places() for each in tellers]
     read = frozenset().union(*(each.read for each in tellers))
     told, fewer = list[tuple[Any, ...]](), dict[int, int]()

@@ -23,7 +23,7 @@ CONSTANT: Final = (
 )
 
 
-class ByRole(MutableMapping[str, Any]):
+class NamedTensors(MutableMapping[str, Any]):
     """Tensors and open numbers that a program goes on from, as its signature names them.
 
     Tensors are given as they are, and are written to in place; numbers are bound.
@@ -100,7 +100,7 @@ class ByRole(MutableMapping[str, Any]):
                 raise other_state(
                     f"{name} is {shown(given)}, and the program counts with a {read.kind.__name__}",
                     do=f"give a {read.kind.__name__}",
-                )  # fmt: skip
+                )
             tensor_of(given, read.kind)
             return partial(_bind, read, given)
         if not isinstance(given, torch.Tensor) or not _fits(item.value.type, given):
@@ -118,8 +118,9 @@ def _same(one: Input, other: Input) -> bool:
         (id(each.place.holder), each.place.key, each.number, each.kind)
         for each in (one.read, other.read)
     ]
-    return all(a is b or (not isinstance(a, torch.Tensor) and a == b)
-               for a, b in zip(*places, strict=True))  # fmt: skip
+    return all(
+        a is b or (not isinstance(a, torch.Tensor) and a == b) for a, b in zip(*places, strict=True)
+    )
 
 
 def _fits(there: TensorType, given: torch.Tensor) -> bool:

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import FIRST_CALL, HeldNames
+from foretrace.ir.program.call_requirements import FIRST_CALL, AttributeNames
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Recorded
+from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LIVE
 from foretrace.ir.pydata.places import OPEN, OnData, State, StateRead
 from foretrace.ir.pydata.plain_data import plain, same
@@ -18,17 +18,25 @@ RETURNED = "take it as an argument and return it, or register it as a buffer"
 
 def outside(what: str, at: Any) -> Refusal:
     """The refusal of state that no file holds."""
-    return Refusal(f"{what}, which lives outside of the program, and no file holds that",
-                   kind="not saved", at=at, do=(RETURNED, FIRST_CALL))  # fmt: skip
+    return Refusal(
+        f"{what}, which lives outside of the program, and no file holds that",
+        kind="not saved",
+        at=at,
+        do=(RETURNED, FIRST_CALL),
+    )
 
 
 def one_call(what: str, at: Any) -> Refusal:
     """The refusal of a program that is another one when it is called again."""
-    return Refusal(f"{what}, and a file of that answers one call",
-                   kind="not saved", at=at, do=(RETURNED, FIRST_CALL))  # fmt: skip
+    return Refusal(
+        f"{what}, and a file of that answers one call",
+        kind="not saved",
+        at=at,
+        do=(RETURNED, FIRST_CALL),
+    )
 
 
-def check_python(recorded: Recorded) -> None:
+def check_python(recorded: Recording) -> None:
     """Refuse a program that calls, or hands on, what lives outside of it.
 
     Raises:
@@ -44,19 +52,22 @@ def check_python(recorded: Recorded) -> None:
         if isinstance(state.place, OnData):
             raise Refusal(
                 f"the program sets {state.place.name}, and a file leaves the memory of what it has",
-                kind="not saved", at=state.at, do="write to it under no_grad: copy_(new)",
-            )  # fmt: skip
+                kind="not saved",
+                at=state.at,
+                do="write to it under no_grad: copy_(new)",
+            )
     for name, item in requires.constants.items():
         if isinstance(item, LIVE):
             raise Refusal(
                 f"{name} is {type(item).__name__}, an object with state, among the arguments",
-                kind="not saved", at=requires.defined,
+                kind="not saved",
+                at=requires.defined,
                 do=f"capture a function that has {name} from outside, as in lambda x: step({name},"
                 " x)",
-            )  # fmt: skip
+            )
 
 
-def _check_given(recorded: Recorded) -> None:
+def _check_given(recorded: Recording) -> None:
     """Refuse a program one of whose arguments is a parameter that it has: a file has its own.
 
     Raises:
@@ -69,19 +80,20 @@ def _check_given(recorded: Recorded) -> None:
         if name not in known and place not in twice:
             raise Refusal(
                 f"the argument {name} is a tensor that the program has, and a file has its own",
-                kind="not saved", at=requires.defined,
+                kind="not saved",
+                at=requires.defined,
                 do="let the program take it from where it has it",
-            )  # fmt: skip
+            )
 
 
-def _check_again(recorded: Recorded) -> None:
+def _check_again(recorded: Recording) -> None:
     """Refuse a program whose second call finds names, or items, that its capture has not.
 
     Raises:
         Refusal: it is one, with the line that leaves them.
     """
     requires = recorded.requires
-    names = {id(each.holder): each for each in requires.held if isinstance(each, HeldNames)}
+    names = {id(each.holder): each for each in requires.held if isinstance(each, AttributeNames)}
     reads = {
         (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)
     }
@@ -97,7 +109,7 @@ def _check_again(recorded: Recorded) -> None:
             raise one_call(f"{left.place.name} holds other things after each call", left.at)
 
 
-def _reads(recorded: Recorded) -> Iterator[tuple[StateRead, Input | None]]:
+def _reads(recorded: Recording) -> Iterator[tuple[StateRead, Input | None]]:
     for read in (*recorded.requires.forms, *(read for read, _ in recorded.requires.tied)):
         yield read, None
     for item in recorded.inputs:
@@ -105,7 +117,7 @@ def _reads(recorded: Recorded) -> Iterator[tuple[StateRead, Input | None]]:
             yield item.read, item
 
 
-def _fits(left: State, read: StateRead, item: Input | None, recorded: Recorded) -> bool:
+def _fits(left: State, read: StateRead, item: Input | None, recorded: Recording) -> bool:
     """Whether what a call leaves is what the next one may find; sizes and data are guards."""
     if left.structure != read.structure:
         return False

@@ -33,7 +33,7 @@ class Places:
         """holders, by id, and keys"""
 
 
-class Filling:
+class StateLoad:
     """What giving a state comes to: all of it is checked, then all of it is done."""
 
     def __init__(self, places: Places) -> None:
@@ -94,8 +94,9 @@ class Filling:
 
     def _tensor(self, name: str, now: torch.Tensor, given: Any) -> None:
         if not isinstance(given, torch.Tensor) or (given.shape, given.dtype) != (
-            now.shape, now.dtype
-        ):  # fmt: skip
+            now.shape,
+            now.dtype,
+        ):
             raise other_state(f"{name} is {shown(given)}, in the artifact {shown(now)}")
         self._steps.append(partial(now.copy_, given))
 
@@ -174,7 +175,7 @@ class LoadedObject:
         """
         with_state(lambda filling: self.fill(state_dict, filling), self._about[1])
 
-    def fill(self, given: Any, filling: Filling) -> None:
+    def fill(self, given: Any, filling: StateLoad) -> None:
         """Check a state, to be taken.
 
         Raises:
@@ -199,9 +200,13 @@ class LoadedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, stands_for: str, groups: list[dict[str, Any]], state: Any, names: dict[int, str],
+        self,
+        stands_for: str,
+        groups: list[dict[str, Any]],
+        state: Any,
+        names: dict[int, str],
         places: Places,
-    ) -> None:  # fmt: skip
+    ) -> None:
         lists = [group["params"] for group in groups]
         super().__init__(groups, {})
         for group, params in zip(groups, lists, strict=True):
@@ -221,8 +226,10 @@ class LoadedOptimizer(torch.optim.Optimizer):
         """
         raise Refusal(
             "a loaded optimizer does not step by itself: that is what the program does",
-            kind="wrong call", at=asking_line(), do="call the loaded program",
-        )  # fmt: skip
+            kind="wrong call",
+            at=asking_line(),
+            do="call the loaded program",
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take what `state_dict()` of an optimizer gives, of the program's own or of a loaded one.
@@ -232,7 +239,7 @@ class LoadedOptimizer(torch.optim.Optimizer):
         """
         with_state(lambda filling: self.fill(state_dict, filling), self._places)
 
-    def fill(self, given: Any, filling: Filling) -> None:
+    def fill(self, given: Any, filling: StateLoad) -> None:
         """Check a state, to be taken.
 
         Raises:
@@ -252,7 +259,7 @@ class LoadedOptimizer(torch.optim.Optimizer):
             about = self._called(key, every)
             filling.entries(kept, given["state"][key], partial("{1} of {0}".format, about))
 
-    def _group(self, name: str, mine: dict[str, Any], theirs: Any, filling: Filling) -> None:
+    def _group(self, name: str, mine: dict[str, Any], theirs: Any, filling: StateLoad) -> None:
         check_names(mine, theirs, lambda key: f"{key} of {name}")
         now, then = theirs["params"], mine["params"]
         if not isinstance(now, list) or len(now) != len(then):
@@ -277,9 +284,9 @@ def class_of(item: Any) -> str:
     return item.__name__ if isinstance(item, type) else type(item).__name__
 
 
-def with_state(check: Callable[[Filling], Any], places: Places) -> None:
+def with_state(check: Callable[[StateLoad], Any], places: Places) -> None:
     """Check a state that is given, and take it."""
-    filling = Filling(places)
+    filling = StateLoad(places)
     check(filling)
     filling.done()
 
@@ -298,6 +305,8 @@ def shown(item: Any) -> str:
 def other_state(what: str, do: str | Sequence[str] = "") -> Refusal:
     """The refusal of a state that is not that of the program."""
     return Refusal(
-        f"the state is that of another model: {what}", kind=OTHER, at=asking_line(),
+        f"the state is that of another model: {what}",
+        kind=OTHER,
+        at=asking_line(),
         do=do or "load the state_dict of the model that was saved, or save the other model",
-    )  # fmt: skip
+    )

@@ -48,10 +48,13 @@ class Memory:
         owners = [None if _handed(end) else end.value for end in ends]
         owners = [self.owner(v) if isinstance(v, Value) else v for v in owners]
         return [
-            ("input", inputs[owner]) if owner in inputs
-            else owners.index(owner) if isinstance(owner, Value) else None
+            ("input", inputs[owner])
+            if owner in inputs
+            else owners.index(owner)
+            if isinstance(owner, Value)
+            else None
             for owner in owners
-        ]  # fmt: skip
+        ]
 
 
 def _handed(end: Output | Mutation) -> bool:

@@ -94,7 +94,7 @@ class Sides:
                 raise self.refused(
                     "a side of a question of data checks something, and gives nothing",
                     checks[0].origin.frame,
-                )  # fmt: skip
+                )
 
     def refused(self, what: str, at: Frame | None, do: str = "") -> Refusal:
         """A refusal that tells of both sides."""
@@ -137,8 +137,9 @@ class Sides:
             raise self.refused(
                 "a side computes with a float that was read of data before, and torch.cond hands on"
                 " tensors and integers alone",
-                None, "read it on each side: t.item()",
-            )  # fmt: skip
+                None,
+                "read it on each side: t.item()",
+            )
         params = [_as_known(self.known, values, place) for place in range(len(sides))]
         both = list(zip(params, (side.ops for side in sides), strict=True))
         split = Split(values, both, around.read)
@@ -157,9 +158,10 @@ class Sides:
         """Refuse what requires grad by itself."""
         if origin.grad_mode and not any(value.type.requires_grad for value in values):
             raise self.refused(
-                "a side of a question of data makes what requires grad of what does not", None,
+                "a side of a question of data makes what requires grad of what does not",
+                None,
                 "let the other side do so, too, before the question",
-            )  # fmt: skip
+            )
 
     def _operands(self, sides: Sequence[Side]) -> list[Value]:
         """What the sides read from around them, in the words of the first run."""

@@ -12,7 +12,7 @@ from foretrace.errors import Attempt, Refusal
 from foretrace.session.both_branches.merge import merged
 from foretrace.session.both_branches.raising_branch import asserted, said_by_program
 from foretrace.session.run.setup import Branches
-from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Raises:
 Found: TypeAlias = Captured | Raises
 
 
-def explored(run: Callable[[Path | None], Captured], branches: Branches) -> Captured:
+def explored(run: Callable[[AnswerPath | None], Captured], branches: Branches) -> Captured:
     """One record of a program.
 
     Args:
@@ -43,9 +43,9 @@ def explored(run: Callable[[Path | None], Captured], branches: Branches) -> Capt
     return found
 
 
-def _from(run: Callable[[Path | None], Captured], given: tuple[bool, ...]) -> Found:
+def _from(run: Callable[[AnswerPath | None], Captured], given: tuple[bool, ...]) -> Found:
     """The record of all ways that begin with these answers."""
-    path = Path(given)
+    path = AnswerPath(given)
     found = _tried(run, path)
     for number in reversed(range(len(given), len(path.answers))):
         before, answer = path.answers[:number], path.answers[number]
@@ -54,7 +54,7 @@ def _from(run: Callable[[Path | None], Captured], given: tuple[bool, ...]) -> Fo
     return found
 
 
-def _tried(run: Callable[[Path | None], Captured], path: Path) -> Found:
+def _tried(run: Callable[[AnswerPath | None], Captured], path: AnswerPath) -> Found:
     """A record; or what the program itself raises, as eager does there."""
     attempt = Attempt(Refusal)
     with attempt:

@@ -105,9 +105,12 @@ class Joining:
     """
 
     def __init__(
-        self, known: Same, *, closed: bool = False,
+        self,
+        known: Same,
+        *,
+        closed: bool = False,
         numbers: dict[sympy.Symbol, sympy.Symbol] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.known, self.closed = known.copy(), closed
         self.numbers = {} if numbers is None else numbers
         """of the other run's numbers that data decides after the meeting: what the first has"""
@@ -227,9 +230,11 @@ class Joining:
         if facts[0] != facts[1]:
             raise Apart(self.place)
         return replace(
-            one, base=self.word(one.base, other.base), args=self.tree(one.args, other.args),
+            one,
+            base=self.word(one.base, other.base),
+            args=self.tree(one.args, other.args),
             kwargs=self.tree(one.kwargs, other.kwargs),
-        )  # fmt: skip
+        )
 
     # ---- arguments ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from foretrace.ir.program.op import ModuleCall, Op
 from foretrace.session.both_branches.join import Apart, Joining, Same, tail
-from foretrace.tracer.data_dependence.answer_path import Mark
+from foretrace.tracer.data_dependence.answer_path import BranchMarker
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ Levels: TypeAlias = list[Level]
 def levels_of(ops: Sequence[Op], number: int) -> Levels:
     """Where a question was asked."""
     for index, op in enumerate(ops):
-        here = isinstance(op.target, Mark) and op.target.number == number
+        here = isinstance(op.target, BranchMarker) and op.target.number == number
         if here:
             return [Level(ops, index)]
         inner = levels_of(op.own or (), number) if isinstance(op.target, ModuleCall) else []

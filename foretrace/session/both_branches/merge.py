@@ -6,7 +6,7 @@ from itertools import count
 
 from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.program.op import Value, values_in
-from foretrace.ir.program.recording import Input, Recorded, Role
+from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
 from foretrace.session.both_branches.join import Apart, Same
@@ -37,12 +37,12 @@ ALIKE = "do it before the question, or after both sides"
 class Run:
     """What a program does where it gets an answer; the questions after it are conds."""
 
-    recorded: Recorded
+    recorded: Recording
     answer: bool
     levels: Levels
 
 
-def merged(one: Recorded, other: Recorded, number: int, answer: bool) -> Recorded:
+def merged(one: Recording, other: Recording, number: int, answer: bool) -> Recording:
     """One record of two, of which the first has answered a question so, and the second not so.
 
     Raises:
@@ -59,7 +59,7 @@ class _Merging:
         self.one, self.other = one, other
         self.mark = mark_of(one.levels)
 
-    def merged(self) -> Recorded:
+    def merged(self) -> Recording:
         """The record of both."""
         one, other, known = self.one.recorded, self.other.recorded, self._inputs()
         try:
@@ -76,7 +76,7 @@ class _Merging:
             what = f"the sides of a question of data do not give the same: {apart.what}"
             raise self._refused(what, None, LET_BOTH) from None
 
-    def _one(self, met: Met) -> Recorded:
+    def _one(self, met: Met) -> Recording:
         """The record of both, if they meet there."""
         one, other, joining = self.one.recorded, self.other.recorded, met.joining
         if one.hooks or other.hooks:
@@ -105,9 +105,11 @@ class _Merging:
         memory = Memory(op for level in self.one.levels for op in level.before)
         module = met.module(self.one.levels)
         return Around(
-            self.one.recorded.symbols, module, lambda value: memory.owner(value) in written,
+            self.one.recorded.symbols,
+            module,
+            lambda value: memory.owner(value) in written,
             frozenset(read),
-        )  # fmt: skip
+        )
 
     def _sides(self, met: Met) -> Sides:
         pairs = list(met.joining.pairs.values())

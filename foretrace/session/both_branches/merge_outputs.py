@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recorded
+from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.join import Apart, Joining
 from foretrace.session.both_branches.op_equality import told
@@ -22,9 +22,13 @@ class Leavings:
     """
 
     def __init__(
-        self, one: Recorded, other: Recorded, joining: Joining, inputs: list[Input],
+        self,
+        one: Recording,
+        other: Recording,
+        joining: Joining,
+        inputs: list[Input],
         places: dict[int, int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.one, self.other, self.joining = one, other, joining
         self.inputs, self.places = inputs, places
         self._theirs = {there: here for here, there in places.items()}
@@ -82,7 +86,7 @@ class Leavings:
                 if one != other:
                     raise Apart(None, f"{self._name(end)} shares memory with what is outside of it")
 
-    def _ordered(self, run: Recorded, place: dict[int, int]) -> list[Mutation]:
+    def _ordered(self, run: Recording, place: dict[int, int]) -> list[Mutation]:
         """The mutations of a run in the order of the inputs of both; written to in none: itself."""
         own = {place.get(m.index, m.index): m for m in run.mutations}
         every = {m.index for m in self.one.mutations}

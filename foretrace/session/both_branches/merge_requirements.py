@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from foretrace.errors import Frame, Late
-from foretrace.ir.program.call_requirements import Held, Requirements
-from foretrace.ir.program.recording import Recorded
+from foretrace.errors import Frame, LazyFrame
+from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.symbols.symbols import Guard
@@ -20,12 +20,12 @@ Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 class Otherwise(Exception):
     """The runs differ in what no graph has, at a line of the user's."""
 
-    def __init__(self, what: str, at: Frame | Late | None) -> None:
+    def __init__(self, what: str, at: Frame | LazyFrame | None) -> None:
         super().__init__(what)
         self.what, self.at = what, at
 
 
-def check_python(one: Recorded, other: Recorded) -> None:
+def check_python(one: Recording, other: Recording) -> None:
     """Hold what two runs have done to Python's state, and assumed of sizes, against each other.
 
     Raises:
@@ -37,8 +37,9 @@ def check_python(one: Recorded, other: Recorded) -> None:
             if not any(_same_change(change, each) for each in theirs):
                 raise Otherwise(
                     f"{change.place.name} is bound on one side of a question of data, or otherwise"
-                    " on the other", change.at,
-                )  # fmt: skip
+                    " on the other",
+                    change.at,
+                )
     for run in (one, other):
         for state in run.requires.states:
             raise Otherwise(
@@ -63,7 +64,7 @@ def _same_change(one: Change, other: Change) -> bool:
     return places[0] == places[1] and equal
 
 
-def assume(one: Recorded, other: Recorded, numbers: Numbered) -> None:
+def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
     """Let the sizes of the one run be as the other has assumed, too.
 
     Args:
@@ -79,14 +80,15 @@ def assume(one: Recorded, other: Recorded, numbers: Numbered) -> None:
             one.symbols.assume([Guard(condition, guard.frame)])
 
 
-def required_of_both(one: Recorded, other: Recorded, places: dict[int, int]) -> Requirements:
+def required_of_both(one: Recording, other: Recording, places: dict[int, int]) -> CallRequirements:
     """What both need; `places`: where the inputs of the other are among those of both."""
     mine, theirs = one.requires, other.requires
     held = {_name(each): each for each in (*theirs.held, *mine.held)}
     met = {id(state.module): state for state in (*theirs.met, *mine.met)}
     return replace(
         mine,
-        held=list(held.values()), met=list(met.values()),
+        held=list(held.values()),
+        met=list(met.values()),
         mentioned=mine.mentioned | theirs.mentioned,
         asks_mode=mine.asks_mode or theirs.asks_mode,
         asks_strides=mine.asks_strides or theirs.asks_strides,
@@ -96,11 +98,11 @@ def required_of_both(one: Recorded, other: Recorded, places: dict[int, int]) -> 
         viewed=_moved(theirs.viewed, places) | mine.viewed,
         whole=_moved(theirs.whole, places) | mine.whole,
         stored=[*mine.stored, *theirs.stored],
-    )  # fmt: skip
+    )
 
 
 def _name(held: Any) -> Any:
-    key = (held.how, repr(held.key)) if isinstance(held, Held) else None
+    key = (held.how, repr(held.key)) if isinstance(held, ReadLocation) else None
     return type(held), held.name, id(held.holder), key
 
 

@@ -8,7 +8,7 @@ from foretrace import torch_api
 from foretrace.ir.program.op import ModuleCall, Op, Origin, Value, Write
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.tracer.data_dependence.answer_path import Mark
+from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 
@@ -24,7 +24,7 @@ def same_target(one: Any, other: Any) -> bool:
     if isinstance(one, Write):
         steps = len(one.steps), len(other.steps)
         return one.func is other.func and one.followed == other.followed and steps[0] == steps[1]
-    if isinstance(one, Mark):
+    if isinstance(one, BranchMarker):
         return one.number == other.number
     if isinstance(one, HookCall):
         return one.like(other)

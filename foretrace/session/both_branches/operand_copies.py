@@ -86,16 +86,20 @@ class Split:
     """
 
     def __init__(
-        self, values: Sequence[Value], sides: Sequence[tuple[list[Value], Sequence[Op]]],
+        self,
+        values: Sequence[Value],
+        sides: Sequence[tuple[list[Value], Sequence[Op]]],
         read: frozenset[Value],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.operands: list[Value] = []
         self._params: list[list[Value]] = [[] for _ in sides]
         self._given: list[dict[Value, dict[Op, list[Value]]]] = [{} for _ in sides]
         for place, value in enumerate(values):
             names = [own[place] for own, _ in sides]
-            uses = [uses_of(ops, name) if value.type.requires_grad and value in read else []
-                    for name, (_, ops) in zip(names, sides, strict=True)]  # fmt: skip
+            uses = [
+                uses_of(ops, name) if value.type.requires_grad and value in read else []
+                for name, (_, ops) in zip(names, sides, strict=True)
+            ]
             self._add(value, names, uses)
         self.programs = [
             (params, with_operands(ops, given))

@@ -9,9 +9,9 @@ import torch
 from foretrace.errors import Refusal, is_library
 from foretrace.ir.program.call_requirements import WRITTEN
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import LIBRARY_DIRS
-from foretrace.tracer.data_dependence.answer_path import Mark
+from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.data_dependence.value_guards import ASSERT
 
 NOT = torch.ops.aten.logical_not.default
@@ -26,7 +26,7 @@ def said_by_program(refusal: Refusal) -> bool:
     return bool(codes) and not is_library(codes[-1], LIBRARY_DIRS)
 
 
-def asserted(recorded: Recorded, number: int, holds: bool, raised: Refusal) -> Recorded:
+def asserted(recorded: Recording, number: int, holds: bool, raised: Refusal) -> Recording:
     """The record with an assertion in the place of a question's mark.
 
     Args:
@@ -43,7 +43,7 @@ def asserted(recorded: Recorded, number: int, holds: bool, raised: Refusal) -> R
 def _asserting(ops: Iterable[Op], number: int, holds: bool, text: str) -> list[Op]:
     found = list[Op]()
     for op in ops:
-        if isinstance(op.target, Mark) and op.target.number == number:
+        if isinstance(op.target, BranchMarker) and op.target.number == number:
             found += _assertion(op, holds, text)
         elif isinstance(op.target, ModuleCall):
             found.append(op.but(below=_asserting(op.own or (), number, holds, text)))

@@ -9,7 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import GradientCall, Op, Value
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
@@ -19,9 +19,11 @@ T = TypeVar("T")
 
 
 def check_shared_memory(
-    real: list[Any], written: set[int], at: Callable[[int], Frame | None] = lambda _: None,
+    real: list[Any],
+    written: set[int],
+    at: Callable[[int], Frame | None] = lambda _: None,
     minded: Callable[[], Collection[int]] = tuple,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse a write to an input whose memory another input shares; parts that lie apart do not.
 
     Args:
@@ -53,9 +55,10 @@ def _by_memory(real: list[Any]) -> Iterator[list[tuple[int, torch.Tensor]]]:
 
 
 def _entangled(
-    tensors: Sequence[tuple[int, torch.Tensor]], written: Container[int],
+    tensors: Sequence[tuple[int, torch.Tensor]],
+    written: Container[int],
     minded: Callable[[], Collection[int]],
-) -> Iterator[tuple[int, int]]:  # fmt: skip
+) -> Iterator[tuple[int, int]]:
     """Pairs of which one is written, and the other sees that."""
     for (one, _), (other, _) in overlapping(tensors):
         if one != other and (one in written or other in written):
@@ -136,11 +139,12 @@ def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) ->
             raise Refusal(
                 f"{name} holds a tensor that the program also has by another way, and would not be"
                 " found in it",
-                kind="aliased inputs", do="pass a list or a tuple of them",
-            )  # fmt: skip
+                kind="aliased inputs",
+                do="pass a list or a tuple of them",
+            )
 
 
-def apart(inputs: Sequence[Any], requires: Requirements) -> list[Any]:
+def apart(inputs: Sequence[Any], requires: CallRequirements) -> list[Any]:
     """Inputs without those that are views of another in the graph, or that nothing reads."""
     views = {index for found in requires.together.values() for index in found} | requires.idle
     return [None if index in views else each for index, each in enumerate(inputs)]

@@ -13,17 +13,17 @@ from weakref import ref
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Held
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.call_requirements import ReadLocation
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import apart_from, take_apart
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.places import WAYS, Change, Contents, Filling, Place, content_of
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.leaks import collected
 from foretrace.python_state.effects.state_outputs import all_given
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 MANY: Final = frozenset({"extend", "extendleft"})
 """Those that take the items of something"""
@@ -34,9 +34,11 @@ OWN: Final = frozenset({
 })  # fmt: skip
 """Methods that Python needs of every object, and those that a stand-in has itself"""
 ASKED: Final = frozenset(
-    name for kind in (*WAYS, dict, int, float) for name in dir(kind)
+    name
+    for kind in (*WAYS, dict, int, float)
+    for name in dir(kind)
     if name.startswith("__") and name not in OWN
-)  # fmt: skip
+)
 """What Python looks up in the class of an object, and not in the object"""
 
 
@@ -93,7 +95,7 @@ torch_api.register_container(StandIn, StandIn.note, StandIn.note)
 """Else torch's pytree would take it for a leaf by its type, and tell nobody"""
 
 
-class Fills:
+class AppendOnlyContainers:
     """The containers of one program of which it may read nothing, as far as its runs have shown."""
 
     def __init__(self) -> None:
@@ -106,7 +108,7 @@ class Fills:
         self._parted: dict[int, ref[StandIn]] = {}
         """the same, when nobody needs it any more"""
 
-    def guess(self, recorded: Recorded) -> bool:
+    def guess(self, recorded: Recording) -> bool:
         """Take what a run has left otherwise; whether there is more than was known."""
         known, read = len(self._guessed), self._closed.keys() | _read_by(recorded)
         for place in [state.place for state in recorded.requires.states]:
@@ -116,7 +118,7 @@ class Fills:
         return len(self._guessed) > known
 
     def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:
-        found = [each for each in held if isinstance(each, Held) and each.before is holder]
+        found = [each for each in held if isinstance(each, ReadLocation) and each.before is holder]
         places = [each for each in map(place_of, found) if each is not None]
         if places and len(places) == len(found):
             by_key = {(id(each.holder), each.key): each for each in places}
@@ -135,7 +137,7 @@ class Fills:
         return Contents(name, holder, content_of(holder))
 
     @contextmanager
-    def lent(self, before: Before, outside: Outside | None) -> Iterator[None]:
+    def lent(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:
         """Inside, the program finds what stands for them."""
         self._lent, self._parted = {}, {}
         given = {} if outside is None else outside.lent
@@ -180,7 +182,7 @@ class Fills:
         check_apart(found, [given, *(each.after for each in changed)], known)
         return found
 
-    def part(self, outside: Outside | None) -> list[Any]:
+    def part(self, outside: AccessMonitor | None) -> list[Any]:
         """Let go of what stands for them; gives the containers."""
         filled = [self._guessed[key][1] for key in self._lent]
         for each in self._lent.values():
@@ -200,7 +202,7 @@ class Fills:
             raise Refusal("the program keeps what it fills", kind="side effect", do="keep nothing")
 
 
-def _read_by(recorded: Recorded) -> set[int]:
+def _read_by(recorded: Recording) -> set[int]:
     """The containers, by id, of which an op reads an item: they need no run more."""
     used = {value for op in every_op(recorded.ops) for value in op.operands}
     reads = [item.read.place for item in recorded.inputs if item.read and item.value in used]
@@ -220,8 +222,10 @@ def check_apart(filled: list[Change], others: list[Any], known: set[int]) -> Non
     if new and not apart_from(new, others, known, set(map(id, ends))):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
-            kind="side effect", at=filled[0].at, do="put a copy there",
-        )  # fmt: skip
+            kind="side effect",
+            at=filled[0].at,
+            do="put a copy there",
+        )
 
 
 def _items(content: Any) -> Iterator[Any]:

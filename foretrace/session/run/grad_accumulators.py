@@ -128,10 +128,13 @@ class RunLeaves:
         if not item.leaf:
             raise Refusal(
                 f"a backward goes on from the {item.role} to what made it, outside of the program",
-                kind="autograd inside", at=asking_line(),
-                do=("pass a leaf: x.detach().requires_grad_()",
-                    "or return the loss, and call backward() outside"),
-            )  # fmt: skip
+                kind="autograd inside",
+                at=asking_line(),
+                do=(
+                    "pass a leaf: x.detach().requires_grad_()",
+                    "or return the loss, and call backward() outside",
+                ),
+            )
         return self.run.placeholders[index]
 
     def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.pydata.places import Change, OnGradient
@@ -24,8 +24,8 @@ from foretrace.ir.source.call_site import asking_line, clears
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
-from foretrace.python_state.access.monitor import Outside
-from foretrace.tracer.functionalization.builder import Unwatched
+from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.tracer.functionalization.builder import Unmonitored
 
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
@@ -64,11 +64,11 @@ class Gradients:
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
         wrapping: OfClasses,
-        outside: Outside | None,
+        outside: AccessMonitor | None,
     ) -> None:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
         self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
-        self._unwatched = outside or Unwatched()
+        self._unwatched = outside or Unmonitored()
         for method in (self._read, self._write):
             self._unwatched.rests_at(method.__code__)
         self.found: dict[int, int | None] = {}
@@ -88,7 +88,7 @@ class Gradients:
         """Inside, attributes of real tensors are those of what stands for them."""
         return torch_api.attributes_replaced(self._read, self._write)
 
-    def note(self, requires: Requirements) -> None:
+    def note(self, requires: CallRequirements) -> None:
         """What a later call has to be like, and to clear."""
         requires.gradients, requires.cleared = self.found, list(self.cleared)
         requires.whole, requires.rooms = self.whole, self.rooms
@@ -252,8 +252,9 @@ def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
 def _of_a_class(tensor: torch.Tensor, name: str) -> Refusal:
     return Refusal(
         f"the program asks a {type(tensor).__name__}, a tensor class of its own, for {name}",
-        kind="unsupported tensor", do="do it outside of the captured program",
-    )  # fmt: skip
+        kind="unsupported tensor",
+        do="do it outside of the captured program",
+    )
 
 
 def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:

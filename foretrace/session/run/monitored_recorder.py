@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from foretrace.ir.source.call_site import function_of
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.tracer.recorder.recorder import Recorder
 
 RECORD = Recorder.__torch_dispatch__
@@ -17,7 +17,7 @@ class WatchedRecorder(Recorder):
     above = Recorder.above + 1
     """One more frame of ours is between"""
 
-    def __init__(self, outside: Outside, *args: Any) -> None:
+    def __init__(self, outside: AccessMonitor, *args: Any) -> None:
         super().__init__(*args)
         self.outside = self.unwatched = outside
 

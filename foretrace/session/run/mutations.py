@@ -14,7 +14,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
-from foretrace.python_state.effects.module_state import Borrowed
+from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.effects.state_inputs import Run
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.tracer.functionalization.alias import Alias, alias_of
@@ -30,9 +30,13 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 
 def mutations_of(
-    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
-    reshaped: dict[int, TensorType], leaves: RunLeaves,
-) -> list[Mutation]:  # fmt: skip
+    recorder: Recorder,
+    inputs: list[Input],
+    placeholders: list[Any],
+    loan: SwappedModuleTensors,
+    reshaped: dict[int, TensorType],
+    leaves: RunLeaves,
+) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor.
 
     `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
@@ -81,7 +85,7 @@ def idle(
 
 
 def _bound_anew(
-    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: SwappedModuleTensors
 ) -> Iterator[Mutation]:
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
     for before, bound in loan.rebound():
@@ -213,8 +217,10 @@ def _noted(placeholders: list[Any], name: str) -> dict[int, Frame | None]:
 def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW) -> Refusal:
     return Refusal(
         f"the program {what} in place, and the caller's tensor would stay as it is",
-        kind="side effect", at=line_of(recorder, value), do=do,
-    )  # fmt: skip
+        kind="side effect",
+        at=line_of(recorder, value),
+        do=do,
+    )
 
 
 def line_of(recorder: Recorder, value: Value) -> Frame | None:
@@ -234,7 +240,7 @@ def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
 
 
 def check_attributes_kept(
-    loan: Borrowed, run: Run, themselves: AbstractSet[int], lines: Lines
+    loan: SwappedModuleTensors, run: Run, themselves: AbstractSet[int], lines: Lines
 ) -> None:
     """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor.
 
@@ -257,6 +263,7 @@ def check_attributes_kept(
         if changed:
             raise Refusal(
                 f"the program sets the attribute `{changed[0]}` of a tensor that was there before",
-                kind="side effect", at=lines.binding(changed[0]),
+                kind="side effect",
+                at=lines.binding(changed[0]),
                 do=("set it outside of the captured program", FIRST_CALL),
-            )  # fmt: skip
+            )

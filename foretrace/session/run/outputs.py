@@ -30,9 +30,7 @@ LATER: Final[dict[type, tuple[str, str]]] = {
 """What a call gives without having computed, in words, and when it does"""
 
 
-def computed(
-    fn: Any, result: Any, given: Iterable[Any]
-) -> tuple[list[tuple[str, Any]], Structure]:  # fmt: skip
+def computed(fn: Any, result: Any, given: Iterable[Any]) -> tuple[list[tuple[str, Any]], Structure]:
     """The leaves of a result, and its structure.
 
     Args:
@@ -63,9 +61,10 @@ def _check_computed(fn: Any, later: list[Any]) -> None:
         of = f" of {code.co_qualname}" if code is not None else ""
         raise Refusal(
             f"the program returns {what}{of}, which computes only when {when}",
-            kind="unsupported", at=definition(code) if code is not None else place_of(fn),
+            kind="unsupported",
+            at=definition(code) if code is not None else place_of(fn),
             do="give a plain function, which computes and returns tensors or containers of them",
-        )  # fmt: skip
+        )
 
 
 class Outputs:
@@ -110,11 +109,16 @@ class Outputs:
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root
         moved = owner.moved is not None
-        view_of = next((
-            i for i in self.written
-            if placeholders[i] is owner.tensor() or self.before.get(owner) == i
-            or (moved and alias_of(placeholders[i]).root is owner)
-        ), None)  # fmt: skip
+        view_of = next(
+            (
+                i
+                for i in self.written
+                if placeholders[i] is owner.tensor()
+                or self.before.get(owner) == i
+                or (moved and alias_of(placeholders[i]).root is owner)
+            ),
+            None,
+        )
         if same_as is not None or view_of is None:
             return Output(value, role, same_as)
         alias, of = alias_of(placeholder), recorder.types.of
@@ -143,6 +147,8 @@ class Outputs:
         later = (FIRST_CALL,) if role.kind == "state" else ()
         return Refusal(
             f"the {role} is a tensor that the program has made, and has a gradient, which a"
-            " graph gives apart", kind="side effect", at=line_of(recorder, made),
+            " graph gives apart",
+            kind="side effect",
+            at=line_of(recorder, made),
             do=("give both: tensor.detach(), tensor.grad", *later),
-        )  # fmt: skip
+        )

@@ -9,9 +9,9 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Requirements
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import values_in
-from foretrace.ir.program.recording import Mutation, Output, Recorded, Role
+from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.containers import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.pydata.places import Change, Contents, OnArguments
 from foretrace.ir.source.call_site import place_of
@@ -22,7 +22,7 @@ from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_state import (
-    Borrowed,
+    SwappedModuleTensors,
     borrowed,
     located,
     names_of_tensors,
@@ -30,20 +30,20 @@ from foretrace.python_state.effects.module_state import (
     watched,
 )
 from foretrace.python_state.effects.state_inputs import (
-    check_found,
+    add_state_inputs,
+    check_first_call,
+    drop_unread,
     open_holders,
-    read_again,
-    unread,
 )
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
     bound_to_data,
-    left_in,
+    collect_state_outputs,
     states_of,
     themselves,
     told,
 )
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
 from foretrace.session.run.aliased_inputs import apart, check_shared_memory, minded_writes
 from foretrace.session.run.append_only import check_apart
@@ -56,7 +56,7 @@ from foretrace.session.run.mutations import (
     mutations_of,
 )
 from foretrace.session.run.outputs import Outputs, computed
-from foretrace.session.run.session import Capture
+from foretrace.session.run.session import Session
 from foretrace.session.run.torch_patches import UNCOLLECTED, check_whole, running, unchanged_state
 from foretrace.tracer.functionalization.autograd_leaves import check_parted
 from foretrace.tracer.recorder.autograd_hooks import note_needed
@@ -68,8 +68,8 @@ from foretrace.tracer.subclasses.dispatch import check_unwritten
 
 
 def record(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture
-) -> Recorded:
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Session
+) -> Recording:
     """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
     Raises:
@@ -79,16 +79,17 @@ def record(
     if torch_api.fake_mode_on():
         raise Refusal(
             "a capture inside of a FakeTensorMode, or of another capture: nothing has values there",
-            kind="unsupported", do="capture outside of it",
-        )  # fmt: skip
+            kind="unsupported",
+            do="capture outside of it",
+        )
     with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED, torch_api.Unhooked():
         return _restoring(fn, args, kwargs, capture)
 
 
-def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
+def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     given = [leaf for _, leaf in take_apart((args, kwargs))[0]]
     modules = [leaf for leaf in given if isinstance(leaf, torch.nn.Module)]
-    before = Before((fn, args, kwargs), [*owners_of(fn).values(), *modules])
+    before = HeapSnapshot((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
@@ -101,7 +102,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     return recorded
 
 
-def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before) -> Recorded:
+def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSnapshot) -> Recording:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
@@ -122,13 +123,15 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = computed(fn, result, given)
             requires.handed = handed_back(result, call, ())
-            kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
+            kept, others = collect_state_outputs(
+                before, loan, capture.outside, capture, requires, lines
+            )
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, (result, call), kept, requires, lines)
-            read_again(kept, capture.moved, capture, requires)
+            add_state_inputs(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
@@ -136,7 +139,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
-    return Recorded(
+    return Recording(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked, recorder.histories.hooks,
@@ -149,9 +152,13 @@ def _filled(kept: list[Change]) -> list[Any]:
 
 
 def _put(
-    capture: Capture, before: Before, given: Any, kept: list[Change], requires: Requirements,
+    capture: Session,
+    before: HeapSnapshot,
+    given: Any,
+    kept: list[Change],
+    requires: CallRequirements,
     lines: Callable[[], Lines],
-) -> list[Change]:  # fmt: skip
+) -> list[Change]:
     """What the run has put into containers that it does not read.
 
     Args:
@@ -172,8 +179,8 @@ def _put(
 
 
 def _repeated(
-    changed: list[Change], requires: Requirements, lines: Callable[[], Lines]
-) -> list[Change]:  # fmt: skip
+    changed: list[Change], requires: CallRequirements, lines: Callable[[], Lines]
+) -> list[Change]:
     """The changes of arguments that a call can make again; the others are required not to be."""
     again = list[Change]()
     for each in changed:
@@ -184,9 +191,14 @@ def _repeated(
 
 
 def _note_held(
-    fn: Any, leaves: list[tuple[str, Any]], capture: Capture, requires: Requirements,
-    kept: list[Change], left: list[Change], lines: Callable[[], Lines],
-) -> None:  # fmt: skip
+    fn: Any,
+    leaves: list[tuple[str, Any]],
+    capture: Session,
+    requires: CallRequirements,
+    kept: list[Change],
+    left: list[Change],
+    lines: Callable[[], Lines],
+) -> None:
     """What the program may have read of Python state, and what it has changed of plain data there.
 
     Args:
@@ -206,11 +218,11 @@ def _note_held(
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    requires.held = [*data, *unread(requires.held, capture.inputs, capture.real, requires)]
+    requires.held = [*data, *drop_unread(requires.held, capture.inputs, capture.real, requires)]
     requires.held += [bound_before(change) for change in left if change.rebound]
     requires.held += capture.ties(requires.held)
     requires.counted += scheduled(requires.held)
-    check_found(requires, lines)
+    check_first_call(requires, lines)
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
@@ -218,7 +230,10 @@ def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
 
 
 def _mutations(
-    capture: Capture, loan: Borrowed, requires: Requirements, given: list[tuple[str, Any]]
+    capture: Session,
+    loan: SwappedModuleTensors,
+    requires: CallRequirements,
+    given: list[tuple[str, Any]],
 ) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(
@@ -241,9 +256,13 @@ def _mutations(
 
 
 def _outputs(
-    outs: list[tuple[str, Any]], kept: list[Change], capture: Capture, mutations: list[Mutation],
-    requires: Requirements, lines: Callable[[], Lines],
-) -> list[Output]:  # fmt: skip
+    outs: list[tuple[str, Any]],
+    kept: list[Change],
+    capture: Session,
+    mutations: list[Mutation],
+    requires: CallRequirements,
+    lines: Callable[[], Lines],
+) -> list[Output]:
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
     before = {taken.before: i for i, taken in capture.leaves.taken.items()}
@@ -258,10 +277,10 @@ def _outputs(
 
 def _required_of_call(
     fn: Any, names: list[str], in_structure: Structure, recorder: Recorder
-) -> Requirements:
+) -> CallRequirements:
     modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
     defined = recorder.sources.defined = place_of(fn)
-    return Requirements(in_structure, names, defined, *modes)
+    return CallRequirements(in_structure, names, defined, *modes)
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

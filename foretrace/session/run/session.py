@@ -14,7 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.call_requirements import Held, Requirements, memory_of
+from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation, memory_of
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
@@ -32,12 +32,12 @@ from foretrace.operators.abstract_tensors.supported_inputs import (
     plain_class,
 )
 from foretrace.operators.schemas.cache import Cache
-from foretrace.python_state.access.monitor import Outside
-from foretrace.python_state.effects.counters import Counts
-from foretrace.python_state.effects.module_state import Borrowed
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.effects.counters import SymbolicCounters
+from foretrace.python_state.effects.module_state import SwappedModuleTensors
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.aliased_inputs import check_held_once, sharing
-from foretrace.session.run.append_only import Fills
+from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.monitored_recorder import WatchedRecorder
@@ -47,14 +47,14 @@ from foretrace.session.run.mutations import (
 )
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
-from foretrace.tracer.data_dependence.value_guards import Questions
+from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.functionalization.alias import alias_of, part, written
 from foretrace.tracer.recorder.autograd_hooks import Hooking
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
 
-class Capture:
+class Session:
     """One run: its inputs as they become known, and the recorder."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Capture:
         self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.constants = Constants(types.symbols.concrete, guarded=guarded)
-        self.questions = Questions(self.constants)
+        self.questions = ValueGuards(self.constants)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""
@@ -72,8 +72,10 @@ class Capture:
         """what the program computes with in the place of each"""
         self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
-        self.counts = Counts()  # numbers of which earlier runs have shown that it counts with them
-        self.fills = Fills()  # containers of which it may read nothing
+        self.counts = (
+            SymbolicCounters()
+        )  # numbers of which earlier runs have shown that it counts with them
+        self.fills = AppendOnlyContainers()  # containers of which it may read nothing
         self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
@@ -82,7 +84,7 @@ class Capture:
         """placeholders, of such arguments the views; for these, their memory's, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
         """such numbers, and the symbols in their places"""
-        self.outside = Outside() if watch else None
+        self.outside = AccessMonitor() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
@@ -111,9 +113,13 @@ class Capture:
             told.switch, told.take = self.leaves.switch, self.leaves.take
 
     def placeholder(
-        self, tensor: torch.Tensor, kind: Any, name: str,
-        owner: tuple[torch.nn.Module, str] | None = None, like: TensorType | None = None,
-    ) -> Abstract:  # fmt: skip
+        self,
+        tensor: torch.Tensor,
+        kind: Any,
+        name: str,
+        owner: tuple[torch.nn.Module, str] | None = None,
+        like: TensorType | None = None,
+    ) -> Abstract:
         """The abstract tensor for a real one; the same one each time."""
         known = self._known.get(id(tensor))
         if known is not None:
@@ -155,12 +161,12 @@ class Capture:
             self._themselves.add(id(tensor))
         return id(tensor) in self._themselves
 
-    def ties(self, held: Iterable[object]) -> Iterator[Held]:
+    def ties(self, held: Iterable[object]) -> Iterator[ReadLocation]:
         """That the modules still have these tensors: whatever leads to one, too, goes on to it.
 
         Not of a buffer that each call binds anew, unless `held` is the old one elsewhere.
         """
-        before = {id(each.before) for each in held if isinstance(each, Held)}
+        before = {id(each.before) for each in held if isinstance(each, ReadLocation)}
         for index, item in enumerate(self.inputs):
             known = id(item.tensor)
             if item.owner is None or known not in self._themselves:
@@ -168,9 +174,9 @@ class Capture:
             if index not in self.anew or known in before:
                 (module, name), role = item.owner, item.role
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
-                yield Held(role.name, "item", table, name, item.tensor)
+                yield ReadLocation(role.name, "item", table, name, item.tensor)
 
-    def note_asked(self, requires: Requirements) -> None:
+    def note_asked(self, requires: CallRequirements) -> None:
         """What the program asked that more than its arguments decides."""
         self.gradients.note(requires)
         requires.viewed = viewed_anew(self.placeholders)
@@ -198,7 +204,7 @@ class Capture:
         self._taken.add(found)
         return found
 
-    def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
+    def arguments(self, leaves: list[tuple[str, Any]], requires: CallRequirements) -> list[Any]:
         """Abstract tensors for the tensors among the arguments; open numbers are inputs too.
 
         Anything else is a constant of the program.
@@ -229,7 +235,7 @@ class Capture:
                 self._share(group, requires)
         return placeholders
 
-    def _share(self, group: list[tuple[str, torch.Tensor]], requires: Requirements) -> None:
+    def _share(self, group: list[tuple[str, torch.Tensor]], requires: CallRequirements) -> None:
         """One input for the memory of arguments, of which they are views."""
         ids = {id(tensor) for _, tensor in group}
         indices = [i for i, real in enumerate(self.real) if id(real) in ids]
@@ -265,7 +271,7 @@ class Capture:
         """What the program computed with in the place of each input that there is by now."""
         return [*self.as_given, *self.placeholders[len(self.as_given) :]]
 
-    def opened(self, given: list[Any], loan: Borrowed) -> list[Any]:
+    def opened(self, given: list[Any], loan: SwappedModuleTensors) -> list[Any]:
         """The arguments with symbols in the place of the numbers that the program counts with.
 
         What wraps others is of its own class, there and in the modules.
@@ -273,19 +279,25 @@ class Capture:
         shown = partial(as_program_has, recorder=self.recorder)
         if any(item.value.type.wrapped for item in self.inputs):
             loan.show(shown)
-        names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
-                 if i.number is not None}  # fmt: skip
+        names = {
+            id(p): i.role.name
+            for i, p in zip(self.inputs, self.placeholders, strict=True)
+            if i.number is not None
+        }
         self.as_given = [*self.placeholders]
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
         given = [shown(x) if issubclass(type(x), Abstract) else x for x in given]
-        own = {id(p): r for p, r in zip(self.placeholders, self.real, strict=True)
-               if id(r) in self._themselves}  # fmt: skip
+        own = {
+            id(p): r
+            for p, r in zip(self.placeholders, self.real, strict=True)
+            if id(r) in self._themselves
+        }
         return [own.get(id(x), x) for x in given]
 
     @contextmanager
-    def lent(self, before: Before) -> Iterator[list[Change]]:
+    def lent(self, before: HeapSnapshot) -> Iterator[list[Change]]:
         """Inside, the program finds what stands for numbers that it counts with, and what it fills.
 
         What it has left of the numbers is in the list at the end.
@@ -311,7 +323,7 @@ class Capture:
         symbols, fixed = self.types.symbols, self.steps.fixed
         found = [
             of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
-        ]  # fmt: skip
+        ]
         for of in found:
             self.counts.close(of)
         return bool(found)

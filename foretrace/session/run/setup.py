@@ -14,7 +14,7 @@ from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.recording import Recorded, Target
+from foretrace.ir.program.recording import Recording, Target
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.source.call_site import Sources
@@ -22,11 +22,11 @@ from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.abstract_tensor import Types
 from foretrace.operators.targets.profile import target_of
-from foretrace.python_state.effects.counters import Counts, may_be_counted, numbers_in
+from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
-from foretrace.session.run.append_only import Fills
+from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.run import record
-from foretrace.session.run.session import Capture
+from foretrace.session.run.session import Session
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
 Values: TypeAlias = Literal["guard", "refuse"]
@@ -46,7 +46,7 @@ def set_up(
     label: torch.device | None = None,
     values: Values = "refuse",
     watch: bool = False,
-) -> Capture:
+) -> Session:
     """One run, not yet begun.
 
     Args:
@@ -67,7 +67,7 @@ def set_up(
     types = Types(symbols)
     with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
         semantics = TargetSemantics(target, types, RULES, mode)
-        return Capture(
+        return Session(
             types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
         )
 
@@ -82,9 +82,11 @@ def _check_ranks(target: Target) -> None:
             "torch.compiler.config.compile_on_one_rank asks for a graph that names no device by its"
             f" index, and one that is captured for {target.device.type} does",
             kind="unsupported",
-            do=("switch it off, and capture on each rank",
-                "or capture for the CPU, where no graph has an index"),
-        )  # fmt: skip
+            do=(
+                "switch it off, and capture on each rank",
+                "or capture for the CPU, where no graph has an index",
+            ),
+        )
 
 
 T = TypeVar("T")
@@ -92,10 +94,14 @@ ALIASED: Final = "aliased inputs"
 """Refused, until the arguments are views of one input"""
 
 
-def warmed(
-    capture: Callable[[], T], fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, *,
+def after_warmup(
+    capture: Callable[[], T],
+    fn: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    *,
     warm: bool,
-) -> T:  # fmt: skip
+) -> T:
     """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
 
     Raises:
@@ -106,8 +112,8 @@ def warmed(
     return capture()
 
 
-def counting(
-    counts: Counts, make: Callable[[], Capture], fn: Any, args: Sequence[Any],
+def record_to_fixpoint(
+    counts: SymbolicCounters, make: Callable[[], Session], fn: Any, args: Sequence[Any],
     kwargs: dict[str, Any], *, guesses: bool = False,
 ) -> Captured:  # fmt: skip
     """Record a program; once more, where it has left other numbers, with these open.
@@ -124,7 +130,7 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt, together, known = Attempt(Refusal), False, _Known(counts, guesses)
+    attempt, together, known = Attempt(Refusal), False, Assumptions(counts, guesses)
     while True:
         run = make()
         run.together = together
@@ -147,22 +153,22 @@ def counting(
             return done
 
 
-class _Known:
+class Assumptions:
     """What the runs of a program have shown of its Python state, and what is guessed of it."""
 
-    def __init__(self, counts: Counts, guesses: bool) -> None:
-        self.counts, self.fills, self.guesses = counts, Fills(), guesses
+    def __init__(self, counts: SymbolicCounters, guesses: bool) -> None:
+        self.counts, self.fills, self.guesses = counts, AppendOnlyContainers(), guesses
         self.bound = dict[Any, Change]()
         """places of tensors that the code may bind anew on another way"""
         self.binds = True
         """whether such are guessed"""
 
-    def lend(self, run: Capture) -> None:
+    def lend(self, run: Session) -> None:
         """Let a run go on from it."""
         run.counts, run.fills = self.counts, self.fills
         run.moved += self.bound.values()
 
-    def drop(self, run: Capture, *, failed: bool) -> bool:
+    def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
         if (failed or tells_apart(run)) and (read := self.fills.drop()):
             if self.guesses:  # what a program fills and reads holds other numbers each time
@@ -175,7 +181,7 @@ class _Known:
             return self.counts.close_all()
         return failed and self.counts.drop_guesses()
 
-    def note(self, run: Capture, recorded: Recorded) -> bool:
+    def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""
         requires, outside = recorded.requires, run.outside
         more = self.counts.note(requires.counted)
@@ -196,12 +202,12 @@ class _Known:
         return more
 
 
-def tells_apart(run: Capture) -> bool:
+def tells_apart(run: Session) -> bool:
     """Whether the program may tell a container from what stands for it: by its type, or `id`."""
     return run.outside is not None and run.outside.tells_apart
 
 
-def asks_types(run: Capture) -> bool:
+def asks_types(run: Session) -> bool:
     """Whether the program may ask of what type a number is, as an open one is none of Python's."""
     return run.outside is not None and run.outside.asks_types
 
@@ -223,7 +229,7 @@ def prepare(
     *,
     values: Values = "refuse",
     watch: bool = False,
-) -> Capture:
+) -> Session:
     """What a capture of a call needs; `shapes` is its dynamic_shapes.
 
     Raises:
@@ -247,9 +253,10 @@ def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
     else:
         return
     raise Refusal(
-        wrong, kind="wrong call",
+        wrong,
+        kind="wrong call",
         do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
-    )  # fmt: skip
+    )
 
 
 def check_values(values: object) -> None:
@@ -260,9 +267,10 @@ def check_values(values: object) -> None:
     """
     if values not in get_args(Values):
         raise Refusal(
-            f"values={values!r:.60}", kind="wrong call",
+            f"values={values!r:.60}",
+            kind="wrong call",
             do='give "guard": the example inputs answer, or "refuse"',
-        )  # fmt: skip
+        )
 
 
 def check_branches(branches: object) -> None:
@@ -273,6 +281,7 @@ def check_branches(branches: object) -> None:
     """
     if branches not in get_args(Branches):
         raise Refusal(
-            f"branches={branches!r:.60}", kind="wrong call",
+            f"branches={branches!r:.60}",
+            kind="wrong call",
             do='give "guard": the side that is answered, or "both": a cond with both sides',
-        )  # fmt: skip
+        )

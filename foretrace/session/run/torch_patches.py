@@ -13,7 +13,7 @@ from foretrace import forks, torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.backward.pack_hooks import Packing
 from foretrace.autograd.eager_history.op_facts import locate
-from foretrace.errors import OUTSIDE, Frame, Refusal, Way
+from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
 from foretrace.ir.program.op import Checkpoint, Op, target_name
 from foretrace.ir.pydata.members import cell_content, cells_of, held_by
 from foretrace.ir.pydata.places import Place
@@ -59,9 +59,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
-    stand_ins |= {
-        "saving": packing.enter, "saved": packing.leave, "no saving": packing.disable
-    }  # fmt: skip
+    stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
     return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
@@ -77,10 +75,14 @@ def _compiled(recorder: Recorder) -> Callable[..., Any]:
 
 
 def _forks(recorder: Recorder) -> NoReturn:
-    raise recorder.refused(Refusal(
-        "the program forks a process, which would go on with the capture, too",
-        kind="side effect", at=asking_line(), do=OUTSIDE[:1],
-    ))  # fmt: skip
+    raise recorder.refused(
+        Refusal(
+            "the program forks a process, which would go on with the capture, too",
+            kind="side effect",
+            at=asking_line(),
+            do=OUTSIDE[:1],
+        )
+    )
 
 
 class Checkpoints:
@@ -128,9 +130,10 @@ class Checkpoints:
                 raise Refusal(
                     f"a checkpoint reads {changed}, which the program changes afterwards, and"
                     " eager's backward runs it again with what is there then",
-                    kind="modified in place", at=at,
+                    kind="modified in place",
+                    at=at,
                     do=("give it to the checkpoint as an argument", "or do not change it later"),
-                )  # fmt: skip
+                )
 
 
 def _check_drawn_again(op: Op, same_draws: bool) -> None:
@@ -140,13 +143,18 @@ def _check_drawn_again(op: Op, same_draws: bool) -> None:
         Refusal: the checkpoint does not keep the state of the generator that the op draws from.
     """
     if not (same_draws and op.kwargs.get("generator") is None) and draws(op):
-        raise locate(Refusal(
-            f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw the"
-            " same ones again: eager's backward runs it with others",
-            kind="unsupported",
-            do=("draw from torch's own generator, with preserve_rng_state=True",
-                "or draw before the checkpoint, and pass the numbers"),
-        ), op)  # fmt: skip
+        raise locate(
+            Refusal(
+                f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw the"
+                " same ones again: eager's backward runs it with others",
+                kind="unsupported",
+                do=(
+                    "draw from torch's own generator, with preserve_rng_state=True",
+                    "or draw before the checkpoint, and pass the numbers",
+                ),
+            ),
+            op,
+        )
 
 
 def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
@@ -191,7 +199,7 @@ def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
         "the program computes a gradient itself",
         kind="autograd inside",
         at=asking_line(),
-        do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+        do=(Remedy('let cut("joint") compute it', ("capture",)), *BACKWARD),
     )
 
 
@@ -307,6 +315,8 @@ def check_whole() -> None:
             "this process was forked while another thread captured, which took longer than the"
             f" {forks.LONGEST:.0f} s that a fork waits",
             kind="forked",
-            do=("fork when no thread captures",
-                "or start the process in another way: multiprocessing's spawn or forkserver"),
-        )  # fmt: skip
+            do=(
+                "fork when no thread captures",
+                "or start the process in another way: multiprocessing's spawn or forkserver",
+            ),
+        )

@@ -17,11 +17,11 @@ import sympy
 import torch
 
 from foretrace import forks, torch_api
-from foretrace.errors import Refusal, Way
+from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.nested import map_tree, pairs
 from foretrace.ir.program.op import (
-    Definition,
     Op,
+    SharedBody,
     Subgraph,
     Tree,
     Value,
@@ -36,7 +36,7 @@ MAX_ELEMENTS = 1 << 24
 """Larger constants are not computed while recording."""
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
-GUARD: Final = Way(
+GUARD: Final = Remedy(
     'or let the answer be a guard: values="guard", with example inputs that have data',
     ("capture", "export"),
 )
@@ -65,7 +65,7 @@ class Constants:
         """what each known value depends on"""
         self._forms: dict[Value, int] = {}
         self._numbers: dict[Any, int] = {}
-        self._drawing: dict[Definition, bool] = {}
+        self._drawing: dict[SharedBody, bool] = {}
         self._plain = set[object]()
         """ops that are like one that binds no symbol, and draws no random number"""
         self.binders: dict[sympy.Symbol, Op] = {}
@@ -236,7 +236,7 @@ class Constants:
             if alike is not None and not (bound or more):
                 self._plain.add(alike)
 
-    def _draws_in(self, definition: Definition) -> bool:
+    def _draws_in(self, definition: SharedBody) -> bool:
         if definition not in self._drawing:
             self._drawing[definition] = any(map(draws, definition.ops))
         return self._drawing[definition]
@@ -414,9 +414,10 @@ def depends_on_inputs(asker: Any, *, offered: bool = False) -> Refusal:
     """`offered`: whether the way out is told to let the answer be a guard."""
     yes_or_no = torch_api.returns_bool(asker)
     instead = (
-        "compute both branches, and choose with torch.where" if yes_or_no
+        "compute both branches, and choose with torch.where"
+        if yes_or_no
         else "compute with the tensor itself, which needs no number"
-    )  # fmt: skip
+    )
     outside = "or compute it outside of the captured program and pass it as an argument"
     return Refusal(
         f"{asker} asks for a number that depends on the inputs",

@@ -25,7 +25,7 @@ KIND: Final = "both sides"
 ONE: Final = 'or leave branches="guard": the example answers, and the answer is guarded'
 
 
-class Mark:
+class BranchMarker:
     """Target of the mark that a question leaves: `number` were asked before it."""
 
     def __init__(self, number: int) -> None:
@@ -35,7 +35,7 @@ class Mark:
         return f"question {self.number + 1}"
 
 
-class Path:
+class AnswerPath:
     """The answers that a run is given, and the questions that it asks.
 
     Args:
@@ -66,9 +66,12 @@ class Path:
         return self._call(constants, func, args, {}) in self._of_data
 
     def answer(
-        self, constants: Constants, recorder: Recorder, call: tuple[Any, Tree, dict[str, Tree]],
+        self,
+        constants: Constants,
+        recorder: Recorder,
+        call: tuple[Any, Tree, dict[str, Tree]],
         example: bool | None,
-    ) -> tuple[bool, Mark | None]:  # fmt: skip
+    ) -> tuple[bool, BranchMarker | None]:
         """The answer, and the mark of a question that was not asked before.
 
         Raises:
@@ -85,16 +88,17 @@ class Path:
         self.answers.append(found)
         self.frames.append(recorder.sources.here())
         self._known[form] = found
-        return found, Mark(number)
+        return found, BranchMarker(number)
 
     def _too_many(self, at: Frame | None) -> Refusal:
         return Refusal(
             f"the program asks data more than {QUESTIONS} times on one way through it, and"
             ' branches="both" runs it once for each row of answers',
-            kind=KIND, at=at,
+            kind=KIND,
+            at=at,
             near=[f"  {so!s:<5} at {at}" for so, at in zip(self.answers, self.frames, strict=True)],
             do=("ask fewer: choose with torch.where, or write the loop with torch.while_loop", ONE),
-        )  # fmt: skip
+        )
 
     # ---- what a value is made of ----------------------------------------------------------------
 

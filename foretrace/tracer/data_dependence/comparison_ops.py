@@ -17,14 +17,16 @@ from foretrace.ir.symbols.symbols import Symbols
 from foretrace.tracer.recorder.recorder import Recorder
 
 aten = torch.ops.aten
-COMPARED: Mapping[type, Any] = MappingProxyType({
-    sympy.StrictGreaterThan: aten.gt.Tensor,
-    sympy.GreaterThan: aten.ge.Tensor,
-    sympy.StrictLessThan: aten.lt.Tensor,
-    sympy.LessThan: aten.le.Tensor,
-    sympy.Equality: aten.eq.Tensor,
-    sympy.Unequality: aten.ne.Tensor,
-})  # fmt: skip
+COMPARED: Mapping[type, Any] = MappingProxyType(
+    {
+        sympy.StrictGreaterThan: aten.gt.Tensor,
+        sympy.GreaterThan: aten.ge.Tensor,
+        sympy.StrictLessThan: aten.lt.Tensor,
+        sympy.LessThan: aten.le.Tensor,
+        sympy.Equality: aten.eq.Tensor,
+        sympy.Unequality: aten.ne.Tensor,
+    }
+)
 """What each relation of numbers is between tensors"""
 
 

@@ -27,7 +27,7 @@ from foretrace.ir.symbols.sym_int import as_int
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.tracer.concrete.concrete_values import depends_on_inputs
-from foretrace.tracer.data_dependence.value_guards import Questions
+from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.recorder.recorder import Recorder
 
 aten = torch.ops.aten
@@ -39,9 +39,12 @@ COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
     math.isfinite: aten.isfinite.default,
 })  # fmt: skip
 """What each question about numbers is between tensors"""
-LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType({
-    min: torch.sym_min, max: torch.sym_max,
-})  # fmt: skip
+LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType(
+    {
+        min: torch.sym_min,
+        max: torch.sym_max,
+    }
+)
 """Of two floats they are Python's own"""
 LARGEST: Final = 1 << 53
 """Up to here each integer is a float; Python compares larger ones with floats exactly"""
@@ -51,7 +54,7 @@ IS_NONZERO: Final = aten.is_nonzero.default
 class Steps:
     """Records the steps of one run, while it is open."""
 
-    def __init__(self, recorder: Recorder, questions: Questions) -> None:
+    def __init__(self, recorder: Recorder, questions: ValueGuards) -> None:
         self.recorder, self.questions = recorder, questions
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
@@ -118,7 +121,7 @@ class Steps:
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """What an operator gives whose function of torch's would ask for the number.
 
         The call comes to the recorder as it is; autocast and transforms of functions want it first.

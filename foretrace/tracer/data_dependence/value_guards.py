@@ -12,11 +12,11 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import Answered, AskedOfNumbers
+from foretrace.ir.program.call_requirements import SymbolGuard, ValueGuard
 from foretrace.ir.program.op import Op, Tree, Value, target_name
 from foretrace.ir.symbols.symbols import Numbers
 from foretrace.tracer.concrete.concrete_values import Constants, Root, content, depends_on_inputs
-from foretrace.tracer.data_dependence.answer_path import Path
+from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.data_dependence.comparison_ops import asked_by_program, condition_of
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -28,26 +28,26 @@ Number = tuple[Any, bool]
 """One that is read, and whether inputs decide it"""
 
 
-class Questions:
+class ValueGuards:
     """Answers the questions of one run, and keeps those whose answers later calls have to give."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
-        self.path: Path | None = None
+        self.path: AnswerPath | None = None
         """the answers that this run is given, where both sides are recorded"""
-        self.answered: list[Answered] = []
-        self._calls: dict[Answered, Call] = {}
+        self.answered: list[ValueGuard] = []
+        self._calls: dict[ValueGuard, Call] = {}
         self._inputs: dict[Value, int] = {}
-        self._known: dict[Any, Answered] = {}
+        self._known: dict[Any, ValueGuard] = {}
         self._asserted: set[Any] = set()
 
-    def follow(self, path: Path | None, recorder: Recorder) -> None:
+    def follow(self, path: AnswerPath | None, recorder: Recorder) -> None:
         """Let this run be told its answers; None: it answers from the example."""
         self.path = path
         if path is not None:
             recorder.types.symbols.compared = partial(self.compared, recorder)
 
-    def finish(self, recorder: Recorder) -> list[Answered]:
+    def finish(self, recorder: Recorder) -> list[ValueGuard]:
         """Let go of what answered; gives the guards."""
         self.constants.finish(recorder.log)
         return self.answered
@@ -100,7 +100,7 @@ class Questions:
 
     def of_numbers(
         self, recorder: Recorder, call: Call, numbers: Sequence[Any], answer: bool, said: str
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Keep the answer, which is known, to what is asked of numbers that data decides.
 
         Args:
@@ -140,7 +140,7 @@ class Questions:
         self._note_inputs(self.constants.roots_of((args, kwargs)))
         return found
 
-    def _has_sides(self, path: Path, recorder: Recorder, call: Call) -> bool:
+    def _has_sides(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
         """Whether a call asks yes or no of data in the program's own code.
 
         What a kernel or a program that an op holds asks has no place of its own for two sides.
@@ -149,9 +149,11 @@ class Questions:
         number = func in ASKED[1:] and args[0].type.dtype is not torch.bool
         own = not (recorder.bodies or recorder.holding or number)
         return (
-            own and can_assert(func) and path.asks_data(self.constants, recorder, func, args)
+            own
+            and can_assert(func)
+            and path.asks_data(self.constants, recorder, func, args)
             and not _of_other_sizes(recorder, func, args)
-        )  # fmt: skip
+        )
 
     def compared(self, recorder: Recorder, relation: Any) -> bool | None:
         """What a comparison of numbers is told, if the program makes it, and both sides are wanted.
@@ -168,7 +170,7 @@ class Questions:
         path.asks_data(self.constants, recorder, *call[:2])
         return self._told(path, recorder, call)
 
-    def _told(self, path: Path, recorder: Recorder, call: Call) -> bool:
+    def _told(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
         """The answer of this run; the record gets the condition, and a mark."""
         example = None if path.given else self._of_example(call)
         answer, asked = path.answer(self.constants, recorder, call, example)
@@ -187,15 +189,20 @@ class Questions:
 
     def _guard(
         self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any, said: str
-    ) -> Answered:
+    ) -> ValueGuard:
         lent = self.constants.lent
         inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
-        answered = Answered(
-            said or target_name(call[0]), tuple(value.hint for value in inputs),
-            any(isinstance(root, Op) for root in roots), answer,
+        answered = ValueGuard(
+            said or target_name(call[0]),
+            tuple(value.hint for value in inputs),
+            any(isinstance(root, Op) for root in roots),
+            answer,
             frozenset(root for root in roots if isinstance(root, sympy.Symbol)),
-            recorder.sources.here(), self.again, can_assert(call[0]), len(self.answered),
-        )  # fmt: skip
+            recorder.sources.here(),
+            self.again,
+            can_assert(call[0]),
+            len(self.answered),
+        )
         self._note_inputs(roots)
         self._calls[answered] = call
         self.answered.append(answered)
@@ -203,7 +210,7 @@ class Questions:
 
     def again(
         self, sizes: Numbers, tensors: Sequence[torch.Tensor] = ()
-    ) -> Callable[[Answered], bool]:
+    ) -> Callable[[ValueGuard], bool]:
         """The questions of another call, each answered when it is asked; what they share, once."""
         values = {value: content(tensors[index]) for value, index in self._inputs.items()}
         return partial(self._holds, self.constants.at(sizes, values))
@@ -212,12 +219,12 @@ class Questions:
         lent = self.constants.lent
         self._inputs |= {root: lent[root][0] for root in roots if isinstance(root, Value)}
 
-    def _holds(self, now: Constants, answered: Answered) -> bool:
-        if isinstance(answered, AskedOfNumbers):
+    def _holds(self, now: Constants, answered: ValueGuard) -> bool:
+        if isinstance(answered, SymbolGuard):
             return now.holds(answered.of)
         return _same_answer(now.run(*self._calls[answered]), answered.answer)
 
-    def _assert(self, recorder: Recorder, call: Call, answered: Answered) -> None:
+    def _assert(self, recorder: Recorder, call: Call, answered: ValueGuard) -> None:
         """An op that raises where the answer is another."""
         condition = _condition(recorder, *call)
         if condition is None:

@@ -20,7 +20,7 @@ from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.forward_ad.jvp_check import check_plain
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD, Builder
+from foretrace.tracer.functionalization.builder import REQUIRES_GRAD, RecorderBase
 
 aten = torch.ops.aten
 MAKE_DUAL = aten._make_dual.default
@@ -34,7 +34,7 @@ NUMBERS = frozenset({aten.item.default, aten.is_nonzero.default, aten._local_sca
 JVP = "use torch.func.jvp, which has levels of its own"
 
 
-def of_duals(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
+def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """What a call comes to that forward-mode autograd takes part in; else NotImplemented."""
     if recorder.forward.below:
         return args[0] if recorder.forward.making and func is ALIAS else NotImplemented
@@ -81,7 +81,7 @@ def tangent_of(tensor: Any) -> Abstract | None:
     return getattr(tensor, "ft_tangent", None) if isinstance(tensor, Abstract) else None
 
 
-def leaving(recorder: Builder) -> Callable[..., Any]:
+def leaving(recorder: RecorderBase) -> Callable[..., Any]:
     """In the place of what ends a level of dual numbers: they are none any more."""
 
     def left(*args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ def leaving(recorder: Builder) -> Callable[..., Any]:
     return left
 
 
-def _through_level(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
+def _through_level(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator under autograd's forward mode; what it calls is recorded."""
     written = _written(func, args, kwargs)
     with torch_api.above_modes(), recorder.listening(), torch_api.forward_level() as level:
@@ -115,7 +115,7 @@ def _through_level(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
     return map_tree(result, seen)
 
 
-def _given(recorder: Builder, level: Any, call: Any, written: list[Any]) -> Any:
+def _given(recorder: RecorderBase, level: Any, call: Any, written: list[Any]) -> Any:
     """The arguments with dual numbers of the level; one for each tensor."""
     made: dict[int, torch.Tensor] = {}
     recorder.forward.making = True
@@ -131,7 +131,7 @@ def _given(recorder: Builder, level: Any, call: Any, written: list[Any]) -> Any:
     return map_tree(call, lambda leaf: made.get(id(leaf), leaf))
 
 
-def _seen(recorder: Builder, tensor: Any, tangent: Any, written: list[Any]) -> Any:
+def _seen(recorder: RecorderBase, tensor: Any, tangent: Any, written: list[Any]) -> Any:
     """A result, which has its tangent from now on."""
     if tangent is not None:
         if any(tensor is each for each in written) and tangent_of(tensor) is None:
@@ -141,7 +141,7 @@ def _seen(recorder: Builder, tensor: Any, tangent: Any, written: list[Any]) -> A
     return tensor
 
 
-def _check(recorder: Builder, func: Any) -> None:
+def _check(recorder: RecorderBase, func: Any) -> None:
     """Refuse what runs otherwise than by an operator's own derivative."""
     if isinstance(func, torch_api.HigherOrderOperator):
         raise Refusal(
@@ -150,14 +150,16 @@ def _check(recorder: Builder, func: Any) -> None:
     if recorder.casts.devices:
         raise Refusal(
             "autocast acts inside forward-mode autograd, of which forward_ad shows nothing here",
-            kind="autocast", do=(JVP, "or leave torch.autocast before"),
-        )  # fmt: skip
+            kind="autocast",
+            do=(JVP, "or leave torch.autocast before"),
+        )
     if recorder.checkpoint is not None and recorder.grad_mode():
         raise Refusal(
             "a checkpoint has dual numbers of forward_ad, and runs again in the backward, where"
             " there are none",
-            kind="unsupported", do=("call the function without a checkpoint", f"or {JVP}"),
-        )  # fmt: skip
+            kind="unsupported",
+            do=("call the function without a checkpoint", f"or {JVP}"),
+        )
 
 
 def _check_alone(tensor: Abstract) -> None:
@@ -174,11 +176,11 @@ def _check_alone(tensor: Abstract) -> None:
         )
 
 
-def _inside(recorder: Builder, tensor: Any) -> Abstract:
+def _inside(recorder: RecorderBase, tensor: Any) -> Abstract:
     return tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
 
 
-def _as_view(recorder: Builder, tensor: Abstract) -> Abstract:
+def _as_view(recorder: RecorderBase, tensor: Abstract) -> Abstract:
     """The tensor as autograd has it below a dual number: by `view`, whose backward is a reshape.
 
     Only a dimension of one element tells, by its stride; where it would in the forward, too, which
@@ -203,7 +205,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     return _tensors([named.get(name) for name in schema.writes])
 
 
-def _in_values(recorder: Builder, tree: Any) -> Any:
+def _in_values(recorder: RecorderBase, tree: Any) -> Any:
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return recorder.types.symbols.scalar(leaf) if _is_symbol(leaf) else leaf

@@ -19,7 +19,7 @@ from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import TensorType, reach
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 ENOUGH, DRAWS = 2048, 64
 """So many elements of results are compared, by so many draws: few agree by chance"""
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     dual: bool
 
 
-def check_plain(recorder: Builder, func: Any, call: Tree, duals: Any, followed: bool) -> None:
+def check_plain(recorder: RecorderBase, func: Any, call: Tree, duals: Any, followed: bool) -> None:
     """Refuse an operator whose tangents eager computes otherwise than could be recorded.
 
     Args:

@@ -16,7 +16,7 @@ from foretrace.ir.program.tensor_type import Size, TensorType, reach
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.tracer.functionalization.alias import alias_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.op_call import Call
 
 aten = torch.ops.aten
@@ -67,13 +67,13 @@ ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
 """Who answers what it asks"""
 
 
-def _equal(recorder: Builder, one: Size, other: Size) -> bool:
+def _equal(recorder: RecorderBase, one: Size, other: Size) -> bool:
     """Whether two sizes are the same, which is a guard on open ones."""
     same = sympy.Eq(one, other)
     return bool(same) if same in (True, False) else recorder.types.symbols.decide(same)
 
 
-def _room(recorder: Builder, tensor: Abstract) -> Size:
+def _room(recorder: RecorderBase, tensor: Abstract) -> Size:
     """For how many elements of its dtype the memory of a tensor has room."""
     root = alias_of(tensor).root
     owner, value = root.tensor(), root.initial
@@ -84,7 +84,7 @@ def _room(recorder: Builder, tensor: Abstract) -> Size:
     return known if mine == itemsize else known * itemsize // mine
 
 
-def _of_owner(recorder: Builder, owner: Abstract | None, type: TensorType) -> Size:
+def _of_owner(recorder: RecorderBase, owner: Abstract | None, type: TensorType) -> Size:
     needed, types = type.offset + reach(type.shape, type.stride), recorder.types
     if owner is None:
         return needed

@@ -20,7 +20,7 @@ from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 aten = torch.ops.aten
 ZEROS = aten._efficientzerotensor.default
@@ -30,7 +30,7 @@ TRACER = "make_fx"
 """By which torch traces; what it makes is given to `split_const_subgraphs`"""
 
 
-def tracing(recorder: Builder) -> Callable[..., Any]:
+def tracing(recorder: RecorderBase) -> Callable[..., Any]:
     """In the place of what calls torch's tracer, and then what folds constants."""
 
     def instead(function: Any) -> Any:
@@ -43,11 +43,13 @@ def _folding(traced: "Linear") -> "Linear":
     return traced
 
 
-def _traced(recorder: Builder, function: Any) -> Any:
+def _traced(recorder: RecorderBase, function: Any) -> Any:
     def trace(tangents: tuple[torch.Tensor, ...]) -> Linear:
         if torch_api.levels() or torch_api.dual_level() >= 0 or recorder.holding:
-            raise _unsupported("inside of a transform, or of a program that an operator holds",
-                               "linearize outside of it")  # fmt: skip
+            raise _unsupported(
+                "inside of a transform, or of a program that an operator holds",
+                "linearize outside of it",
+            )
         forward, before = recorder.forward, len(recorder.scope)
         given = [value_of(tangent, recorder) for tangent in _tensors((tangents,))]
         forward.traced = True
@@ -65,12 +67,13 @@ class Linear:
     """What gives the tangents of results for those of the primals; for the run alone."""
 
     def __init__(
-        self, recorder: Builder, given: list[Value], ops: list[Op], results: list[Any]
+        self, recorder: RecorderBase, given: list[Value], ops: list[Op], results: list[Any]
     ) -> None:
         self.recorder, self.given = recorder, given
         self.results = results  # that the run has left is seen by these, too
-        self.wanted = [value_of(each, recorder) if isinstance(each, Abstract) else each
-                       for each in results]  # fmt: skip
+        self.wanted = [
+            value_of(each, recorder) if isinstance(each, Abstract) else each for each in results
+        ]
         self.ops = [*_leaves(ops)]
         self.reached = _reached(self.ops, given)
         zeros = [out for op in self.ops if op.target is ZEROS for out in op.outs]
@@ -82,12 +85,16 @@ class Linear:
         """The tangents of the results, one after the other."""
         if not torch_api.is_active(self.recorder):
             raise Refusal(
-                "what torch.func.linearize gave is called outside of its capture", kind="escaped",
-                at=asking_line(), do="call it inside of the captured program",
-            )  # fmt: skip
+                "what torch.func.linearize gave is called outside of its capture",
+                kind="escaped",
+                at=asking_line(),
+                do="call it inside of the captured program",
+            )
         if self.recorder.checkpoint is not None or self.recorder.holding:
-            raise _unsupported("and what it gives is called in a checkpoint, or a program that an"
-                               " operator holds", "call it outside of that")  # fmt: skip
+            raise _unsupported(
+                "and what it gives is called in a checkpoint, or a program that an operator holds",
+                "call it outside of that",
+            )
         if self.folded is None:
             self.folded = self._fold()
         env: dict[Value, Any] = {**self.folded, **dict(zip(self.given, tangents, strict=True))}
@@ -115,11 +122,15 @@ class Linear:
             env[value] = recorder.abstract(value)
         used = [op for op in fixed if not needed.isdisjoint(op.outs)]
         if used and torch_api.differentiating():  # eager raises of a tensor without storage
-            raise _unsupported("and what it gives is called for the first time in a transform that"
-                               " differentiates", "call it once before")  # fmt: skip
+            raise _unsupported(
+                "and what it gives is called for the first time in a transform that differentiates",
+                "call it once before",
+            )
         self._run(used, env, recorder.again)
-        return {value: _leaf(recorder, env[value]) if value in made else env[value]
-                for value in dict.fromkeys(met)}  # fmt: skip
+        return {
+            value: _leaf(recorder, env[value]) if value in made else env[value]
+            for value in dict.fromkeys(met)
+        }
 
     def _again(self, op: Op) -> bool:
         """Whether each call does it: what no tangent has is told apart from zeros when it runs."""
@@ -153,8 +164,10 @@ class Linear:
                 raise _unsupported("of a function with a size that data decides", JVP)
         for op in _writes(whole):
             if not self.reached.issuperset(_written(op)):
-                raise _unsupported("of a function that writes to a tensor which no tangent has"
-                                   " reached by then", "compute a new tensor")  # fmt: skip
+                raise _unsupported(
+                    "of a function that writes to a tensor which no tangent has reached by then",
+                    "compute a new tensor",
+                )
         for each in self.wanted:
             if isinstance(each, Value) and each not in self.reached:
                 raise _unsupported("of a function with a result that no tangent reaches", JVP)
@@ -188,7 +201,7 @@ def _written(op: Op) -> list[Value]:
     return schema_of(op.target).written_now(op.args, op.kwargs)
 
 
-def _leaf(recorder: Builder, tensor: Abstract) -> Any:
+def _leaf(recorder: RecorderBase, tensor: Abstract) -> Any:
     """As a parameter holds what was computed: a copy, which is followed where that is."""
     copy = recorder.again(aten.clone.default, (recorder.again(aten.detach.default, (tensor,)),))
     if not value_of(tensor, recorder).type.requires_grad:
@@ -224,6 +237,7 @@ def _tensors(tree: Any) -> list[Any]:
 
 def _unsupported(what: str, do: str) -> Refusal:
     return Refusal(
-        f"torch.func.linearize {what}", kind="unsupported",
+        f"torch.func.linearize {what}",
+        kind="unsupported",
         do=(do, "or linearize outside of the captured program"),
-    )  # fmt: skip
+    )

@@ -172,7 +172,7 @@ def part(roots: list[Alias]) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class StorageAliases:
     """A value whose memory was written over: which tensor had it, and since which version."""
 
     alias: Alias
@@ -247,9 +247,9 @@ def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int
     made = alias.root.initial
     constants = (item.value for item in inputs if item.role.kind == "constant")
     maker = next((op for op in reversed(ops) if made in op.outs), None)
-    plain = maker is not None and not (maker.writes or any(
-        each.writes for each in every_op(maker.region or ())
-    ))  # fmt: skip
+    plain = maker is not None and not (
+        maker.writes or any(each.writes for each in every_op(maker.region or ()))
+    )
     if not (plain or any(value is made for value in constants)):
         raise of_a_call()
     return alias.version.count

@@ -12,7 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.op import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
 from foretrace.tracer.functionalization.alias import alias_of
-from foretrace.tracer.functionalization.builder import DETACH, Builder
+from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -38,7 +38,7 @@ def require_grad(call: Call) -> Abstract:
     return tensor
 
 
-def switch_leaf(recorder: Builder, tensor: Abstract, wanted: bool) -> None:
+def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
     """Let an input be a leaf of autograd from now on, or none; its memory is as it was."""
     alias, before = alias_of(tensor), value_of(tensor, recorder)
     known = recorder.histories.switched.get(before)
@@ -54,7 +54,7 @@ def switch_leaf(recorder: Builder, tensor: Abstract, wanted: bool) -> None:
     follow(tensor, wanted)
 
 
-def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     """Record that a tensor which the program has made is a leaf from now on.
 
     Raises:
@@ -63,9 +63,10 @@ def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     alias = tensor.ft_alias
     if alias is not None and (alias.is_view or alias.children):
         raise Refusal(
-            "requires_grad_() on a tensor that has views, or is one", kind="unsupported",
+            "requires_grad_() on a tensor that has views, or is one",
+            kind="unsupported",
             do="call it on a clone() of the tensor, before it is viewed",
-        )  # fmt: skip
+        )
     leaf = recorder.leaf(value)
     if alias is not None:
         alias.become(leaf)
@@ -75,7 +76,7 @@ def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     return leaf
 
 
-def notice_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+def notice_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
 
     torch's bindings set the flag after the operator has answered.
@@ -84,13 +85,13 @@ def notice_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     return make_leaf(recorder, tensor, value) if made else value
 
 
-def value_of(tensor: Abstract, recorder: Builder) -> Value:
+def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
     """What the tensor stands for now."""
     value = tensor.ft_value or current(tensor.ft_alias, recorder)
     return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
 
 
-def _leaf_again(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     """A leaf that was written to after it was used is one to the caller, with what it has now."""
     was = recorder.histories.place(value)
     if value in recorder.leaves or was not in recorder.leaves:
@@ -101,7 +102,7 @@ def _leaf_again(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     return leaf
 
 
-def check_parted(recorder: Builder, given: Iterable[Value]) -> None:
+def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
     """Refuse what the program gives with a history that ends in such a leaf.
 
     Raises:
@@ -121,11 +122,13 @@ def check_parted(recorder: Builder, given: Iterable[Value]) -> None:
     at = next((op.origin.frame for op in recorder.log if not leaves.isdisjoint(op.operands)), None)
     raise Refusal(
         "the program writes to a leaf that it has made, after it used the leaf, and gives both",
-        kind="unsupported", at=at, do="write to it before it is used, or to a clone",
-    )  # fmt: skip
+        kind="unsupported",
+        at=at,
+        do="write to it before it is used, or to a clone",
+    )
 
 
-def returned_value(tensor: Abstract, recorder: Builder) -> Value:
+def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
     """The value of what the program returns.
 
     A view that it took under no_grad requires grad as what it made does: the mode around decides.

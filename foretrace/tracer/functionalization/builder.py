@@ -34,7 +34,7 @@ from foretrace.operators.abstract_tensors.autocast import Casts
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
-from foretrace.tracer.functionalization.alias import Alias, Held
+from foretrace.tracer.functionalization.alias import Alias, StorageAliases
 
 DETACH = torch.ops.aten.detach.default
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
@@ -45,7 +45,7 @@ def nobody_watches() -> None:
     """Where nobody watches."""
 
 
-class Unwatched:
+class Unmonitored:
     """Work of ours, which nobody who watches the program has to see; here nobody watches."""
 
     def __enter__(self) -> None:
@@ -115,7 +115,7 @@ class _InnerScope:
 
     __slots__ = ("builder", "frame", "outer", "shared")
 
-    def __init__(self, builder: "Builder", frame: Frame | None, shared: bool) -> None:
+    def __init__(self, builder: "RecorderBase", frame: Frame | None, shared: bool) -> None:
         self.builder, self.frame, self.shared = builder, frame, shared
 
     def __enter__(self) -> list[Op]:
@@ -134,7 +134,7 @@ class _InnerScope:
         self.builder.depth -= 1
 
 
-class Builder(torch_api.TorchDispatchMode):
+class RecorderBase(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
     saving: Any = None
@@ -169,13 +169,13 @@ class Builder(torch_api.TorchDispatchMode):
         """the op whose results are being written over what it was computed from"""
         self.counts: dict[Value, dict[str, Any]] = {}
         """numbers that data decides, each by what it is of a value: two calls give one symbol"""
-        self.overwritten: dict[Value, Held] = {}
+        self.overwritten: dict[Value, StorageAliases] = {}
         """values that their memory no longer holds"""
         self.seeing = dict[Value, Op]()  # what composites gave as views of memory made inside
         self.rebased, self.viewed = list[Alias](), list[Alias]()
         """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
-        self.unwatched = Unwatched()  # inside is work of ours, which nobody has to see
+        self.unwatched = Unmonitored()  # inside is work of ours, which nobody has to see
         self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self.depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
@@ -197,9 +197,14 @@ class Builder(torch_api.TorchDispatchMode):
         return False
 
     def emit(
-        self, func: Target, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
-        occurrences: list[Value], origin: Origin | None = None,
-    ) -> Op:  # fmt: skip
+        self,
+        func: Target,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        outcome: Outcome,
+        occurrences: list[Value],
+        origin: Origin | None = None,
+    ) -> Op:
         """Append the op for a call; `occurrences` are the values among its arguments."""
         raise NotImplementedError
 
@@ -210,9 +215,13 @@ class Builder(torch_api.TorchDispatchMode):
         raise NotImplementedError
 
     def record(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
+        self,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        outcome: Outcome,
         tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
         raise NotImplementedError
 
@@ -303,9 +312,12 @@ class Builder(torch_api.TorchDispatchMode):
         grad, last = self.grad_mode() if grad is None else grad, self._origin
         frame = self.frame_inside if self.depth else self.sources.here(above)
         if (
-            last.frame is frame and last.module is self.module and last.grad_mode is grad
-            and last.checkpoint is self.checkpoint and last.inference is self.inference
-        ):  # fmt: skip
+            last.frame is frame
+            and last.module is self.module
+            and last.grad_mode is grad
+            and last.checkpoint is self.checkpoint
+            and last.inference is self.inference
+        ):
             return last
         self._origin = Origin(frame, self.module, grad, self.checkpoint, self.inference)
         return self._origin

@@ -11,13 +11,13 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import AS_STRIDED, Op, Value, ViewStep, Write
 from foretrace.ir.source.call_site import asking_line
 from foretrace.tracer.functionalization.alias import Alias
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 aten = torch.ops.aten
 KIND = "in-place on view"
 
 
-def current(alias: Alias, recorder: Builder, *, content: bool = False) -> Value:
+def current(alias: Alias, recorder: RecorderBase, *, content: bool = False) -> Value:
     """The member's value now; a stale one is viewed again. `content`: no history is asked for."""
     if alias.value is None:
         if alias.parent is None or alias.step is None:
@@ -56,7 +56,7 @@ def check_based(alias: Alias, at: Frame | None = None) -> None:
 
 
 def _viewed_again(
-    alias: Alias, step: ViewStep, base: Value, recorder: Builder, *, content: bool
+    alias: Alias, step: ViewStep, base: Value, recorder: RecorderBase, *, content: bool
 ) -> Value:
     """The same view of new content; `base`: what has its history, where that is a new one.
 
@@ -84,7 +84,7 @@ def _viewed_again(
         return recorder.call(AS_STRIDED, (base, *layout), grad=grad).outs[0]
 
 
-def _of_history(last: Value, content: Value, recorder: Builder) -> Value:
+def _of_history(last: Value, content: Value, recorder: RecorderBase) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
     if last in recorder.leaves and not recorder.used(last):
         return recorder.leaf(content)
@@ -96,7 +96,11 @@ def _of_history(last: Value, content: Value, recorder: Builder) -> Value:
 
 
 def rewrite(
-    recorder: Builder, old: Value, path: Sequence[Alias], new: Value, whole: Callable[[], Value]
+    recorder: RecorderBase,
+    old: Value,
+    path: Sequence[Alias],
+    new: Value,
+    whole: Callable[[], Value],
 ) -> Value:
     """`old` with the history that it has, after the view at the end of `path` got content `new`.
 
@@ -132,8 +136,10 @@ def of_another(at: Frame | None) -> Refusal:
     return Refusal(
         "a view is used after a write to its memory, and eager gives it the history of what"
         " an input is a view of, which does not require grad",
-        kind=KIND, at=at, do=("take the view after the write", "or write to a clone"),
-    )  # fmt: skip
+        kind=KIND,
+        at=at,
+        do=("take the view after the write", "or write to a clone"),
+    )
 
 
 def of_detached() -> Refusal:
@@ -141,5 +147,6 @@ def of_detached() -> Refusal:
     return Refusal(
         "a view is used after a write to its memory and detach_() of what it is a view of: eager"
         " gives it a history that leads nowhere",
-        kind=KIND, do="take the view after the detach_(), or use detach()",
-    )  # fmt: skip
+        kind=KIND,
+        do="take the view after the detach_(), or use detach()",
+    )

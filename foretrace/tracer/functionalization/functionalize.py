@@ -23,7 +23,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract,
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.operators.schemas.view_inverse import put_back
 from foretrace.tracer.functionalization.alias import Alias, alias_of, cut_off
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current, rewrite
 from foretrace.tracer.functionalization.in_place_checks import (
     check_leaves,
@@ -134,7 +134,9 @@ def _write_one(call: Call, followed: bool) -> None:
         recorder.rebased.append(alias)
 
 
-def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
+def holder(
+    recorder: RecorderBase, alias: Alias, *, followed: bool = False
+) -> tuple[Alias, list[Alias]]:
     """The member whose content a write makes anew, and the way down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
@@ -156,7 +158,7 @@ def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[
     return owner, path
 
 
-def _spread(recorder: Builder, history: Alias, new: Value, origin: Origin) -> None:
+def _spread(recorder: RecorderBase, history: Alias, new: Value, origin: Origin) -> None:
     """Let the members of the memory know of the new value of one that carries history."""
     root = history.root
     if root is not history:
@@ -171,8 +173,12 @@ def _spread(recorder: Builder, history: Alias, new: Value, origin: Origin) -> No
 
 
 def _renew(
-    recorder: Builder, owner: Alias, value: Value, origin: Origin, part: TensorType | None = None
-) -> None:  # fmt: skip
+    recorder: RecorderBase,
+    owner: Alias,
+    value: Value,
+    origin: Origin,
+    part: TensorType | None = None,
+) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
     if owner.last in recorder.leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
@@ -189,7 +195,7 @@ def _renew(
             _be_followed(tensor, member, owner)
 
 
-def _check_seen(recorder: Builder, member: Alias, owner: Alias) -> None:
+def _check_seen(recorder: RecorderBase, member: Alias, owner: Alias) -> None:
     """Refuse new content of what a view sees more than: a value of its own, in a program of values.
 
     Raises:
@@ -201,11 +207,12 @@ def _check_seen(recorder: Builder, member: Alias, owner: Alias) -> None:
     if not within(recorder, place(member, member.last), place(owner, owner.initial)):
         raise Refusal(
             f"{func} sees memory beside that of the tensor, which the program writes to",
-            kind="overlapping memory", do=("take the view of a clone", "or write to a clone"),
-        )  # fmt: skip
+            kind="overlapping memory",
+            do=("take the view of a clone", "or write to a clone"),
+        )
 
 
-def _reached(recorder: Builder, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+def _reached(recorder: RecorderBase, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
     """The members of a memory but those with a history of their own that lie beside the part."""
     yield owner
     for child in owner.children:
@@ -243,8 +250,9 @@ def _new_contents(call: Call) -> list[Value]:
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
     _check_fits(call, targets, news)
-    kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
-            for v in news]  # fmt: skip
+    kept = [
+        recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v for v in news
+    ]
     return [
         in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, kept, strict=True)
@@ -282,8 +290,11 @@ def _write_each(call: Call) -> Any:
         made = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in given))
         done = schema_of(form).written_now(*given)
         values = [value for value in values if value not in done]
-        news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
-                if isinstance(t, Abstract)]  # fmt: skip
+        news = [
+            current(alias_of(t), recorder)
+            for t in torch_api.tree_leaves(made)
+            if isinstance(t, Abstract)
+        ]
         recorder.functional_form = recorder.scope[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
@@ -304,8 +315,9 @@ def _check_not_resized(call: Call) -> None:
     if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
         raise Refusal(
             f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
-            kind="side effect", do="call the module once eagerly before the capture",
-        )  # fmt: skip
+            kind="side effect",
+            do="call the module once eagerly before the capture",
+        )
 
 
 def _write_many(call: Call) -> Any:
@@ -343,7 +355,7 @@ def _counted(call: Call) -> bool:
     return form is not None and form.held is not None and torch_api.kernel_for(call.func, COUNTS)
 
 
-def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> Value:
+def _scatter(recorder: RecorderBase, owner: Alias, path: list[Alias], new: Value) -> Value:
     """The owner's content after the view at the end of `path` got the content `new`."""
     if not path:
         return new

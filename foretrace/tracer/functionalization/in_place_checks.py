@@ -10,9 +10,9 @@ from foretrace.ir.program.op import Op, Origin, ViewStep
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, become_like, follow
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.alias import Alias, Held, alias_of, cut_off
+from foretrace.tracer.functionalization.alias import Alias, StorageAliases, alias_of, cut_off
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current, not_tracked, rewrite
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -24,8 +24,9 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
     if out_variant:
         raise Refusal(
             f"{func} has no derivative: out= does not work on tensors that require grad",
-            kind="no derivative", do="leave `out` away, or call it under torch.no_grad()",
-        )  # fmt: skip
+            kind="no derivative",
+            do="leave `out` away, or call it under torch.no_grad()",
+        )
     for target in targets:
         alias = alias_of(target)
         if alias.untracked:
@@ -34,8 +35,9 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
         if owner is not None and owner.ft_leaf and owner.requires_grad:
             raise Refusal(
                 f"{func} writes in place to a leaf that requires grad, as eager refuses too",
-                kind="in-place on leaf", do="write under torch.no_grad(), or to a clone",
-            )  # fmt: skip
+                kind="in-place on leaf",
+                do="write under torch.no_grad(), or to a clone",
+            )
 
 
 def check_not_held(targets: list[Abstract]) -> None:
@@ -62,14 +64,16 @@ def reshape(call: Call) -> Abstract:
         if recorder.grad_mode():
             check_leaves(func, [tensor], out_variant=False)
         raise Refusal(
-            f"{func} changes the shape of a leaf that requires grad in place", kind="side effect",
+            f"{func} changes the shape of a leaf that requires grad in place",
+            kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
-        )  # fmt: skip
+        )
     if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):
         raise Refusal(
-            f"{func} lets a tensor see the memory of another", kind="no functional form",
+            f"{func} lets a tensor see the memory of another",
+            kind="no functional form",
             do="use the other tensor, or copy_ it into this one",
-        )  # fmt: skip
+        )
     _check_not_put_off(func, args[0].type.lazy)
     cut_off(tensor)
     parent, grad = alias_of(tensor), recorder.grad_mode()
@@ -99,11 +103,12 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
     if torch_api.resolved_below(func, lazy):
         raise Refusal(
             f"{func} of a conjugation or negation that was put off writes to its memory in torch",
-            kind="unsupported", do="use the operator that returns a new tensor, such as squeeze()",
-        )  # fmt: skip
+            kind="unsupported",
+            do="use the operator that returns a new tensor, such as squeeze()",
+        )
 
 
-def _note(alias: Alias, op: Op, recorder: Builder) -> None:
+def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
     """Autograd counts a write that changes a shape alone: there is no new value.
 
     Who saves one of the values afterwards finds it as it was.
@@ -111,14 +116,14 @@ def _note(alias: Alias, op: Op, recorder: Builder) -> None:
     version = alias.version
     for member in alias.root.members():
         if member.value is not None:  # one that has a counter of its own is found as it was
-            held = Held(member, member.version.count, recorder.origin(), None, op)
+            held = StorageAliases(member, member.version.count, recorder.origin(), None, op)
             recorder.overwritten.setdefault(member.value, held)
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
 
 
-def detach(recorder: Builder, tensor: Abstract) -> Abstract:
+def detach(recorder: RecorderBase, tensor: Abstract) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
     if recorder.origin().inference:
         return tensor
@@ -137,12 +142,14 @@ def detach(recorder: Builder, tensor: Abstract) -> Abstract:
         step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
         saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too
         alias.children.append(saved)
-        recorder.overwritten.setdefault(old, Held(saved, alias.since, origin, None, detached=True))
+        recorder.overwritten.setdefault(
+            old, StorageAliases(saved, alias.since, origin, None, detached=True)
+        )
     follow(tensor, requires_grad=False)
     return tensor
 
 
-def take_memory(recorder: Builder, tensor: Abstract, other: Abstract) -> Abstract:
+def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Abstract:
     """`tensor.data = other`: it sees the memory of the other from now on, and keeps its history.
 
     What a backward has saved of the tensor itself it reads there, too; views see what they saw.
@@ -169,7 +176,7 @@ def take_memory(recorder: Builder, tensor: Abstract, other: Abstract) -> Abstrac
     if before.type.requires_grad:
         value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
     new.become(value)
-    held = Held(new, new.since, recorder.origin(), None, alone=True)
+    held = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
     recorder.overwritten.setdefault(before, held)
     return cast("Abstract", seen)
 
@@ -180,11 +187,12 @@ def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
     if special or not alike or (mine.requires_grad and not tensor.ft_leaf):
         raise Refusal(
             f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
-            kind="side effect", do="use copy_, or a new tensor",
-        )  # fmt: skip
+            kind="side effect",
+            do="use copy_, or a new tensor",
+        )
 
 
-def note_overwritten(alias: Alias, recorder: Builder, origin: Origin | None = None) -> None:
+def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None = None) -> None:
     """A tensor's memory is written to: its value is no longer what the memory holds.
 
     `origin`: that of the write, for one who knows it.
@@ -193,5 +201,5 @@ def note_overwritten(alias: Alias, recorder: Builder, origin: Origin | None = No
         before = recorder.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
             origin = origin or recorder.origin()
-            held = Held(alias, alias.since, origin, recorder.functional_form)
+            held = StorageAliases(alias, alias.since, origin, recorder.functional_form)
             recorder.overwritten[alias.value] = held

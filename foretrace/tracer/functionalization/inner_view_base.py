@@ -16,7 +16,7 @@ from typing import Any
 from foretrace.ir.program.op import AS_STRIDED, Choice, Op, Value, ViewStep, copy_ops, substitute
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 WRITTEN = Choice(
     "autograd", "opened", "its result is a view of memory made inside, and is written after a use"
@@ -34,7 +34,7 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
     return steps if [step.base for step in steps] == values[:-1] else ()
 
 
-def open_to_base(recorder: Builder, alias: Alias) -> None:
+def open_to_base(recorder: RecorderBase, alias: Alias) -> None:
     """Let what is written to have the base that autograd knows, if that is one made inside."""
     if not recorder.seeing:
         return
@@ -50,13 +50,13 @@ def open_to_base(recorder: Builder, alias: Alias) -> None:
         op = next((inner for inner in op.region or () if _sees(inner, owner.value)), None)
 
 
-def note_written(recorder: Builder, old: Value, write: Op) -> None:
+def note_written(recorder: RecorderBase, old: Value, write: Op) -> None:
     """A write to what has a base inside leaves what has it, too."""
     if old in recorder.seeing:
         recorder.seeing[write.outs[0]] = write
 
 
-def _used_since(recorder: Builder, op: Op) -> bool:
+def _used_since(recorder: RecorderBase, op: Op) -> bool:
     """Whether an op has read what a composite gave."""
     (out,) = op.outs
     since = reversed(recorder.scope if recorder.inside else recorder.log)
@@ -78,11 +78,13 @@ def _opened(op: Op) -> list[ViewStep]:
     op.choice = op.choice if op.opened else WRITTEN
     return [
         replace(
-            step, base=env[step.base], args=substitute(step.args, env),
+            step,
+            base=env[step.base],
+            args=substitute(step.args, env),
             kwargs=substitute(step.kwargs, env),
         )
         for step in definition.seen
-    ]  # fmt: skip
+    ]
 
 
 def _wrapped(write: Op) -> list[ViewStep]:
@@ -98,7 +100,7 @@ def _wrapped(write: Op) -> list[ViewStep]:
     return [ViewStep(AS_STRIDED, args, {}, base, 0, grad_mode=True, followed=True)]
 
 
-def _hung(alias: Alias, steps: list[ViewStep], recorder: Builder) -> Alias:
+def _hung(alias: Alias, steps: list[ViewStep], recorder: RecorderBase) -> Alias:
     """Hang a tensor below what it is a view of, which is returned."""
     owner = at = Alias(recorder.abstract(steps[0].base), None, None)
     owner.version, owner.since = alias.version, alias.since

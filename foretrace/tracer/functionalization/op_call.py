@@ -7,14 +7,14 @@ from foretrace.ir.program.op import Op, Tree, Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, Schema
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """A call in values, the tensors that have these, and what records it."""
 
-    recorder: Builder
+    recorder: RecorderBase
     func: Any
     args: Tree
     kwargs: dict[str, Tree]

@@ -14,7 +14,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, becom
 from foretrace.operators.schemas.dispatch_result import Schema
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import alias_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.in_place_checks import note_overwritten
 from foretrace.tracer.functionalization.op_call import Call
@@ -81,7 +81,7 @@ def _types_after(call: Call) -> dict[Value, TensorType]:
     return dict(zip(call.values, types, strict=True))  # an `out` stands last
 
 
-def _in_numbers(recorder: Builder, leaf: Any) -> Any:
+def _in_numbers(recorder: RecorderBase, leaf: Any) -> Any:
     """An argument with the sizes that it has in this run; a value's type."""
     hint = recorder.types.symbols.hint
     if not isinstance(leaf, Value):
@@ -90,7 +90,7 @@ def _in_numbers(recorder: Builder, leaf: Any) -> Any:
     return leaf.type.but(shape=shape, stride=stride, offset=hint(leaf.type.offset))
 
 
-def _fits(recorder: Builder, schema: Schema, old: TensorType, new: TensorType) -> bool:
+def _fits(recorder: RecorderBase, schema: Schema, old: TensorType, new: TensorType) -> bool:
     """Whether eager leaves an `out` its sizes."""
     if schema.keeps_shape and same_sizes(recorder, (old.numel,), (new.numel,)):
         return True
@@ -99,14 +99,14 @@ def _fits(recorder: Builder, schema: Schema, old: TensorType, new: TensorType) -
     return same_sizes(recorder, old.shape, new.shape) or _equal(recorder, old.shape, new.shape)
 
 
-def _equal(recorder: Builder, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
+def _equal(recorder: RecorderBase, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
     """Whether two shapes are one in this run, which open sizes make a guard."""
     decide = recorder.types.symbols.decide
     return all(decide(sympy.Eq(a, b)) for a, b in zip(one, other, strict=True))
 
 
 def _check_known(
-    recorder: Builder, old: TensorType, result: Value, after: TensorType | None
+    recorder: RecorderBase, old: TensorType, result: Value, after: TensorType | None
 ) -> None:
     """Refuse to resize an `out` where torch's kernels for types do not say what becomes of it.
 
@@ -133,8 +133,10 @@ def _functional_form(call: Call) -> list[Value | None]:
         made = recorder.again(form, *recorder.concrete(given, call.by_value))
         return [current(alias_of(t), recorder) for t in leaves(made)]
     op = recorder.call(form, *given)
-    return [recorder.call(aten.clone.default, (new,)).outs[0] if new in op.operands else new
-            for new in leaves(op.result)]  # fmt: skip
+    return [
+        recorder.call(aten.clone.default, (new,)).outs[0] if new in op.operands else new
+        for new in leaves(op.result)
+    ]
 
 
 def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None]) -> bool:
@@ -149,22 +151,25 @@ def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None])
     if len(olds) > len(_outs(call)) or schema_of(call.functional[0]).writes:
         raise Refusal(
             f"{func} is given an `out` of another layout or dtype than its result, and writes more",
-            kind="no functional form", do="leave `out` away, and copy the result into it",
-        )  # fmt: skip
+            kind="no functional form",
+            do="leave `out` away, and copy the result into it",
+        )
     return False
 
 
-def _alike(recorder: Builder, old: TensorType, new: TensorType) -> bool:
+def _alike(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
     """Whether a new tensor lies in memory as an old one does."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False
     return _same_strides(recorder, old, new)
 
 
-def _same_strides(recorder: Builder, one: TensorType, other: TensorType) -> bool:
+def _same_strides(recorder: RecorderBase, one: TensorType, other: TensorType) -> bool:
     """Whether elements of one shape lie alike; how far apart a single one is does not matter."""
-    far = [tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
-           for t in (one, other)]  # fmt: skip
+    far = [
+        tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
+        for t in (one, other)
+    ]
     return 0 in one.shape or same_sizes(recorder, *far)
 
 
@@ -205,13 +210,14 @@ def resize(call: Call) -> Abstract:
     if 0 not in (*type.shape, *old.type.shape):
         raise Refusal(
             f"{func} makes {list(type.shape)} of a tensor of {list(old.type.shape)}",
-            kind="no functional form", do="make a new tensor, or use reshape() or a slice",
-        )  # fmt: skip
+            kind="no functional form",
+            do="make a new tensor, or use reshape() or a slice",
+        )
     _renew(recorder, tensor, old, type)
     return tensor
 
 
-def _renew(recorder: Builder, tensor: Abstract, old: Value, type: TensorType) -> Value:
+def _renew(recorder: RecorderBase, tensor: Abstract, old: Value, type: TensorType) -> Value:
     """Let a tensor have memory of its own of this type; nothing is in it yet."""
     alias = alias_of(tensor)
     seen = any(each.is_view or each.tensor() is not None for each in alias.children)
@@ -219,14 +225,16 @@ def _renew(recorder: Builder, tensor: Abstract, old: Value, type: TensorType) ->
         raise Refusal(
             f"a tensor of {list(old.type.shape)} is resized in place to {list(type.shape)}, and it"
             " is an input, or others see its memory",
-            kind="side effect", do=LEAVE_OUT,
-        )  # fmt: skip
+            kind="side effect",
+            do=LEAVE_OUT,
+        )
     if old.type.requires_grad:
         raise Refusal(
             f"a tensor of {list(old.type.shape)} with a history is resized in place to"
             f" {list(type.shape)}, which leaves it the history of another shape",
-            kind="unsupported", do=LEAVE_OUT,
-        )  # fmt: skip
+            kind="unsupported",
+            do=LEAVE_OUT,
+        )
     sizes, strides = list(type.shape), list(type.stride)
     new: Value = recorder.call(aten.new_empty_strided.default, (old, sizes, strides)).outs[0]
     become_like(tensor, recorder.abstract(new))

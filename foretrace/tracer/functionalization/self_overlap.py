@@ -20,7 +20,7 @@ from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -76,7 +76,7 @@ def place(alias: Alias, value: Value) -> TensorType:
     return value.type.but(offset=far // value.type.dtype.itemsize)
 
 
-def meet(recorder: Builder, one: TensorType, two: TensorType) -> bool:
+def meet(recorder: RecorderBase, one: TensorType, two: TensorType) -> bool:
     """Whether two views of one memory have an element in common.
 
     That they have none is a guard where open sizes decide it.
@@ -93,7 +93,7 @@ def meet(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     return False
 
 
-def within(recorder: Builder, one: TensorType, two: TensorType) -> bool:
+def within(recorder: RecorderBase, one: TensorType, two: TensorType) -> bool:
     """Whether all elements of a view of some memory are elements of another of the same dtype.
 
     That they are is a guard where open sizes decide it.
@@ -108,7 +108,7 @@ def within(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     return True
 
 
-def overlaps(recorder: Builder, type: TensorType) -> bool:
+def overlaps(recorder: RecorderBase, type: TensorType) -> bool:
     """Whether several elements of a tensor are one place in memory.
 
     That none are is a guard where open sizes decide it.
@@ -209,6 +209,7 @@ def _holds(symbols: Symbols, less: Any, more: Any) -> bool:
 def overlapping(what: str) -> Refusal:
     """The refusal of a write that has no functional form, as its operands overlap."""
     return Refusal(
-        what, kind="overlapping memory",
+        what,
+        kind="overlapping memory",
         do="write to a clone, or read from one",
-    )  # fmt: skip
+    )

@@ -14,15 +14,19 @@ from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import OFFSET, Abstract, become_like
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.self_overlap import within
 
 aten = torch.ops.aten
-FROM_START = frozenset({
-    aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-})  # fmt: skip
+FROM_START = frozenset(
+    {
+        aten.as_strided.default,
+        aten.as_strided_.default,
+        aten.as_strided_copy.default,
+        aten.as_strided_scatter.default,
+    }
+)
 """What counts elements from the start of the memory, whatever of it the tensor sees"""
 
 
@@ -32,7 +36,7 @@ def moved_by(alias: Alias) -> Size:
     return distance // alias.last.type.dtype.itemsize if distance else 0
 
 
-def place_view(recorder: Builder, view: Abstract) -> None:
+def place_view(recorder: RecorderBase, view: Abstract) -> None:
     """Let a view that was taken of written memory lie where eager has it."""
     alias = alias_of(view)
     if distance := moved_by(alias):
@@ -41,7 +45,7 @@ def place_view(recorder: Builder, view: Abstract) -> None:
 
 
 def in_graph(
-    recorder: Builder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: RecorderBase, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an `as_strided` of written memory, counted in the graph's memory.
 
@@ -63,7 +67,9 @@ def in_graph(
     return tuple(named[name] for name in schema.arguments if name in named), {}
 
 
-def _count_in_graph(recorder: Builder, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
+def _count_in_graph(
+    recorder: RecorderBase, func: Any, tensor: Abstract, named: dict[str, Any]
+) -> None:
     owner = current(alias_of(tensor).root, recorder)
     symbols, offset = recorder.types.symbols, named.get("storage_offset")
     here = current(tensor.ft_alias, recorder).type

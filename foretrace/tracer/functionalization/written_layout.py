@@ -9,7 +9,7 @@ from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.tracer.functionalization.alias import Alias
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -47,7 +47,7 @@ def draws_alike(func: Any, like: TensorType) -> bool:
     return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
 
 
-def copy_content(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
+def copy_content(recorder: RecorderBase, old: Value, source: Value, whole: bool) -> Value:
     """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
     new, like = source, old.type
     if new.type.shape != like.shape:
@@ -61,7 +61,7 @@ def copy_content(recorder: Builder, old: Value, source: Value, whole: bool) -> V
     return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
-def lay_out(recorder: Builder, like: TensorType, new: Value) -> Value:
+def lay_out(recorder: RecorderBase, like: TensorType, new: Value) -> Value:
     """The content of `new` in memory of its own with the strides of `like`."""
     order = like.memory_order()
     straight = order == list(range(len(order)))
@@ -77,7 +77,7 @@ def lay_out(recorder: Builder, like: TensorType, new: Value) -> Value:
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
 
 
-def _spelled(recorder: Builder, type: TensorType) -> tuple[Any, ...]:
+def _spelled(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
     """The strides, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
@@ -87,7 +87,7 @@ def _inverse(order: list[int]) -> list[int]:
     return [order.index(dim) for dim in range(len(order))]
 
 
-def in_layout(recorder: Builder, target: Alias, new: Value) -> Value:
+def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
     """New content as the target holds it: its sizes, dtype and, where it owns memory, strides."""
     like = current(target, recorder).type
     if new.type.dtype != like.dtype:
@@ -109,7 +109,7 @@ def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
     )
 
 
-def same_sizes(recorder: Builder, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def same_sizes(recorder: RecorderBase, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))

@@ -138,8 +138,9 @@ class _Attending(Holding):
         if one and not isinstance(run.leaves[0], torch.Tensor):
             self.refuse(
                 f"{name} of {self.name} gives {run.result[0]!r}, which is no tensor",
-                "return a tensor: for a mask of all, b.new_ones((), dtype=torch.bool)", run.frame,
-            )  # fmt: skip
+                "return a tensor: for a mask of all, b.new_ones((), dtype=torch.bool)",
+                run.frame,
+            )
         outside = self.outside([run], {*params, *values_in(given)})
         sizes = self.sizes([run], [*values_in(given), *outside])
         result = run.result[0] if one else list(run.result)
@@ -165,8 +166,9 @@ class _Attending(Holding):
             self.refuse(
                 f"{run.name} of {self.name} casts scores, which are {self.score.dtype} while it is"
                 " traced, and float32 where it runs",
-                ("compute with the score as it is", "or give the query as float32"), run.frame,
-            )  # fmt: skip
+                ("compute with the score as it is", "or give the query as float32"),
+                run.frame,
+            )
 
     def _read(self, value: Value) -> Value:
         """What is given for what a program reads: where Dynamo lifts none, no gradient passes."""

@@ -73,8 +73,9 @@ def hold(call: Call) -> Any:
         raise Refusal(
             f"{name} is an operator that torch makes for its own tools, for which a graph has no"
             " place",
-            kind=KIND, do=INSTEAD.get(name, OF_A_COMPILER),
-        )  # fmt: skip
+            kind=KIND,
+            do=INSTEAD.get(name, OF_A_COMPILER),
+        )
     return Grouped(call, holder).recorded()
 
 
@@ -84,9 +85,10 @@ def _inline(call: Call, does: Callable[..., Any]) -> Any:
     followed = any(value.type.requires_grad for value in call.values) and recorder.grad_mode()
     if name in UNTRAINED and followed:
         raise Refusal(
-            f"{name} has no derivative, in eager neither", kind=KIND,
+            f"{name} has no derivative, in eager neither",
+            kind=KIND,
             do=("call it under torch.no_grad()", f"or {UNTRAINED[name]}"),
-        )  # fmt: skip
+        )
     args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
     with recorder.listening(), recorder.user_code():
         return does(*args, **kwargs)

@@ -64,8 +64,9 @@ class Holding:
             self.refuse(
                 f"autocast casts a leaf that requires grad inside {name} of {self.name}, and in"
                 " eager later casts of it lose their gradient",
-                "enter torch.autocast inside of the function, not around the operator", frame,
-            )  # fmt: skip
+                "enter torch.autocast inside of the function, not around the operator",
+                frame,
+            )
         run = Run(name, ops, result, spec, frame, leaves)
         self._check_writes(run)
         given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
@@ -110,8 +111,9 @@ class Holding:
                 self.refuse(
                     f"{run.name} of {self.name} writes to a tensor from outside of it, which eager"
                     " refuses too",
-                    "return the new content, or write to a clone", op.origin.frame,
-                )  # fmt: skip
+                    "return the new content, or write to a clone",
+                    op.origin.frame,
+                )
 
     def check_own(self, run: Run) -> None:
         """Refuse a program that gives back what is not its own."""
@@ -121,8 +123,9 @@ class Holding:
             self.refuse(
                 f"{run.name} of {self.name} returns a tensor from outside of it, a view of one, or"
                 " one twice, which eager refuses too",
-                "return a clone of it", run.frame,
-            )  # fmt: skip
+                "return a clone of it",
+                run.frame,
+            )
 
     def refuse(self, what: str, do: str | tuple[str, ...], at: Frame | None = None) -> NoReturn:
         """Refuse the call, at a line of the program or where the operator is called."""

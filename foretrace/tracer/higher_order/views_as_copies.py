@@ -43,9 +43,14 @@ def _again(op: Op, func: Any, given: Any, inference: Inference) -> Op:
     types = zip(result if many else [result], op.outs, strict=True)
     outs = tuple(Value(type.with_grad(old.type.requires_grad)) for type, old in types)
     return op.but(
-        target=func, args=given[0], kwargs=given[1], result=list(outs) if many else outs[0],
-        outs=outs, operands=None, alike=None,
-    )  # fmt: skip
+        target=func,
+        args=given[0],
+        kwargs=given[1],
+        result=list(outs) if many else outs[0],
+        outs=outs,
+        operands=None,
+        alike=None,
+    )
 
 
 def _copy_of(func: Any) -> Any:

@@ -134,9 +134,14 @@ class FunctionCall:
     """Target of one call of an autograd.Function."""
 
     def __init__(
-        self, function: type[Function], context: Context, *, followed: bool,
-        written: Written = NOTHING, copied: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        function: type[Function],
+        context: Context,
+        *,
+        followed: bool,
+        written: Written = NOTHING,
+        copied: tuple[int, ...] = (),
+    ) -> None:
         self.function, self.context, self.followed = function, context, followed
         self.hooks: list[Any] = []
         """the registrations of hooks on its node"""
@@ -259,7 +264,7 @@ class _Call:
 
     def _reads_made(
         self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether forward has a value of the program, or an open number, that it is not given.
 
         As of an attribute that the program has set before: a call sets it when the graph has run.
@@ -286,9 +291,7 @@ class _Call:
                 owner = alias_of(tensor).root
                 yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
 
-    def _written(
-        self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]
-    ) -> Written:  # fmt: skip
+    def _written(self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]) -> Written:
         """What forward has written to of its arguments; `given`: the results.
 
         Nothing, where copies would not do: the memory is that of another argument, too, or from

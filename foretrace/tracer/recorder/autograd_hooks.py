@@ -128,8 +128,11 @@ class Packed:
             name = _name(self.unpack)
             raise Refusal(
                 f"the unpack hook {name} (saved_tensors_hooks) gives a {wrong[0].__name__}, and no"
-                " tensor", kind="wrong hook", at=self.at, do="let it give a tensor",
-            )  # fmt: skip
+                " tensor",
+                kind="wrong hook",
+                at=self.at,
+                do="let it give a tensor",
+            )
         return found
 
 
@@ -250,7 +253,7 @@ class Hooking:
                 f"{what} inside {where} or a hook, where no graph has the tensor itself",
                 kind="autograd inside",
                 do="register it outside, on what goes in or comes out",
-            )  # fmt: skip
+            )
 
     def _place(self, tensor: Abstract) -> Value:
         """The value whose gradient the hook is to see, as torch's tables of hooks have it.
@@ -277,9 +280,10 @@ class Hooking:
 def _raised(what: str) -> Refusal:
     """What eager raises."""
     return Refusal(
-        f"the program raises RuntimeError: {what}", kind="program raised",
+        f"the program raises RuntimeError: {what}",
+        kind="program raised",
         do="capture it where autograd is on, or call it of what requires grad",
-    )  # fmt: skip
+    )
 
 
 class FunctionNode:
@@ -299,5 +303,6 @@ class FunctionNode:
     def __getattr__(self, name: str) -> NoReturn:
         raise Refusal(
             f"the program reads grad_fn.{name}, which does not exist while it is captured",
-            kind="autograd inside", do=OUTSIDE,
-        )  # fmt: skip
+            kind="autograd inside",
+            do=OUTSIDE,
+        )

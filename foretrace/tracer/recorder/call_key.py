@@ -15,7 +15,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.schemas.cache import PLAIN
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.subclasses.dispatch import known_as
 
 
@@ -29,7 +29,7 @@ class Reading:
 
     __slots__ = ("key", "recorder", "tensors", "values", "wrapped")
 
-    def __init__(self, recorder: Builder, func: Any, grad_mode: bool) -> None:
+    def __init__(self, recorder: RecorderBase, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.wrapped = False

@@ -37,8 +37,10 @@ def communicates(name: str) -> Refusal:
     what = f"{called}, which calls {name}," if called else name
     return Refusal(
         f"{what} talks to other processes, and a capture would do that once more",
-        kind="communication", at=asking_line(), do=DO,
-    )  # fmt: skip
+        kind="communication",
+        at=asking_line(),
+        do=DO,
+    )
 
 
 def _called(at: FrameType | None) -> str:

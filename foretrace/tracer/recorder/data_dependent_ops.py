@@ -14,14 +14,14 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Choice, Definition, Op, Origin, Tree, Value
+from foretrace.ir.program.op import Choice, Op, Origin, SharedBody, Tree, Value
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.sym_int import as_int
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -29,14 +29,15 @@ NUMBER = Choice("number", "whole", "data decides it: the graph computes it when 
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
 """What `item` is made of: compilers know this one"""
-PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType({
-    torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end"),
-})  # fmt: skip
+PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType(
+    {
+        torch.ops.aten.select.int: ("index",),
+        torch.ops.aten.slice.Tensor: ("start", "end"),
+    }
+)
 """Which arguments of a view are places in its dimension"""
 PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-FILLS = frozenset({
-    torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor
-})  # fmt: skip
+FILLS = frozenset({torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor})
 
 
 def of_open_size(call: Call) -> Any:
@@ -61,7 +62,7 @@ def of_open_size(call: Call) -> Any:
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
 
 
-def ask_where(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+def ask_where(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
     """Let it be known from which end a view counts its places, and that they are inside.
 
     Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
@@ -151,7 +152,7 @@ def fill_at_places(call: Call) -> Any:
     return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
 
 
-def _known_numbers(recorder: Builder, value: Value) -> bool:
+def _known_numbers(recorder: RecorderBase, value: Value) -> bool:
     """Whether what a tensor holds is known: of a constant, or of the example."""
     for ask in (recorder.answer, recorder.example):
         try:
@@ -177,7 +178,9 @@ def is_mask(index: Value | None) -> bool:
     return index is not None and index.type.dtype in (torch.bool, torch.uint8)
 
 
-def constant_places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
+def constant_places(
+    recorder: RecorderBase, indices: list[Value | None]
+) -> list[Abstract | None] | None:
     """Constant masks among indices as the places where they are true; None if a mask is unknown."""
     places: list[Abstract | None] = []
     for index in indices:
@@ -192,7 +195,7 @@ def constant_places(recorder: Builder, indices: list[Value | None]) -> list[Abst
     return places
 
 
-def takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+def takes_doubles(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
     """Whether a float that data decides is where C++ has a number, and nothing that may be open."""
     known = recorder.types.symbols.floats
     if not known.known:
@@ -215,12 +218,12 @@ def _number_of(call: Call, number: float) -> sympy.Symbol:
     return symbol
 
 
-def _reading(call: Call, symbol: Any) -> Definition:
+def _reading(call: Call, symbol: Any) -> SharedBody:
     """The body of `item`."""
     tensor = Value(call.values[0].type)
     origin = Origin(call.recorder.origin().frame, None)
     read = Op(READ, (tensor,), {}, symbol, (), origin=origin, choice=NUMBER)
-    return Definition((tensor,), (read,), ())
+    return SharedBody((tensor,), (read,), ())
 
 
 def _followed(call: Call, result: Tree) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Definition, Op, Tree, Value, map_values, values_in
+from foretrace.ir.program.op import Op, SharedBody, Tree, Value, map_values, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import INSIDE
@@ -21,7 +21,7 @@ from foretrace.operators.abstract_tensors.subclass_types import DISPATCHED
 from foretrace.operators.abstract_tensors.supported_inputs import check_asked_for
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC
 from foretrace.operators.inference.numeric_probe import (
-    Recording,
+    NumberedOps,
     at_floats,
     put_back,
     stand_in_numbers,
@@ -33,7 +33,7 @@ from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.concrete.concrete_values import GUARD
 from foretrace.tracer.forward_ad.jvp_queries import ANSWERS
 from foretrace.tracer.functionalization.autograd_leaves import require_grad
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD, Builder
+from foretrace.tracer.functionalization.builder import REQUIRES_GRAD, RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.inner_view_base import seen_inside
@@ -54,7 +54,7 @@ from foretrace.tracer.recorder.data_dependent_ops import (
     read_number,
     takes_doubles,
 )
-from foretrace.tracer.subclasses.dispatch import Through, check_takes, sharing, unshared
+from foretrace.tracer.subclasses.dispatch import SubclassKernel, check_takes, sharing, unshared
 from foretrace.tracer.subclasses.tracked_writes import write_to_wrapping
 
 ITEM = torch.ops.aten.item.default
@@ -72,7 +72,7 @@ LIFTED = torch.ops.aten.lift_fresh_copy.default
 
 
 def learn(
-    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     types = [value.type for value in values_in((args, kwargs))]
@@ -82,7 +82,9 @@ def learn(
     if (schema := schema_of(func)).writes and schema.written_now(args, kwargs):
         kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
         return Outcome(
-            None, inline=Inline(kernel, choice) if kernel else write_to_wrapping, lasting=False
+            None,
+            inline=RecordEachCall(kernel, choice) if kernel else write_to_wrapping,
+            lasting=False,
         )
     outcome = _learn(recorder, func, args, kwargs, grad_mode)
     outcome.lasting = False  # what a class does may be another in the next capture
@@ -90,7 +92,7 @@ def learn(
 
 
 def _learn(
-    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     if (known := _known(recorder, func, args, kwargs, grad_mode)) is not None:
         return known
@@ -117,7 +119,7 @@ def _learn(
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
-        return Outcome(None, inline=Fold(copy(refusal)), lasting=False)
+        return Outcome(None, inline=DataSizedOp(copy(refusal)), lasting=False)
     fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
     views = schema.view_positions(args, kwargs, len(fresh))
     # under no_grad a view of what requires grad does so too, though no gradient goes through it
@@ -132,7 +134,7 @@ def _learn(
 
 
 def _known(
-    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome | None:
     """What a call means that is no call of a kernel."""
     if func is torch_api.AUTO_FUNCTIONALIZED:
@@ -165,10 +167,10 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
         return put_at_places
     if func in FILLS and grad_mode and args[3].type.requires_grad:
         return fill_at_places
-    return aside if func.namespace == PROFILER else None
+    return run_unrecorded if func.namespace == PROFILER else None
 
 
-def _made_functional(recorder: Builder, func: Any, named: dict[str, Tree]) -> Outcome:
+def _made_functional(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
     """An operator that writes, by torch's form of it: its results, then what it writes to anew."""
     typed = map_values(named, lambda v: v.type.with_grad(False))
     result = recorder.semantics.infer(func, (), typed)
@@ -178,12 +180,12 @@ def _made_functional(recorder: Builder, func: Any, named: dict[str, Tree]) -> Ou
     types = map_tree(
         [*given, *news],
         lambda t: intern(t.but(offset=0)) if isinstance(t, TensorType) else t,
-    )  # fmt: skip
+    )
     return Outcome(types, None, None, lasting=False)
 
 
 def casting_inside(
-    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
 ) -> Outcome | None:
     """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
     if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
@@ -191,10 +193,10 @@ def casting_inside(
     if _procedure(func, args, recorder.grad_mode()) is not None:
         return None
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
-    return Outcome(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
+    return Outcome(None, inline=RecordEachCall(kernel, choice or INSIDE)) if kernel else None
 
 
-def _check_autocast(recorder: Builder, func: Any, operands: list[Value]) -> None:
+def _check_autocast(recorder: RecorderBase, func: Any, operands: list[Value]) -> None:
     """Refuse an operator whose own kernel calls what autocast casts.
 
     In eager autocast acts inside it, which a call of it in a graph does not show.
@@ -210,7 +212,7 @@ def _check_autocast(recorder: Builder, func: Any, operands: list[Value]) -> None
 
 
 def _learn_body(
-    recorder: Builder, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+    recorder: RecorderBase, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
@@ -220,13 +222,15 @@ def _learn_body(
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
-    inline = Outcome(None, choice=choice, inline=Inline(kernel, choice))
+    inline = Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice))
     what = recorder, func, kernel, (args, kwargs), operands, params
     try:
         ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
         if ran is not None:
             floats = recorder.types.symbols.floats.among((args, kwargs))
-            inline = Outcome(None, choice=choice, inline=Inline(kernel, choice, floats=floats))
+            inline = Outcome(
+                None, choice=choice, inline=RecordEachCall(kernel, choice, floats=floats)
+            )
         else:
             with recorder.casts.inside(func):
                 ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
@@ -244,13 +248,13 @@ def _learn_body(
 
 
 def _of_wrapper(
-    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """An op on tensors that wrap others: its body is what their class does, below autograd."""
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type.with_grad(False), v.hint) for v in operands]
-    kernel, before = Through(func, recorder), recorder.held
+    kernel, before = SubclassKernel(func, recorder), recorder.held
     try:
         recorder.held = set()
         ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
@@ -285,9 +289,13 @@ def _of_wrapper(
 
 
 def _of_any_float(
-    recorder: Builder, func: Any, kernel: Any, call: Tree, operands: list[Value],
+    recorder: RecorderBase,
+    func: Any,
+    kernel: Any,
+    call: Tree,
+    operands: list[Value],
     params: list[Value],
-) -> tuple[list[Op], Any, list[Abstract]] | None:  # fmt: skip
+) -> tuple[list[Op], Any, list[Abstract]] | None:
     """The body of a call that takes floats which data decides, where C++ hands them on unseen.
 
     None: what it is made of depends on them.
@@ -295,12 +303,12 @@ def _of_any_float(
     known = recorder.types.symbols.floats
     floats, ran = known.among(call), list[Any]()
 
-    def record(numbers: Mapping[Any, float]) -> Recording:
+    def record(numbers: Mapping[Any, float]) -> NumberedOps:
         with recorder.casts.inside(func):
             ran.append(_run_body(recorder, kernel, at_floats(call, numbers), operands, params))
         ops, result, stand_ins = ran[-1]
         handed = [leaf.ft_value for leaf in leaves(result) if isinstance(leaf, Abstract)]
-        return Recording((*params, *(each.ft_value for each in stand_ins)), tuple(ops), handed)
+        return NumberedOps((*params, *(each.ft_value for each in stand_ins)), tuple(ops), handed)
 
     try:
         found = with_any_number(record, floats, known.known)
@@ -313,7 +321,7 @@ def _of_any_float(
 
 
 def _run_body(
-    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: RecorderBase, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     """The ops of a body, what it returned, and the stand-ins that it ran over."""
     try:
@@ -327,7 +335,7 @@ def _run_body(
 
 
 def _over_stand_ins(
-    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: RecorderBase, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
@@ -338,7 +346,7 @@ def _over_stand_ins(
     return ops, result, stand_ins
 
 
-def aside(call: Call) -> Any:
+def run_unrecorded(call: Call) -> Any:
     """Run a call that is about the run, and leaves what is computed as it is."""
     return call.func(*call.args, **call.kwargs)
 
@@ -362,7 +370,7 @@ def answer(call: Call) -> Any:
             raise refusal from None
 
 
-class Fold:
+class DataSizedOp:
     """A call whose result's size depends on data: known where its operands are constants."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -416,10 +424,10 @@ def with_numbers_of(call: Call) -> Any:
     kernel, choice = recorder.semantics.body_kernel(call.func, call.args, call.kwargs)
     choice = choice or (INSIDE if recorder.casts.acts_inside(call.func) else None)
     known = {value: _of_numbers(recorder, each) for value, each in call.by_value.items()}
-    return Inline(kernel, choice, known | {read: numbers})(call)
+    return RecordEachCall(kernel, choice, known | {read: numbers})(call)
 
 
-def _of_numbers(recorder: Builder, tensor: Abstract) -> Abstract:
+def _of_numbers(recorder: RecorderBase, tensor: Abstract) -> Abstract:
     """The tensor with numbers for its sizes, as C++ reads them."""
     type = recorder.types.of(tensor)
     if not type.symbols:
@@ -427,16 +435,20 @@ def _of_numbers(recorder: Builder, tensor: Abstract) -> Abstract:
     return recorder.again(torch.ops.aten.view.default, (tensor, recorder.types.fixed(type).shape))
 
 
-class Inline:
+class RecordEachCall:
     """Records a body anew at each call, over the call's own tensors, or real ones for some.
 
     `floats`: symbols for which C++ may be given any number, and hands it on.
     """
 
     def __init__(
-        self, kernel: Any, choice: Any, real: Mapping[Value, torch.Tensor] | None = None, *,
+        self,
+        kernel: Any,
+        choice: Any,
+        real: Mapping[Value, torch.Tensor] | None = None,
+        *,
         floats: Collection[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kernel, self.choice, self.real, self.floats = kernel, choice, real or {}, floats
 
     def __call__(self, call: Call) -> Any:
@@ -462,9 +474,13 @@ class Inline:
 
 
 def _definition_meaning(
-    params: list[Value], ops: list[Op], result: Any, stand_ins: list[Abstract],
-    places: list[int], choice: Any,
-) -> Outcome | None:  # fmt: skip
+    params: list[Value],
+    ops: list[Op],
+    result: Any,
+    stand_ins: list[Abstract],
+    places: list[int],
+    choice: Any,
+) -> Outcome | None:
     """The outcome of a composite whose body ran over stand-ins; None if calls cannot share it."""
     made = {out for op in ops for out in op.outs}
     handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
@@ -473,9 +489,10 @@ def _definition_meaning(
         return None
     views = tuple(
         (outs.index(leaf.ft_value), places[i], leaf.ft_alias.share)
-        for leaf in handed if leaf.ft_value in made and leaf.ft_alias is not None
+        for leaf in handed
+        if leaf.ft_value in made and leaf.ft_alias is not None
         for i in _shared(leaf, stand_ins)
-    )  # fmt: skip
+    )
 
     def describe(leaf: Any) -> Any:
         value = leaf.ft_value if isinstance(leaf, Abstract) else None
@@ -484,7 +501,7 @@ def _definition_meaning(
         return value.type if value in made else Given(places[params.index(value)])
 
     seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
-    body = Definition(tuple(params), tuple(ops), tuple(outs), seen)
+    body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
     if not used <= made.union(params):  # a constant made inside is an input of this capture
         return None

@@ -75,9 +75,10 @@ def check_mode(recorder: Recorder, name: str) -> None:
         raise Refusal(
             f"autograd follows {name} in inference mode, as gradients are switched on again, and"
             " follows nothing else there",
-            kind="inference tensor", do="leave torch.inference_mode() instead, or call it there"
+            kind="inference tensor",
+            do="leave torch.inference_mode() instead, or call it there"
             " without switching gradients on",
-        )  # fmt: skip
+        )
 
 
 class _Made:
@@ -92,14 +93,19 @@ class _Made:
             if origin.inference and self._splits(op):
                 raise Refusal(
                     f"{op.target} gives parts that require grad in inference mode, and in no other",
-                    kind="inference tensor", at=origin.frame, do=PARTS,
-                )  # fmt: skip
+                    kind="inference tensor",
+                    at=origin.frame,
+                    do=PARTS,
+                )
             refused = "" if origin.inference else self._refused(op, origin)
             if refused:
                 raise Refusal(
                     f"{op.target} {refused} what was made in inference mode, which autograd does"
-                    " not take", kind="inference tensor", at=origin.frame, do=CLONE,
-                )  # fmt: skip
+                    " not take",
+                    kind="inference tensor",
+                    at=origin.frame,
+                    do=CLONE,
+                )
             self._note(op, origin.inference)
 
     def _note(self, op: Op, inference: bool) -> None:

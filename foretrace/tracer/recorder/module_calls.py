@@ -28,9 +28,7 @@ class ModuleCalls:
             names = self._names[kind] = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         name, qualified = names
         mode = vars(module).get("training")
-        call = ModuleCall(
-            self.paths.get(id(module), name), name, qualified, recorder.module, mode
-        )  # fmt: skip
+        call = ModuleCall(self.paths.get(id(module), name), name, qualified, recorder.module, mode)
         body: list[Op] = []
         frame = recorder.sources.here(3)  # below are this method and who stands for `__call__`
         origin = Origin(frame, call, checkpoint=recorder.checkpoint)

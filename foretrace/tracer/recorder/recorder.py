@@ -20,7 +20,7 @@ from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share, fill
 from foretrace.tracer.forward_ad.dual_tensors import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.tracer.functionalization.alias import alias_of, link
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
@@ -39,7 +39,7 @@ LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 """A constant of the program is copied where it is made, as each run makes it anew."""
 
 
-class Recorder(Builder):
+class Recorder(RecorderBase):
     """The mode that records: it looks up what a call comes to, and answers it."""
 
     above = 3
@@ -138,9 +138,13 @@ class Recorder(Builder):
         return self._learned(whole, any_float, func, args, kwargs) if found is None else found
 
     def _learned(
-        self, key: tuple[Any, ...], any_float: tuple[Any, ...] | None, func: Any, args: Tree,
+        self,
+        key: tuple[Any, ...],
+        any_float: tuple[Any, ...] | None,
+        func: Any,
+        args: Tree,
         kwargs: dict[str, Tree],
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """The outcome of a call that was not met; `any_float`: its key, whatever data decides."""
         try:
             with self.unwatched:
@@ -157,9 +161,14 @@ class Recorder(Builder):
     # ---- recording --------------------------------------------------------------------------
 
     def emit(
-        self, func: Target, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
-        occurrences: list[Value], origin: Origin | None = None,
-    ) -> Op:  # fmt: skip
+        self,
+        func: Target,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        outcome: Outcome,
+        occurrences: list[Value],
+        origin: Origin | None = None,
+    ) -> Op:
         """Append the op for a call; `occurrences` are the values among its arguments."""
         result = outcome.result
         outs: tuple[Value, ...]
@@ -182,9 +191,13 @@ class Recorder(Builder):
         return op
 
     def record(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
+        self,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        outcome: Outcome,
         tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
         op = self.emit(func, args, kwargs, outcome, values_in((args, kwargs)))
         return self._abstract(op, outcome, tensors, self.grad_mode())
@@ -241,9 +254,14 @@ class Recorder(Builder):
         fresh = iter(new)
         return map_tree(
             result,
-            lambda t: next(fresh) if isinstance(t, TensorType)
-            else tensors[t.operand] if isinstance(t, Given) else t,
-        )  # fmt: skip
+            lambda t: (
+                next(fresh)
+                if isinstance(t, TensorType)
+                else tensors[t.operand]
+                if isinstance(t, Given)
+                else t
+            ),
+        )
 
     def refused(self, refusal: Refusal) -> Refusal:
         """Note a refusal that no op is about, in case the program catches it."""

@@ -74,9 +74,10 @@ def submodule_calls(
             submodule = dict(module.named_modules(remove_duplicate=False)).get(path)
             if submodule is None:
                 raise Refusal(
-                    f"the module has no submodule {path!r}", kind="wrong call",
+                    f"the module has no submodule {path!r}",
+                    kind="wrong call",
                     do="name submodules as named_modules() does",
-                )  # fmt: skip
+                )
             watch = _Watch(recorder, sites)
             stack.callback(
                 submodule.register_forward_pre_hook(watch.enter, with_kwargs=True).remove

@@ -28,13 +28,13 @@ from foretrace.operators.abstract_tensors.subclass_types import (
 )
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 STANDS = "_foretrace_stands"
 """Attribute of a tensor of the run: its stand-in"""
 
 
-def stand_in(tensor: torch.Tensor, recorder: Builder) -> Abstract | None:
+def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
     """What the recorder knows a tensor of the program's as; None if it wraps none of the run's.
 
     Raises:
@@ -49,7 +49,7 @@ def stand_in(tensor: torch.Tensor, recorder: Builder) -> Abstract | None:
     return known
 
 
-def known_as(tensor: torch.Tensor, recorder: Builder) -> Abstract:
+def known_as(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract:
     """What the recorder knows any tensor as: one from outside becomes an input."""
     known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
     return recorder.lift(tensor) if known is None else known
@@ -85,12 +85,13 @@ def changed(tensor: Any, what: str) -> Refusal:
     """The refusal of a program that does this to a tensor of such a class."""
     name = type(tensor).__name__
     return Refusal(
-        f"the program {what} a {name}, a tensor class of its own", kind="unsupported tensor",
+        f"the program {what} a {name}, a tensor class of its own",
+        kind="unsupported tensor",
         do=("make a new one of new tensors", "or do it outside of the captured program"),
-    )  # fmt: skip
+    )
 
 
-def _made_by_program(tensor: Any, recorder: Builder) -> Abstract | None:
+def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     """The stand-in of one that the program has just made of tensors of the run."""
     names, context = flattened(tensor)
     held = [getattr(tensor, name) for name in names]
@@ -107,10 +108,15 @@ def _made_by_program(tensor: Any, recorder: Builder) -> Abstract | None:
     types = tuple(value.type.with_grad(False) for value in values)
     wrapping = Wrapping(type(tensor), names, types, Metadata(context))
     sizes = recorder.types.symbols.sizes
-    type_ = recorder.types.intern(TensorType(
-        sizes(tensor.shape), sizes(tensor.stride()), tensor.dtype, tensor.device,
-        wrapped=wrapping,
-    ))  # fmt: skip
+    type_ = recorder.types.intern(
+        TensorType(
+            sizes(tensor.shape),
+            sizes(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            wrapped=wrapping,
+        )
+    )
     check_sizes(type_)
     new = Value(type_)
     recorder.append(Op(Wrap(type_), values, {}, new, (new,), origin=recorder.origin()))
@@ -133,18 +139,19 @@ def check_sizes(type: TensorType) -> None:
     """
     if type.symbols or any(each.symbols for each in type.wrapped.inner):
         raise Refusal(
-            f"a {type.wrapped} of open sizes", kind="unsupported tensor",
+            f"a {type.wrapped} of open sizes",
+            kind="unsupported tensor",
             do="capture with fixed sizes: give the others no dynamic_shapes",
-        )  # fmt: skip
+        )
 
 
-def instance(known: Abstract, recorder: Builder) -> Any:
+def instance(known: Abstract, recorder: RecorderBase) -> Any:
     """The tensor that the program has for a stand-in; one for each."""
     made = known.ft_instance() if known.ft_instance is not None else None
     return _instance(known, recorder) if made is None else made
 
 
-def _instance(known: Abstract, recorder: Builder) -> Any:
+def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     value = value_of(known, recorder)
     type = value.type
     parts = tuple(Value(recorder.types.intern(inner)) for inner in type.wrapped.inner)
@@ -177,14 +184,18 @@ def now_holds(known: Abstract) -> None:
     known.ft_held = attributes, [(each, each.ft_value) for each, _ in held]
 
 
-def as_program_has(answer: Any, recorder: Builder) -> Any:
+def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
     """An answer with tensors of their own classes in the place of their stand-ins."""
     return map_tree(
         answer,
-        lambda leaf: instance(leaf, recorder)
-        if isinstance(leaf, Abstract) and leaf.ft_value is not None and leaf.ft_value.type.wrapped
-        else leaf,
-    )  # fmt: skip
+        lambda leaf: (
+            instance(leaf, recorder)
+            if isinstance(leaf, Abstract)
+            and leaf.ft_value is not None
+            and leaf.ft_value.type.wrapped
+            else leaf
+        ),
+    )
 
 
 def memories(tensor: Abstract) -> Iterator[Alias]:
@@ -205,10 +216,10 @@ def sharing(made: Sequence[Any], given: Sequence[Abstract]) -> Iterator[tuple[in
             yield position, shared[0]
 
 
-class Through:
+class SubclassKernel:
     """What an operator does where an operand wraps others: the class's `__torch_dispatch__`."""
 
-    def __init__(self, func: Any, recorder: Builder, written: Abstract | None = None) -> None:
+    def __init__(self, func: Any, recorder: RecorderBase, written: Abstract | None = None) -> None:
         self.func, self.recorder, self.written = func, recorder, written
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,8 +261,9 @@ def check_takes(func: Any, types: list[TensorType]) -> None:
 
 
 def _no_place(what: str, do: str) -> Refusal:
-    return Refusal(what, kind="unsupported tensor",
-                   do=(do, "or do it outside of the captured program"))  # fmt: skip
+    return Refusal(
+        what, kind="unsupported tensor", do=(do, "or do it outside of the captured program")
+    )
 
 
 def unshared(what: str) -> Refusal:
@@ -261,7 +273,7 @@ def unshared(what: str) -> Refusal:
     )
 
 
-def check_unwritten(recorder: Builder) -> None:
+def check_unwritten(recorder: RecorderBase) -> None:
     """Refuse a run in which memory was written that a tensor of its own class holds.
 
     Raises:
@@ -273,6 +285,7 @@ def check_unwritten(recorder: Builder) -> None:
         if op.writes and not recorder.held.isdisjoint(op.operands[:1]):
             raise Refusal(
                 "the program writes to memory that a tensor class of its own holds",
-                kind="unsupported tensor", at=op.origin.frame,
+                kind="unsupported tensor",
+                at=op.origin.frame,
                 do=("write to a clone", "or do it outside of the captured program"),
-            )  # fmt: skip
+            )

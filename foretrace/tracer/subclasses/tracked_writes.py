@@ -22,7 +22,7 @@ from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.subclasses.dispatch import (
     FLAGGED,
-    Through,
+    SubclassKernel,
     as_program_has,
     instance,
     known_as,
@@ -57,8 +57,10 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
     recorder, kind, form = call.recorder, old.type.wrapped, call.schema.functional
     maker = next((op for op in reversed(recorder.log) if old in op.outs), None)
     if maker is None or form is None or recorder.checkpoint is not None or recorder.holding:
-        raise refused(f"{call.func} writes to a {kind} that no operator of the program has made,"
-                      " and autograd follows")  # fmt: skip
+        raise refused(
+            f"{call.func} writes to a {kind} that no operator of the program has made,"
+            " and autograd follows"
+        )
     alias = alias_of(target)
     check_alone(alias, call)
     check_not_saved({old}, call)
@@ -103,7 +105,7 @@ def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
     with recorder.inner_scope(recorder.origin().frame) as body, recorder.listening():
         tensor = as_program_has(twin, recorder)
         args, kwargs = recorder.concrete((call.args, call.kwargs), {**call.by_value, old: twin})
-        Through(call.func, recorder, written=twin)(*args, **kwargs)
+        SubclassKernel(call.func, recorder, written=twin)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, twin, old)
         while len(recorder.overwritten) > overwritten:  # values of these ops
             recorder.overwritten.popitem()

@@ -21,12 +21,12 @@ from foretrace.operators.abstract_tensors.subclass_types import (
 )
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
-from foretrace.tracer.functionalization.builder import Builder
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.in_place_checks import note_overwritten
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.subclasses.dispatch import (
-    Through,
+    SubclassKernel,
     as_program_has,
     changed,
     instance,
@@ -57,7 +57,7 @@ def write(call: Call) -> Any:
         overwritten = len(recorder.overwritten)
         renew(recorder, target, old)
         args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
-        Through(call.func, recorder, written=target)(*args, **kwargs)
+        SubclassKernel(call.func, recorder, written=target)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, target, old)
         while len(recorder.overwritten) > overwritten:  # values of the body, which ends here
             recorder.overwritten.popitem()
@@ -131,7 +131,7 @@ def _let_go(op: Op, old: Collection[Value], freed: Collection[Op]) -> bool:
     return all(_let_go(inner, old, freed) for inner in op.body or ())
 
 
-def renew(recorder: Builder, tensor: Abstract, value: Value) -> None:
+def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
     """Let a tensor stand for a value, and what it holds for what that holds."""
     alias_of(tensor).become(value)
     if not value.type.wrapped or not _has(tensor):
@@ -145,7 +145,7 @@ def renew(recorder: Builder, tensor: Abstract, value: Value) -> None:
     now_holds(tensor)
 
 
-def wrapped_again(recorder: Builder, tensor: Any, known: Abstract, old: Value) -> Value:
+def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Value) -> Value:
     """What a tensor holds after the write, wrapped; of the type that it had."""
     before, held = known.ft_held
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
@@ -163,7 +163,10 @@ def wrapped_again(recorder: Builder, tensor: Any, known: Abstract, old: Value) -
 def refused(what: str) -> Refusal:
     """The refusal of a write that no graph can do."""
     return Refusal(
-        what, kind="unsupported tensor",
-        do=("use the operator that returns a new tensor",
-            "or do it outside of the captured program"),
-    )  # fmt: skip
+        what,
+        kind="unsupported tensor",
+        do=(
+            "use the operator that returns a new tensor",
+            "or do it outside of the captured program",
+        ),
+    )

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from foretrace.autograd.backward.differentiate import Differentiation
-from foretrace.autograd.eager_history.version_counters import Stale
+from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Backward, Op, Value
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.lowering.cuts.cut import Level, flatten
 from tests.support.trees import assert_tree, recorded, semantics, tree
 
@@ -21,7 +21,7 @@ def walk(ops: Any, root: Value, level: Level = LEAVES, overwritten: Any = None) 
     """The walk over ops from a gradient of `root`, which is called g."""
     known = semantics()
     asked = known.derivatives, known.inference, known.table
-    found = Differentiation(*asked, level.whole, {}, Stale(overwritten or {}))
+    found = Differentiation(*asked, level.whole, {}, VersionCounters(overwritten or {}))
     found.gradients[root] = Value(root.type.with_grad(False), "g")
     found.stale.meet(ops)
     found.walk(ops)
@@ -165,7 +165,7 @@ def written(fn: Any) -> list[Op]:
     return backward_of(recorded(fn, torch.zeros(2, 3, requires_grad=True)))
 
 
-def backward_of(found: Recorded) -> list[Op]:
+def backward_of(found: Recording) -> list[Op]:
     held = walk(found.ops, found.outputs[0].value, overwritten=found.overwritten)
     return list(flatten(held.scope.ops, LEAVES))
 

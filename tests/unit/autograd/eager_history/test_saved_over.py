@@ -4,16 +4,16 @@ from typing import Any
 
 import torch
 
-from foretrace.autograd.eager_history.overwritten_saved import SavedOver, saved_over
+from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Recorded
+from foretrace.ir.program.recording import Recording
 from foretrace.lowering.cuts.cut import Level, flatten
 from tests.support.trees import assert_tree, recorded, semantics
 
 X = torch.zeros(2, 3, requires_grad=True)
 
 
-def over(fn: Any, *args: Any) -> tuple[Recorded, list[Op], SavedOver]:
+def over(fn: Any, *args: Any) -> tuple[Recording, list[Op], OverwrittenSaved]:
     found = recorded(fn, *args)
     leaves = list(flatten(found.ops, Level(written=False), lambda op: op.writes))
     return found, leaves, saved_over(leaves, found, semantics().derivatives)

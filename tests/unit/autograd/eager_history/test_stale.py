@@ -1,4 +1,4 @@
-"""`Stale`: what memory holds when the backward runs."""
+"""`VersionCounters`: what memory holds when the backward runs."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretrace.autograd.eager_history.version_counters import (
-    Stale,
+    VersionCounters,
     saved_by,
     view_positions_of,
     written_operand,
@@ -34,7 +34,7 @@ def met(**facts: Any) -> Any:
     """What is stale where y is written over; the tree's values and ops by name."""
     values, ops = tree(TREE)
     found = Overwritten(facts.pop("now", values["now"]), None, **facts)
-    stale = Stale({values["y"]: found})
+    stale = VersionCounters({values["y"]: found})
     stale.meet(ops)
     return stale, values, {op.outs[0].hint: op for op in ops}, found
 
@@ -56,7 +56,7 @@ def test_the_root_is_what_was_written_and_the_base_owns_the_memory() -> None:
 def test_the_root_is_the_nearest_that_was_written() -> None:
     values, ops = tree(TREE)
     found = Overwritten(values["now"], None)
-    stale = Stale({values["y"]: found, values["row"]: found})
+    stale = VersionCounters({values["y"]: found, values["row"]: found})
     stale.meet(ops)
     assert stale.root(values["part"]) is values["row"]
 
@@ -71,7 +71,7 @@ def test_what_autograd_takes_for_no_view_shares_the_memory_all_the_same() -> Non
 def test_what_changed_its_shape_alone_is_as_it_was_for_what_comes_after() -> None:
     values, ops = tree(TREE)
     y, *_, exp = ops
-    stale = Stale({values["y"]: Overwritten(None, None, before=ops[1])})
+    stale = VersionCounters({values["y"]: Overwritten(None, None, before=ops[1])})
     stale.meet(ops)
     assert stale.of(values["y"], y) is not None
     assert stale.of(values["y"], exp) is None
@@ -84,7 +84,7 @@ def test_what_was_detached_in_place_is_lost_to_what_saved_it_as_an_operand() -> 
     assert stale.of(values["part"], ops["s"]) is None
 
 
-def replayed(stale: Stale, value: Value, op: Op) -> Any:
+def replayed(stale: VersionCounters, value: Value, op: Op) -> Any:
     """What the backward reads for a value, and the views that it takes for that."""
     calls = []
 

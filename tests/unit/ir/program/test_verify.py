@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import foretrace
 from foretrace.ir.program.op import Op, Origin, RuleName, Value
-from foretrace.ir.program.recording import Graph, Recorded
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.verify import verify_graph, verify_module, verify_pair, verify_record
 
 X = torch.randn(3, 4)
@@ -132,7 +132,7 @@ def test_a_cut(change: Callable[[Graph], None]) -> None:
 # ---- records ------------------------------------------------------------------------------------
 
 
-def record() -> Recorded:
+def record() -> Recording:
     return foretrace.capture(Net(), (X,)).recorded
 
 

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Mutation, Output, Recorded, Role
+from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.lowering.cuts.writeback import Written, check_begins, with_writes
 from tests.support.trees import assert_tree, program
 
@@ -22,7 +22,7 @@ FOLLOWED = TREE.replace(": f32[2, 3]", ": f32[2, 3] grad")
 
 def explicit(
     text: str = TREE, outputs: tuple[str, ...] = ("y",), **facts: Any
-) -> tuple[dict[str, Value], Recorded, Written]:
+) -> tuple[dict[str, Value], Recording, Written]:
     """A program that writes to x; `facts` of that write."""
     values, found = program(text, outputs, {"x": "new"})
     found.mutations = [replace(found.mutations[0], **facts)]

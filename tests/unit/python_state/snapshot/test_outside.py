@@ -1,4 +1,4 @@
-"""`Outside`: what the code of one run reads and changes, outside of its arguments."""
+"""`AccessMonitor`: what the code of one run reads and changes, outside of its arguments."""
 
 import sys
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.source.code_owner import origin_of
-from foretrace.python_state.access.monitor import Outside
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.code.bytecode import reads_of
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
@@ -37,9 +37,9 @@ def makes() -> None:
     MADE = 1
 
 
-def after(fn: Any) -> tuple[Outside, list[Any]]:
+def after(fn: Any) -> tuple[AccessMonitor, list[Any]]:
     """What was watched, and is as it was."""
-    outside = Outside()
+    outside = AccessMonitor()
     with outside.watching(fn):
         fn()
     changes = outside.changes()
@@ -121,7 +121,7 @@ def test_attributes_that_the_code_mentions() -> None:
 
 
 def test_nothing_is_watched_while_work_of_ours_goes_on() -> None:
-    outside = Outside()
+    outside = AccessMonitor()
     with outside.watching(calls_what_reads), outside:
         reads()
     assert outside.places == {}

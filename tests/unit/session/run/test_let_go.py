@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.python_state.snapshot.heap import Before
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.functionalization.alias import Alias
 from tests.support.trees import recorded
 
@@ -40,7 +40,7 @@ def living(kind: type) -> list[Any]:
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("kind", [Before, Alias])
+@pytest.mark.parametrize("kind", [HeapSnapshot, Alias])
 def test_what_was_kept_for_the_run_alone(kind: type) -> None:
     before = len(living(kind))
     program = foretrace.capture(Views(), (X,))

@@ -10,7 +10,13 @@ from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
 from foretrace.tracer.functionalization.autograd_leaves import require_grad
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.recorder.data_dependent_ops import read_number
-from foretrace.tracer.recorder.dispatch import Fold, Inline, answer, aside, learn
+from foretrace.tracer.recorder.dispatch import (
+    DataSizedOp,
+    RecordEachCall,
+    answer,
+    learn,
+    run_unrecorded,
+)
 from tests.support.trees import assert_tree, recorded, recorder, tree
 
 aten = torch.ops.aten
@@ -97,7 +103,7 @@ def test_a_composite_s_view_of_an_operand_is_a_view() -> None:
         (aten.item.default, ("n",), read_number),
         (aten.is_nonzero.default, ("n",), answer),
         (aten.equal.default, ("x", "x"), answer),
-        (aten.nonzero.default, ("m",), Fold),
+        (aten.nonzero.default, ("m",), DataSizedOp),
     ],
 )
 def test_what_depends_on_data_is_asked_at_each_call(func: Any, args: Any, kind: Any) -> None:
@@ -117,7 +123,7 @@ def test_the_size_of_a_result_that_depends_on_data_is_not_kept() -> None:
         (aten.neg.out, ("x",), {"out": "x"}, functionalize),
         (aten.matmul.out, ("x", "s"), {"out": "x"}, functionalize),  # a composite, too
         (aten.requires_grad_.default, ("x",), {}, require_grad),
-        (torch.ops.profiler._record_function_enter_new.default, ("name",), {}, aside),
+        (torch.ops.profiler._record_function_enter_new.default, ("name",), {}, run_unrecorded),
     ],
 )
 def test_what_writes_or_is_about_the_run_has_a_procedure_of_its_own(
@@ -128,7 +134,7 @@ def test_what_writes_or_is_about_the_run_has_a_procedure_of_its_own(
 
 def test_a_composite_that_writes_is_recorded_anew_at_each_call() -> None:
     found = outcome(aten.dropout_.default, "x", 0.5, True)
-    assert isinstance(found.inline, Inline)
+    assert isinstance(found.inline, RecordEachCall)
 
 
 def test_a_factory_says_so() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import foretrace
-from foretrace.tracer.functionalization.builder import Unwatched
+from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.module_calls import module_calls
 
 
@@ -64,7 +64,7 @@ def test_torchs_own_call_afterwards():
 def recorder():
     """As much of one as a module call touches."""
     return SimpleNamespace(
-        scope=[], module=None, checkpoint=None, unwatched=Unwatched(),
+        scope=[], module=None, checkpoint=None, unwatched=Unmonitored(),
         sources=SimpleNamespace(here=lambda above: None), note_failure=lambda error: None,
     )  # fmt: skip
 
