@@ -224,8 +224,8 @@ def freed(op: Op) -> Refusal:
     """A second backward through an op, of which the first has let go of what was saved."""
     return locate(
         Refusal(
-            f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
-            " what it had saved; eager raises, too",
+            f"the backward of {target_name(op.target)} runs a second time, and the first has let go"
+            " of what it had saved; eager raises, too",
             kind="graph freed",
             do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
         ),

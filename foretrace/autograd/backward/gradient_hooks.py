@@ -195,12 +195,15 @@ def _check_argument(op: Op, item: Input) -> None:
     if item.role.kind != "input":
         raise locate(
             Refusal(
-                f"the program registers a hook on the {item.role} at each call, and eager's later calls"
-                " run those of the earlier ones, too",
+                f"the program registers a hook on the {item.role} at each call, and eager's later"
+                " calls run those of the earlier ones, too",
                 kind="hook",
                 do=(
                     "remove it before the program returns, by its handle",
-                    "or register it on what is computed of it: w = self.weight.view_as(self.weight)",
+                    (
+                        "or register it on what is computed of it: "
+                        "w = self.weight.view_as(self.weight)"
+                    ),
                 ),
             ),
             op,

@@ -271,8 +271,8 @@ def _check_draws(op: Op, call: Call, slots: Iterable[Slot], ops: Iterable[Op]) -
     if any(each is not op for each in later) or (later and any(s.kind != RESULT for s in slots)):
         raise locate(
             Refusal(
-                f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs before"
-                " others are drawn in the same call",
+                f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs"
+                " before others are drawn in the same call",
                 kind="hook",
                 do=("let the hook draw nothing", "or call the parts of the operator one by one"),
             ),

@@ -85,12 +85,21 @@ def saved_over(
             if became.before is not None:
                 reshaped[became.before] = stale.base(root)
     memories = given.union(map(stale.base, left))
-    copies = {
-        op: old for op in writes
-        if (old := stale.written_by(op)) is not None and stale.memory(old) in memories
-        and any(old in saved_by(inner, derivatives) for inner in op.body or () if inner.leaf)
-    }  # fmt: skip
+    copies = {op: old for op, old in _saved_by_writes(writes, stale, derivatives)
+              if stale.memory(old) in memories}  # fmt: skip
     return OverwrittenSaved(left, copies, reshaped, hidden, stale.base)
+
+
+def _saved_by_writes(
+    writes: Iterable[Op], stale: VersionCounters, derivatives: Derivatives
+) -> Iterator[tuple[Op, Value]]:
+    """The writes whose own backward needs what they write over, each with that value."""
+    for op in writes:
+        old = stale.written_by(op)
+        if old is not None and any(
+            old in saved_by(inner, derivatives) for inner in op.body or () if inner.leaf
+        ):
+            yield op, old
 
 
 def _follows(op: Op) -> bool:

@@ -132,8 +132,8 @@ class _Scanned(SubgraphBackward):
             if param.type.stride != param.type.contiguous().stride:
                 raise locate(
                     Refusal(
-                        f"the backward of {target_name(self.op.target)} has what is carried in rows;"
-                        f" {param.type!r} is carried with strides {list(param.type.stride)}",
+                        f"the backward of {target_name(self.op.target)} has what is carried in"
+                        f" rows; {param.type!r} is carried with strides {list(param.type.stride)}",
                         kind="no derivative",
                         do="call contiguous() on what it begins with",
                     ),

@@ -36,6 +36,7 @@ from foretrace.ir.pydata.places import (
 )
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.snapshot.restore import told_of
@@ -52,6 +53,7 @@ class Run(Protocol):
     inputs: list[Input]
     placeholders: list[Any]
     real: list[Any]
+    outside: AccessMonitor | None
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """The placeholder of a tensor from outside."""

@@ -49,7 +49,6 @@ from foretrace.tracer.subclasses.dispatch import of_the_run
 def collect_state_outputs(
     before: HeapSnapshot,
     loan: SwappedModuleTensors,
-    outside: AccessMonitor | None,
     run: Run,
     requires: CallRequirements,
     lines: Callable[[], Lines],
@@ -64,17 +63,16 @@ def collect_state_outputs(
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     known = before.met.union(map(id, run.real))
-    every = _that_lives([*_everywhere(before, loan, outside, run)], before)
+    every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     sorted_out = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
     for change, can_be_left, made, held in sorted_out:
         new = change.place.before is MISSING and id(change.place.holder) in filled
         left = can_be_left or (new and plain(change.after))
-        content = isinstance(change.place, Contents)
         again = change.rebound and id(change.place.before) in filled and plain(change.after)
         if change.itself or again:  # a new container may hold what the old one held
             requires.changed.append(change)
-        elif content and not left:  # stays as it is, for `leaks.py` to find what it keeps
+        elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
             others.setdefault((id(change.place.holder), change.place.key), one)
             continue

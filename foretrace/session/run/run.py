@@ -123,9 +123,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = computed(fn, result, given)
             requires.handed = handed_back(result, call, ())
-            kept, others = collect_state_outputs(
-                before, loan, capture.outside, capture, requires, lines
-            )
+            kept, others = collect_state_outputs(before, loan, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)

@@ -72,9 +72,7 @@ class Session:
         """what the program computes with in the place of each"""
         self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
-        self.counts = (
-            SymbolicCounters()
-        )  # numbers of which earlier runs have shown that it counts with them
+        self.counts = SymbolicCounters()  # numbers that earlier runs have shown to be counted with
         self.fills = AppendOnlyContainers()  # containers of which it may read nothing
         self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()

@@ -145,8 +145,8 @@ def _check_drawn_again(op: Op, same_draws: bool) -> None:
     if not (same_draws and op.kwargs.get("generator") is None) and draws(op):
         raise locate(
             Refusal(
-                f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw the"
-                " same ones again: eager's backward runs it with others",
+                f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw"
+                " the same ones again: eager's backward runs it with others",
                 kind="unsupported",
                 do=(
                     "draw from torch's own generator, with preserve_rng_state=True",
