@@ -469,15 +469,6 @@ def of_loss(call: Callable[..., Any], inputs: dict[str, Tensor]) -> Tensor:
     return loss
 
 
-def test_the_old_name_warns() -> None:
-    capture: Any = foretrace.capture
-    with pytest.warns(DeprecationWarning, match="values="):
-        program = capture(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), guard_values=True)
-    assert program.guards
-    with pytest.warns(DeprecationWarning, match="values="), pytest.raises(foretrace.Refusal):
-        capture(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), guard_values=False)
-
-
 def test_a_question_about_what_a_condition_gave_is_answered_by_the_side_that_runs() -> None:
     def f(n: Tensor, x: Tensor) -> Tensor:
         more = torch.cond(n > 2, lambda t: t + 1, lambda t: t - 1, (n,))

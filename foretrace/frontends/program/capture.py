@@ -1,9 +1,8 @@
 """foretrace's own entry points: capture a program, and register a derivative."""
 
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, ParamSpec
+from functools import partial
+from typing import Any
 
 from foretrace.autograd.derivatives.registry import BackwardCall, Registered, rule_name
 from foretrace.autograd.derivatives.target_semantics import Captured
@@ -26,25 +25,7 @@ from foretrace.session.run.setup import (
 )
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
-P = ParamSpec("P")
-
-
-def _with_old_name(capture: Callable[P, Program]) -> Callable[P, Program]:
-    """Takes `guard_values=`, which is what `values=` was before, with a warning."""
-
-    @wraps(capture)
-    @Hiding()
-    def both(*args: P.args, **kwargs: P.kwargs) -> Program:
-        if "guard_values" in kwargs:
-            kwargs["values"] = "guard" if kwargs.pop("guard_values") else "refuse"
-            message = f"guard_values= is values={kwargs['values']!r} now"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return capture(*args, **kwargs)
-
-    return both
-
-
-@_with_old_name
+@Hiding()
 def capture(  # noqa: PLR0913 - what may be said of a capture
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -57,7 +38,10 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     warm: bool = False,
     verify: bool = False,
 ) -> Program:
-    """Run a program once over abstract tensors and keep what it did.
+    """Run a program over abstract tensors and keep what it did.
+
+    It runs once; and once more where it counts calls or fills a container, to learn what the next
+    call will find there, and for each side of a question with `branches="both"`.
 
     Args:
         fn: a function or nn.Module; it runs unmodified, and kernels run only to answer questions.

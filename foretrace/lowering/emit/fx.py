@@ -1,4 +1,4 @@
-"""A cut as a real torch.fx.GraphModule. The only place that knows fx's opcodes and `meta`."""
+"""A cut as a torch.fx.GraphModule."""
 
 import inspect
 import operator
