@@ -25,6 +25,7 @@ from foretrace.session.run.setup import (
 )
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
+
 @Hiding()
 def capture(  # noqa: PLR0913 - what may be said of a capture
     fn: Callable[..., Any],
