@@ -178,8 +178,6 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     COLLECTIVES as COLLECTIVES,
-    DIVISIONS as DIVISIONS,
-    EXTREMES as EXTREMES,
     FORKS as FORKS,
     FUSED as FUSED,
     PLACES as PLACES,
@@ -192,7 +190,6 @@ from foretrace.torch_api.patches import (
     engine as engine,
     exporting as exporting,
     may_talk as may_talk,
-    of_numbers as of_numbers,
     replaced as replaced,
     scalars_index as scalars_index,
     selective_policy as selective_policy,
@@ -233,7 +230,6 @@ from foretrace.torch_api.shape_env import (
     ValueRanges as ValueRanges,
     adopt_symbol as adopt_symbol,
     assertions_of as assertions_of,
-    copied_env as copied_env,
     count_from as count_from,
     env_state as env_state,
     expression as expression,
@@ -254,7 +250,6 @@ from foretrace.torch_api.shape_env import (
     symbol_values as symbol_values,
     symbolic_sizes as symbolic_sizes,
     values_from_data as values_from_data,
-    without_casts as without_casts,
 )
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,

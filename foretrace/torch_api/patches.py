@@ -22,9 +22,6 @@ from torch._functorch import eager_transforms, predispatch
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
 
-# What a symbolic number is inside: Python's operators on it come to its methods.
-from torch.fx.experimental.sym_node import SymNode
-
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
 
@@ -190,10 +187,6 @@ CHECKPOINT = "_checkpoint_without_reentrant_generator"
 CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
 SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
-DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
-"""What `%`, `//` and `/` of sizes come to"""
-EXTREMES = ("_sym_max", "_sym_min")
-"""What `torch.sym_max` and `torch.sym_min` of sizes come to"""
 STEPS = (
     "linspace",
     "logspace",
@@ -249,7 +242,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
-    **{name: (SymNode, name) for name in (*DIVISIONS, *EXTREMES)},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
     **{name: (os, name) for name in FORKS},
 }
@@ -318,13 +310,6 @@ def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public tells it.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-def of_numbers(name: str) -> Callable[..., Any]:
-    """What a division or an extreme of symbolic numbers is while it is not replaced."""
-    place, key = PLACES[name]
-    found: Callable[..., Any] = vars(place)[key]
-    return found
 
 
 TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")

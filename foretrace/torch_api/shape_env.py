@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from importlib import import_module
@@ -40,7 +39,7 @@ from torch.utils._pytree import SequenceKey
 from torch.utils._sympy import functions
 
 # What `//` and `%` of sizes are in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
+from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
@@ -67,11 +66,6 @@ MOST_EVALUATIONS = 2_000
 def expression(number: Any) -> Any:
     """The sympy expression inside a SymInt, SymFloat or SymBool."""
     return number.node.expr
-
-
-def without_casts(expr: Any) -> Any:
-    """The expression of a float as that of the integer that it is made of."""
-    return expr.args[0] if isinstance(expr, ToFloat) else expr
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:
@@ -229,26 +223,6 @@ class ToldShapeEnv(ShapeEnv):
         return answer
 
 
-def copied_env(shape_env: Any, numbers: Mapping[Any, int], without: Collection[Any]) -> Any:
-    """A ShapeEnv that knows what another does; what it is asked adds nothing to the first.
-
-    Args:
-        shape_env: the other; containers of its own are copied, what is in them is shared.
-        numbers: what each symbol is in it.
-        without: symbols that are numbers now, so that none is told to be what follows from them.
-    """
-    copied = object.__new__(type(shape_env))
-    for name, item in vars(shape_env).items():
-        own = isinstance(item, (dict, list, set)) and not isinstance(item, type)
-        vars(copied)[name] = copy(item) if own else item
-    known = "backed_var_to_val" if hasattr(copied, "backed_var_to_val") else "var_to_val"
-    getattr(copied, known).update({s: sympy.Integer(n) for s, n in numbers.items()})
-    tied = [s for s, e in copied.replacements.items() if {s, *e.free_symbols} & set(without)]
-    for symbol in tied:
-        del copied.replacements[symbol]
-    return copied
-
-
 def symbol_state(shape_env: ShapeEnv, symbol: Any) -> tuple[Any, ...]:
     """What a ShapeEnv knows of a symbol: its number, its range, and what it was found equal to."""
     number = symbol_values(shape_env).get(symbol)
@@ -389,7 +363,7 @@ def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
 def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any]) -> None:
     """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
 
-    Source: the attributes that `copied_env` copies. A guard, an assertion and the range of a symbol
+    Source: the attributes of a ShapeEnv. A guard, an assertion and the range of a symbol
     have the place where they were made (`SLoc`), of which nobody here asks (2.13).
     """
     where: Any = SLoc("", "")

@@ -108,7 +108,6 @@ EXCUSED: dict[str, str] = {
     ),
     "frontends/torch_compat/export.py:_check_not_called": "a wrong call",
     "session/run/setup.py:check_branches": "a wrong call",
-    "lowering/specialize/recheck.py:_outside": "told as the reason why a small size does not hold",
     "lowering/partition/partial_tangents.py:_not_saved": (
         "no program is known: what is not saved is computed again"
     ),

@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusing, counted
 from foretrace.forks import cached_property
 from foretrace.frontends.program.recording_handle import Tree, shown
@@ -26,7 +25,6 @@ from foretrace.lowering.partition.step_parts import PARTS
 from foretrace.runtime.calls.compiled import not_copied
 from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import Stored
 from foretrace.serialization.schema.opaque import asserted
 from foretrace.session.run.torch_patches import UNCOLLECTED
@@ -34,7 +32,6 @@ from foretrace.session.run.torch_patches import UNCOLLECTED
 STEP = "step"
 
 Again: TypeAlias = Callable[[TangentStrides], "tuple[Cut, ...]"]
-At: TypeAlias = Callable[[Captured], "tuple[Cut, ...]"]
 
 
 def _nobody_calls(*args: object) -> NoReturn:
@@ -45,19 +42,14 @@ def _nobody_calls(*args: object) -> NoReturn:
 class Cut:
     """One graph: callable, printable, explainable."""
 
-    def __init__(  # noqa: PLR0913 - what a cut is
-        self, program: Tree, graph: Graph, loss: int | None, small: SmallSizes | None = None,
-        again: Again = _nobody_calls, at: At = _nobody_calls, pair: Pair | None = None,
-        *, stored: Stored | None = None,
+    def __init__(
+        self, program: Tree, graph: Graph, loss: int | None,
+        again: Again = _nobody_calls, pair: Pair | None = None, *, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self.calls = program.calls
-        self.small = small or SmallSizes(program.recorded, program.semantics, graph, _nobody_calls)
-        """tells of which sizes 0 and 1 it holds; of a half, that of the joint cut"""
         self.again: Again = cache(again)
         """makes it, and the other half, for tangents with such strides"""
-        self.at: At = cache(at)
-        """makes it, and the other half, of the record at sizes 0 and 1"""
         self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
         """what a file has of it"""
         self._module: fx.GraphModule | None = None

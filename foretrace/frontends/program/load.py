@@ -70,7 +70,7 @@ class Loaded(Loadable):
         kind = "joint" if stored.name == PAIR else stored.name
         cut = cut_at(self.program, Form(kind, stored.level, stored.loss), known=stored.graph)
         if stored.opened:
-            cut.again = cut.at = GONE
+            cut.again = GONE
         if stored.pair is None:
             self._cuts[stored.name] = cut
             return

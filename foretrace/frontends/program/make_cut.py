@@ -1,16 +1,14 @@
-"""How the cuts of a tree are made: its graph, and what makes it for other tangents and sizes."""
+"""How the cuts of a tree are made: its graph, and what makes it for other tangents."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import STEP, Cut
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import SubclassStrides, TangentStrides
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_pair
 from foretrace.lowering.cuts.cut import Level, forward_graph, inference_graph, joint_graph
 from foretrace.lowering.cuts.decompose import decompose
@@ -20,7 +18,6 @@ from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.partition.recompute import made_again
 from foretrace.lowering.subclasses.desugar import unwrapped
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
@@ -50,27 +47,20 @@ def cut_at(
     """
     kind, level, loss, table = form.kind, form.level, form.loss, form.table
 
-    def make(recorded: Recording, semantics: TargetSemantics, put: Callable[[Any], Any]) -> Graph:
-        arrived = given and tuple(
-            [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
-        )
-        graph = _graph(recorded, semantics, kind, level, loss, arrived)
+    def make(recorded: Recording, semantics: TargetSemantics) -> Graph:
+        graph = _graph(recorded, semantics, kind, level, loss, given)
         graph = graph if table is None else decompose(graph, table, semantics, level.kept)
         return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
 
     with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
-        graph = known or make(tree.recorded, tree.semantics, lambda size: size)
+        graph = known or make(tree.recorded, tree.semantics)
     tree.check(graph)
 
     def again(given: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, given),)
 
-    def at(there: Captured) -> tuple[Cut]:
-        return (cut_at(tree.at(there), form),)
-
-    small = SmallSizes(tree.recorded, tree.semantics, graph, make)
     stored = Stored(kind, graph, loss, level, table is not None)
-    return Cut(tree, graph, loss, small, again, at, stored=stored)
+    return Cut(tree, graph, loss, again, stored=stored)
 
 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
@@ -89,9 +79,9 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
 
     stored = replace(of.stored, name=PAIR, pair=pair, policy=policy)
     first, second = (
-        Cut(tree, graph, of.loss, of.small, lambda given: split(of.again(given)),
-            lambda there: split(of.at(there)), pair, stored=stored) for graph in both
-    )  # fmt: skip
+        Cut(tree, graph, of.loss, lambda given: split(of.again(given)), pair, stored=stored)
+        for graph in both
+    )
     return first, second
 
 

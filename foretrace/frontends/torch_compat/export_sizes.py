@@ -1,20 +1,24 @@
 """Sizes 1 and 0 of an exported program: it takes those for which its graph is shown to hold.
 
-A file has one graph, and nobody can ask later. So they are tried when it is made, and what is not
-shown is asserted away by the file itself: torch takes every open size for 2 or more, and does not
-check it.
+A file has one graph, and nobody can ask later. So the module is captured with an example of such a
+size when the file is made. Where that gives another graph, the file asserts that the size is
+another: torch takes every open size for 2 or more, and does not check it.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations, product
 from typing import Any, Final, TypeAlias
 
 import sympy
+import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Recording
-from foretrace.ir.symbols.symbols import MANY, Numbers
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.errors import Attempt
+from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.symbols.symbols import MANY, Numbers, put_in
+from foretrace.lowering.specialize.equivalence import Equality
 
 PAIRED: Final = 2
 """With so many open sizes each two are tried together; of more, one may be small at a time"""
@@ -23,19 +27,116 @@ Group: TypeAlias = tuple[sympy.Symbol, ...]
 """Open sizes that are equal"""
 
 
-class Shown:
-    """Which open sizes of a graph may be 1, and which 0.
+Again: TypeAlias = Callable[[Sequence[Any]], tuple[Recording, Graph]]
+"""Captures with other examples, of which sizes below 2 are fixed; the record, and its graph"""
+
+
+class SameGraph:
+    """Tells of which sizes 0 and 1 a graph holds: those with which a capture gives it again.
 
     Args:
-        recorded: the record.
-        small: tells of which sizes its graph holds.
+        recorded: the record with open sizes.
+        make: gives its graph.
+        leaves: the arguments of the example, in order.
+        again: captures with others.
     """
 
-    def __init__(self, recorded: Recording, small: SmallSizes) -> None:
+    def __init__(
+        self, recorded: Recording, make: Callable[[], Graph], leaves: Sequence[Any], again: Again
+    ) -> None:
+        self.recorded, self.make, self.leaves, self.again = recorded, cache(make), leaves, again
+
+    def holds(self, small: Numbers) -> bool:
+        """Whether it does with these numbers for some sizes, whatever the others are."""
+        before = self.recorded
+        if before.answered or before.requires.asks_strides:
+            return False  # answers of other data, and strides of a size 1, may be others
+        known = set[Any]()
+        for guard in before.symbols.guards():  # also, a loop over sizes may not end with these
+            try:
+                known.add(put_in(guard.condition, small))
+            except ArithmeticError:
+                return False
+        if False in known:
+            return False
+        attempt = Attempt(Exception)  # the module is the user's
+        with attempt, warnings.catch_warnings(action="ignore"):
+            now, graph = self.again(self._example(small))
+            return self._same(now, graph, small) and {
+                guard.condition for guard in now.symbols.guards()
+            } <= {_renamed(condition, self._names(now)) for condition in known}
+        return False
+
+    def _example(self, small: Numbers) -> list[Any]:
+        """The arguments of the example with such sizes.
+
+        Raises:
+            ValueError: an argument cannot have them.
+        """
+        requires, leaves = self.recorded.requires, list(self.leaves)
+        given = [n for n, name in enumerate(requires.names) if name not in requires.constants]
+        for item in self.recorded.inputs:
+            if item.argument is not None and not item.value.type.symbols.isdisjoint(small):
+                at = given[item.argument]
+                leaves[at] = self._resized(leaves[at], item, small)
+        return leaves
+
+    def _resized(self, tensor: Any, item: Input, small: Numbers) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or tensor.layout is not torch.strided or item.memory or item.value.type.lazy:
+            raise ValueError(tensor)
+        numbers = {**self.recorded.symbols.numbers(), **small}
+        some = {symbol: max(n, 1) for symbol, n in numbers.items()}  # as torch counts strides
+        shape = [put_in(size, numbers) for size in item.value.type.shape]
+        stride = [put_in(step, some) for step in item.value.type.stride]
+        made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        with torch.no_grad():
+            made.copy_(tensor.detach()[tuple(slice(0, size) for size in shape)])
+        return made.requires_grad_(tensor.requires_grad)
+
+    def _names(self, now: Recording) -> dict[sympy.Symbol, Any]:
+        """What the symbols of the record are in another one of other examples."""
+        pairs = zip(self.recorded.inputs, now.inputs, strict=True)
+        shapes = [(one.value.type.shape, other.value.type.shape) for one, other in pairs]
+        sizes = (each for one, other in shapes for each in zip(one, other, strict=True))
+        return {old: new for old, new in sizes if isinstance(old, sympy.Symbol)}
+
+    def _same(self, now: Recording, graph: Graph, small: Numbers) -> bool:
+        before, names = self.recorded, self._names(now)
+        held = Equality(lambda size: _renamed(put_in(size, small), names), now.symbols, {})
+        tensors = [
+            (one.tensor, other.tensor) for one, other in zip(before.inputs, now.inputs, strict=True)
+        ]
+        return (
+            held.differs(self.make(), graph) is None
+            and before.out_structure == now.out_structure
+            and [each.index for each in before.mutations] == [each.index for each in now.mutations]
+            and not (now.answered or now.requires.asks_strides)
+            and all(one is other or _same_bits(one, other) for one, other in tensors)
+        )
+
+
+def _renamed(size: Any, names: dict[sympy.Symbol, Any]) -> Any:
+    return size.xreplace(names) if isinstance(size, sympy.Basic) else size
+
+
+def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two constants of a program are the same."""
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    parts = (each.detach().reshape(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(*parts)
+
+
+class Shown:
+    """Which open sizes of a graph may be 1, and which 0."""
+
+    def __init__(self, graph: SameGraph) -> None:
+        recorded = graph.recorded
         self.least = recorded.symbols.reaches_down()
         ranges = recorded.symbols.ranges().items()
         self.groups = _groups(recorded, {symbol for symbol, (low, _) in ranges if low == MANY})
-        self._holds: Callable[[Numbers], bool] = small.everywhere
+        self._holds = graph.holds
         self.allowed = [self._alone(group) for group in self.groups]
 
     def _alone(self, group: Group) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.op import (
     Backward,
@@ -58,14 +58,11 @@ class Equality:
 
     def __init__(self, put: Put, symbols: Symbols, known: dict[Value, Value]) -> None:
         self.put, self.symbols, self.known = put, symbols, known
-        self.strict = False
-        """whether the strides of a size 1 matter, as to a program that asks for them"""
         self.definitions_held = dict[tuple[int, int], tuple[SharedBody, SharedBody]]()
         """pairs that have been held against each other, kept alive"""
 
     def differs(self, old: Graph, new: Graph) -> Differs | None:
         """How two cuts differ, if they do; strides of a size 1 tell no kernel anything."""
-        self.strict = False
         try:
             self.graphs(old, new)
         except Unlike as unlike:
@@ -155,8 +152,6 @@ class Equality:
             return False
         if not all(map(self.same_size, old.shape, new.shape)):
             return False
-        if self.strict:
-            return all(map(self.same_size, old.stride, new.stride))
         told = [] if 0 in new.shape else [d for d, size in enumerate(new.shape) if size != 1]
         return all(self.same_size(old.stride[d], new.stride[d]) for d in told)
 
@@ -237,9 +232,3 @@ def _called(op: Op) -> bool:
 
 def _name(op: Op) -> str:
     return target_name(op.target)
-
-
-def differs(refusal: Exception, op: Op) -> Unlike:
-    """That torch does not take a call with these sizes, in its words."""
-    words = refusal.what if isinstance(refusal, Refusal) else str(refusal).partition("\n")[0]
-    return Unlike(f"{target_name(op.target)} is not taken: {words}", op)

@@ -133,14 +133,14 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
-            overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
+            overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked, recorder.histories.hooks,
+        capture.questions.again, overwritten, recorder.histories.hooks,
     )  # fmt: skip
 
 

@@ -22,12 +22,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.effects.module_state import scripted
-from foretrace.session.run.data_dependent_sizes import (
-    choosing,
-    dividing,
-    taking_rates,
-    taking_steps,
-)
+from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.forward_ad.dual_tensors import leaving
 from foretrace.tracer.forward_ad.linearize import tracing
@@ -54,8 +49,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= random_stand_ins(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
-    stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
-    stand_ins |= choosing(recorder)
+    stand_ins |= taking_steps(recorder) | taking_rates(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
