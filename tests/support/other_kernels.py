@@ -33,8 +33,7 @@ LISTED: Final = (
     _kind(
         "what Python asked of data is asserted before the program has changed anything, so that"
         " what the question reads runs once more",
-        "asked_under_other_modes gaussian_likelihood rounds_before_and_after rounds_that_train"
-        " rounds_that_train_and_are_none",
+        "asked_under_other_modes gaussian_likelihood rounds_before_and_after",
         "exp mean mm sum",
         again=True,
     ),
