@@ -47,7 +47,6 @@ from foretrace.torch_api.dispatch import (
     composite_kernel as composite_kernel,
     default_device as default_device,
     device_types_here as device_types_here,
-    differentiating as differentiating,
     disabled_torch_dispatch as disabled_torch_dispatch,
     disabled_torch_function as disabled_torch_function,
     dispatch_modes as dispatch_modes,

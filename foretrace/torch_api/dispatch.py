@@ -352,13 +352,6 @@ def functorch_active() -> bool:
     return bool(_C._are_functorch_transforms_active())
 
 
-def differentiating() -> bool:
-    """Whether one that runs differentiates; others map over a dimension."""
-    functorch = _C._functorch
-    levels = functorch.get_interpreter_stack() or ()
-    return any(level.key() != functorch.TransformType.Vmap for level in levels)
-
-
 def c_entry(op: Any) -> Any:
     """What an OpOverload calls, without its own Python `__call__`: 0.3 us less for each op."""
     return op._op

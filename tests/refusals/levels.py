@@ -3,17 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.func import grad, jvp, linearize, vjp, vmap
+from torch.func import jvp, linearize, vmap
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
 from foretrace import torch_api
-from tests.refusals.registry import captured, captures, drawn, refuses, same
+from tests.refusals.registry import captured, captures, refuses, same
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)
@@ -23,166 +22,18 @@ def pushed(function: Any, x: Tensor) -> Any:
     return jvp(function, (x,), (x,))
 
 
-def linearized_in_a_level(x: Tensor) -> Any:
-    return grad(lambda y: linearize(torch.sin, y)[1](x).sum())(x)  # here
+def linearized(x: Tensor) -> Any:
+    return linearize(torch.sin, x)[1](x)  # here
 
 
 refuses(
     "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(linearized_in_a_level, X),
-    linearized_in_a_level,
-    captured(lambda x: linearize(torch.sin, x)[1](x), X),
+    "session/run/torch_patches.py:_linearized",
+    captures(linearized, X),
+    linearized,
+    captured(lambda x: pushed(torch.sin, x), X),
     "outside of the captured program",
 )
-
-
-def first_called_in_a_level(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return vjp(push, x)[1](x)  # here
-
-
-def called_before(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return push(x), vjp(push, x)[1](x)
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(first_called_in_a_level, X),
-    None,
-    captured(called_before, X),
-    "outside of the captured program",
-)
-
-
-def called_in_a_checkpoint(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return checkpoint(push, x, use_reentrant=False)  # here
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(called_in_a_checkpoint, W),
-    called_in_a_checkpoint,
-    captured(lambda x: linearize(torch.sin, x)[1](x), W),
-    "outside of the captured program",
-)
-
-
-def written_before_its_call(x: Tensor) -> Any:
-    z = x * 1
-    push = linearize(lambda y: y * z, x)[1]
-    z.add_(1)
-    return push(x)  # here
-
-
-def written_after_its_call(x: Tensor) -> Any:
-    z = x * 1
-    push = linearize(lambda y: y * z, x)[1]
-    found = push(x)
-    z.add_(1)
-    return found, push(x)
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(written_before_its_call, X),
-    written_before_its_call,
-    captured(written_after_its_call, X),
-    "outside of the captured program",
-)
-
-
-def wave_of(kind: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-    """The function linearized, and pushed forward by `jvp`."""
-
-    def traced(x: Tensor) -> Any:
-        return linearize(kind, x)[1](x)  # here
-
-    return traced, lambda x: pushed(kind, x)
-
-
-def by_numbers(y: Tensor) -> Tensor:
-    return y * y.sum().item()
-
-
-def one_of_two(y: Tensor) -> Tensor:
-    return y.sin() if y.sum() > 0 else y.cos()
-
-
-def drawn_beside(y: Tensor) -> Tensor:
-    return y * torch.rand(3, 4)
-
-
-def chosen(y: Tensor) -> Tensor:
-    return y[y > 0] * 2
-
-
-def written_to_zeros(y: Tensor) -> Tensor:
-    return torch.zeros(3, 4).add_(y)
-
-
-def beside_a_constant(y: Tensor) -> tuple[Tensor, Tensor]:
-    return y.sin(), torch.ones(3)
-
-
-for kind_of in (one_of_two, by_numbers):
-    traced, by_jvp = wave_of(kind_of)
-    refuses(
-        "unsupported",
-        "tracer/forward_ad/dual_tensors.py:of_duals",
-        captures(traced, X),
-        None,
-        captured(by_jvp, X),
-    )
-
-for kind_of, way in ((chosen, captured), (beside_a_constant, captured), (drawn_beside, drawn)):
-    traced, by_jvp = wave_of(kind_of)
-    refuses(
-        "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
-        way(by_jvp, X), "outside of the captured program",
-    )  # fmt: skip
-
-traced, _ = wave_of(written_to_zeros)
-refuses(
-    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
-    captured(wave_of(lambda y: torch.zeros(3, 4) + y)[0], X), "outside of the captured program",
-)  # fmt: skip
-
-
-def branching(x: Tensor) -> Any:
-    ones = torch.ones(3, 4)
-    on = torch.ones(()) > 0
-    return linearize(lambda y: torch.cond(on, torch.sin, torch.cos, (ones,)) * y, x)[1](x)  # here
-
-
-def branched_before(x: Tensor) -> Any:
-    chosen = torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(3, 4),))
-    return linearize(lambda y: chosen * y, x)[1](x)
-
-
-refuses(
-    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(branching, X), branching,
-    captured(branched_before, X), "outside of the captured program",
-)  # fmt: skip
-
-
-def left_by_a_capture() -> object:
-    def raising(x: Tensor) -> Tensor:
-        raise ValueError(linearize(torch.sin, x)[1])
-
-    with pytest.raises(foretrace.Refusal) as caught:
-        foretrace.capture(raising, (X,))
-    error: Any = caught.value.__cause__
-    return error.args[0](X)
-
-
-refuses("escaped", "tracer/forward_ad/linearize.py:__call__", left_by_a_capture, None,
-        captured(lambda x: linearize(torch.sin, x)[1](x), X))  # fmt: skip
 
 
 def mapped_by_the_old_vmap(x: Tensor) -> Any:

@@ -52,12 +52,6 @@ LISTED: Final = (
         "leaky_relu rrelu_with_noise rrelu_with_noise_backward sigmoid_backward tanh_backward",
     ),
     _kind(
-        "a tangent that is zero everywhere: eager's kernels know it when they see it, by a key that"
-        " the trace does not tell",
-        "linearized_network",
-        "mm",
-    ),
-    _kind(
         "a complex number times a real one, with the operands in the other order: one of the parts"
         " is zero",
         "fourier",

@@ -29,8 +29,6 @@ PRIMAL = aten._fw_primal.default
 ALIAS, DETACH, VIEW = aten.alias.default, aten.detach.default, aten.view.default
 PLAIN = frozenset({REQUIRES_GRAD, DETACH})
 """What autograd's forward mode takes no part in"""
-NUMBERS = frozenset({aten.item.default, aten.is_nonzero.default, aten._local_scalar_dense.default})
-"""What reads a number of a tensor"""
 JVP = "use torch.func.jvp, which has levels of its own"
 
 
@@ -38,11 +36,6 @@ def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """What a call comes to that forward-mode autograd takes part in; else NotImplemented."""
     if recorder.forward.below:
         return args[0] if recorder.forward.making and func is ALIAS else NotImplemented
-    if recorder.forward.traced and func in NUMBERS:
-        raise Refusal(
-            f"torch.func.linearize of a function that reads a number ({func}), which eager's"
-            " tracer refuses, too", kind="unsupported", do=JVP,
-        )  # fmt: skip
     if func in (MAKE_DUAL, UNPACK_DUAL) and torch_api.dual_level() <= recorder.forward.around:
         raise Refusal(
             "the program makes or unpacks dual numbers in a level that is its caller's, who may"
@@ -69,8 +62,7 @@ def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
         types = map_values(values, lambda value: value.type)
         with_tangents = [tangent_of(each) is not None for each in _tensors((args, kwargs))]
         followed = recorder.grad_mode() and any(v.type.requires_grad for v in values_in(values))
-        if not recorder.forward.traced:
-            check_plain(recorder, func, types, with_tangents, followed)
+        check_plain(recorder, func, types, with_tangents, followed)
         return _through_level(recorder, func, args, kwargs)
     with recorder.listening():
         return kernel(*args, **kwargs)

@@ -104,8 +104,6 @@ class ForwardMode:
     """whether these make a dual number of the level of a tensor that is one"""
     as_plain: dict[Any, bool] = field(default_factory=dict)
     """whether it computes tangents as in a plain program, by operator and types"""
-    traced: bool = False
-    """whether eager has a mode on, too: that of the tracer of `torch.func.linearize`"""
     rooms: dict[Value, Size] = field(default_factory=dict)
     """for how many elements memory has room that it asked about, by what was first there"""
 
