@@ -19,8 +19,8 @@ from foretrace.autograd.backward.unpack_hooks import read_by_hooks, saving_calls
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.function_calls import apart, called, check_calls, overwritten
 from foretrace.autograd.eager_history.history_ops import left_in_memory, unmark
-from foretrace.autograd.eager_history.leaf_use_copies import returned_inputs, uses_apart
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
+from foretrace.autograd.eager_history.returned_leaves import check_used_once, returned_inputs
 from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.autograd.eager_history.version_counters import VersionCounters, applied
@@ -235,16 +235,9 @@ def _trainable(
     history = replace(history, visible=_visible(flat, results))
     ops = list(flatten(spell_history(flat, history), level))
     ops = list(over.apart(ops)) if over.reshaped else ops
-
-    def opened(op: Op) -> list[Op]:
-        inside = () if level.kept(op) else _body(op)
-        inside = flatten(inside, level, history.stops, history.trained_body)
-        return list(flatten(spell_history(inside, history), level))
-
-    ops, copies = uses_apart(ops, returned_inputs(recorded), opened)
-    for value in (*over.left, *copies):
-        if (found := over.left.get(copies.get(value, value))) is not None:
-            ops += left_in_memory(value, *found)
+    check_used_once(ops, returned_inputs(recorded))
+    for value, found in over.left.items():
+        ops += left_in_memory(value, *found)
     return list(placed(ops, semantics.inference.infer))
 
 
