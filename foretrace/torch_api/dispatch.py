@@ -105,18 +105,6 @@ def with_autograd() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def above_modes() -> Iterator[None]:
-    """While a mode answers a call: what is called is dispatched as in the program.
-
-    There the keys above the modes' are excluded. Source: pythonFallback in
-    aten/src/ATen/core/PythonFallbackKernel.cpp.
-    """
-    include, exclude = _plain_keys()
-    with _C._ForceDispatchKeyGuard(include, exclude), below_autograd():
-        yield
-
-
 @cache
 def _plain_keys() -> tuple[Any, Any]:
     """What the dispatcher includes and excludes in a thread that has changed nothing."""

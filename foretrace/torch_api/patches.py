@@ -17,7 +17,7 @@ import torch
 from torch import _C
 
 # The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
-from torch._functorch import eager_transforms, predispatch
+from torch._functorch import eager_transforms
 
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
@@ -218,8 +218,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
     "hop": (hop_utils, "_hop_compile_and_call"),
-    # `forward_ad.exit_dual_level` looks it up when it is called
-    "dual exit": (predispatch, "_exit_dual_level"),
     # by which `torch.func.linearize`, and nothing else, calls its tracer
     "linearize": (eager_transforms, "lazy_dynamo_disallow"),
     "Generator": (torch, "Generator"),

@@ -8,7 +8,6 @@ import torch.autograd.forward_ad as fwad
 from torch import Tensor
 from torch.autograd.functional import jacobian
 from torch.func import jvp, linearize, vmap
-from torch.utils.checkpoint import checkpoint
 
 import foretrace
 from foretrace import torch_api
@@ -50,126 +49,26 @@ refuses(
 )
 
 
-def norm(x: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(x, (4,))
-
-
-def norm_of_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, x)
-        return fwad.unpack_dual(torch.nn.functional.layer_norm(y, (4,))).tangent  # here
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/jvp_check.py:check_plain",
-    captures(norm_of_a_dual, X),
-    norm_of_a_dual,
-    captured(lambda x: pushed(norm, x), X),
-)
-
-
 def product(x: Tensor) -> Tensor:
     return x @ torch.ones(4, 4)
 
 
-def dual_under_autocast(x: Tensor) -> Any:
-    with fwad.dual_level(), torch.autocast("cpu"):
-        y = fwad.make_dual(x, x) @ torch.ones(4, 4)  # here
-        return fwad.unpack_dual(y).tangent
-
-
-def jvp_under_autocast(x: Tensor) -> Any:
-    with torch.autocast("cpu"):
-        return pushed(product, x)
-
-
-def dual_beside_autocast(x: Tensor) -> Any:
+def dual_inside(x: Tensor) -> Any:
     with fwad.dual_level():
-        return fwad.unpack_dual(fwad.make_dual(x, x) @ torch.ones(4, 4)).tangent
+        return fwad.unpack_dual(product(fwad.make_dual(x, x))).tangent  # here
 
 
 refuses(
-    "autocast",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(dual_under_autocast, X),
-    dual_under_autocast,
-    captured(jvp_under_autocast, X),
-    captured(dual_beside_autocast, X),
+    "unsupported",
+    "tracer/forward_ad/jvp_queries.py:refuse_dual",
+    captures(dual_inside, X),
+    dual_inside,
+    captured(lambda x: pushed(product, x), X),
 )
 
 
 def twice_exp(x: Tensor) -> Tensor:
     return (x * 2).exp()
-
-
-def dual_in_a_checkpoint(x: Tensor) -> Any:
-    def again(y: Tensor) -> Tensor:
-        return (y * 2).exp()  # here
-
-    with fwad.dual_level():
-        return fwad.unpack_dual(checkpoint(again, fwad.make_dual(x, x), use_reentrant=False))[1]
-
-
-def dual_without_one(x: Tensor) -> Any:
-    with fwad.dual_level():
-        return fwad.unpack_dual(twice_exp(fwad.make_dual(x, x))).tangent
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(dual_in_a_checkpoint, W),
-    None,
-    captured(dual_without_one, W),
-    captured(lambda x: pushed(twice_exp, x), W),
-)
-
-
-def branches_on_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, x)
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))  # here
-
-
-refuses(
-    "higher-order operator",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(branches_on_a_dual, X),
-    branches_on_a_dual,
-    captured(lambda x: pushed(torch.sin, x), X),
-)
-
-
-def written_beside_views(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = torch.zeros(3, 4)
-        row = y[0]
-        row.add_(fwad.make_dual(x, x)[0])  # here
-        return fwad.unpack_dual(y).tangent
-
-
-def written_to_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(torch.zeros(3, 4), torch.zeros(3, 4))
-        y[0].add_(fwad.make_dual(x, x)[0])
-        return fwad.unpack_dual(y).tangent
-
-
-def put_together(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = torch.cat([fwad.make_dual(x, x)[:1], torch.zeros(2, 4)])
-        return fwad.unpack_dual(y).tangent
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/dual_tensors.py:_check_alone",
-    captures(written_beside_views, X),
-    written_beside_views,
-    captured(written_to_a_dual, X),
-    captured(put_together, X),
-)
 
 
 class Doubled(torch.autograd.Function):
@@ -190,17 +89,6 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return tangent * 2
-
-
-def function_of_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        return fwad.unpack_dual(Doubled.apply(fwad.make_dual(x, x))).tangent  # here
-
-
-refuses(
-    "unsupported", "tracer/recorder/autograd_function.py:_refuse", captures(function_of_a_dual, X),
-    function_of_a_dual, captured(lambda x: pushed(Doubled.apply, x), X),
-)  # fmt: skip
 
 
 def given_a_dual() -> object:
@@ -237,7 +125,7 @@ refuses(
     "operators/abstract_tensors/supported_inputs.py:check_admitted",
     given_a_dual,
     None,
-    captured(dual_without_one, X),
+    captured(lambda x: pushed(twice_exp, x), X),
     pushed_by_the_caller(twice_exp, cut_of("export"), X),
     pushed_by_the_caller(twice_exp, compiled_whole, X),
 )
@@ -307,10 +195,9 @@ def in_a_level_around() -> object:
 
 refuses(
     "unsupported",
-    "tracer/forward_ad/dual_tensors.py:of_duals",
+    "tracer/forward_ad/jvp_queries.py:refuse_dual",
     in_a_level_around,
     asks_for_a_tangent,
-    captured(dual_without_one, X),
     captured(lambda x: pushed(twice_exp, x), X),
 )
 

@@ -24,7 +24,6 @@ from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
-from foretrace.tracer.forward_ad.dual_tensors import leaving
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.communication import communicates
@@ -49,7 +48,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= random_stand_ins(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | taking_rates(recorder)
-    stand_ins |= {"dual exit": leaving(recorder), "linearize": partial(_linearized, recorder)}
+    stand_ins |= {"linearize": partial(_linearized, recorder)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}

@@ -1,4 +1,4 @@
-"""What forward-mode autograd asks of memory.
+"""What forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
 
 It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
 answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
@@ -7,11 +7,12 @@ Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import sympy
 import torch
 
+from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import Size, TensorType, reach
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -61,8 +62,27 @@ def _zeros(call: Call) -> TensorType:
     return found
 
 
+def refuse_dual(call: Call) -> NoReturn:
+    """Refuse dual numbers of `forward_ad`: the program is recorded below autograd, which has them.
+
+    Raises:
+        Refusal: always.
+    """
+    raise Refusal(
+        "the program makes or unpacks dual numbers of forward_ad, of which a graph has no tangents",
+        kind="unsupported",
+        do="use torch.func.jvp, which has levels of its own",
+    )
+
+
 ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
-    {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_memory}
+    {
+        SAME_SIZE: same_size,
+        SAME_MEMORY: same_memory,
+        LIKE: zeros_like_in_memory,
+        aten._make_dual.default: refuse_dual,
+        aten._unpack_dual.default: refuse_dual,
+    }
 )
 """Who answers what it asks"""
 

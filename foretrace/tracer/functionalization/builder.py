@@ -94,16 +94,6 @@ class Histories:
 class ForwardMode:
     """What autograd's forward mode has of a run."""
 
-    around: int = field(default_factory=torch_api.dual_level)
-    """the level of dual numbers that is the caller's; -1 if none is"""
-    duals: list[ref[Abstract]] = field(default_factory=list)
-    """tensors that have a tangent in the level of dual numbers that is on"""
-    below: bool = False
-    """whether the calls that come are those which it makes of one operator's"""
-    making: bool = False
-    """whether these make a dual number of the level of a tensor that is one"""
-    as_plain: dict[Any, bool] = field(default_factory=dict)
-    """whether it computes tangents as in a plain program, by operator and types"""
     rooms: dict[Value, Size] = field(default_factory=dict)
     """for how many elements memory has room that it asked about, by what was first there"""
 

@@ -18,7 +18,6 @@ from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share, fill
-from foretrace.tracer.forward_ad.dual_tensors import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.tracer.functionalization.alias import alias_of, link
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -49,10 +48,8 @@ class Recorder(RecorderBase):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
-        if self.saving or self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
-            answer = self._watched(func, args, kwargs or {})
-            if answer is not NotImplemented:
-                return answer
+        if self.saving:
+            return self.saving.around(func, args, kwargs or {})
         if self.rebased and not self.depth:
             self.view_rebased()
         if func is CAST and self.casts.devices:
@@ -85,12 +82,6 @@ class Recorder(RecorderBase):
             return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
-
-    def _watched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A call that hooks on what autograd saves see, or whose tangent is computed, too."""
-        if self.saving is not None:
-            return self.saving.around(func, args, kwargs)
-        return of_duals(self, func, args, kwargs)
 
     def _numbers(self, tensor: Any, strides: bool) -> tuple[int, ...]:
         """Sizes or strides as numbers, which become guards."""
