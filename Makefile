@@ -65,7 +65,8 @@ reliability: $(READY)
 	mkdir -p out
 	-$(DATABASES) --resume --out $(RECORDS).jsonl
 	-$(DATABASES) --resume --out $(RECORDS)-beside.jsonl $(BESIDE)
-	$(DATABASES) --read $(RECORDS).jsonl $(RECORDS)-beside.jsonl --write RELIABILITY.md
+	$(DATABASES) --read $(RECORDS).jsonl $(RECORDS)-beside.jsonl \
+	  --write RELIABILITY.md --tables docs/reliability-tables.md
 
 bench: $(READY)
 	$(BIN)/python bench/capture.py

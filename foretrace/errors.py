@@ -38,7 +38,7 @@ class Frame:
 
 
 class LazyFrame:
-    """A line that is looked for when somebody asks for it, as most are never told.
+    """A line that is looked up when somebody asks for it, as most are never shown.
 
     Args:
         find: finds it.
@@ -102,7 +102,7 @@ class Refusal(Printed, RuntimeError):
         at: the user's line, if one is known.
         module: path of the module calls around it, outermost first.
         near: the operations around it, as text; the offending one starts with ">".
-        do: ways out, one a line; a `Way` is told to those alone who have it.
+        do: ways out, one a line; a `Remedy` is shown to those alone who have it.
         kind: a short stable name, for programs ("no derivative", "data-dependent", ...).
     """
 
@@ -218,15 +218,15 @@ def _chained(entries: Sequence[TracebackType], rest: TracebackType | None) -> Tr
 
 
 def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]:
-    """The line of a refusal that tells the names near a wrong one: `near it are mm and mm_1`.
+    """The line of a refusal that lists the names near a wrong one: `near it are mm and mm_1`.
 
-    Where there are none, `others` are told as the first that there are; without any, no line.
+    Where there are none, `others` are listed as the first that there are; without any, no line.
     """
     *first, last = names or others or [""]
-    told = f"{', '.join(first)} and {last}" if first else last
+    names = f"{', '.join(first)} and {last}" if first else last
     if names:
-        return (f"near it {'are' if first else 'is'} {told}",)
-    return (f"none is near it; the first {'are' if first else 'is'} {told}",) if others else ()
+        return (f"near it {'are' if first else 'is'} {names}",)
+    return (f"none is near it; the first {'are' if first else 'is'} {names}",) if others else ()
 
 
 class FirstCall(str):

@@ -1,15 +1,14 @@
 """What threads share, put right in a process that is forked.
 
-A child of `os.fork` has the thread that forked alone. What another thread held or had changed at
+A child of `os.fork` has the thread that forked alone. What another thread had locked or changed at
 that moment stays so there for good: a lock is never released, Python's collector never begins
-again. So a fork waits until no other thread captures (decision 065). A lock that is held without
+again. So a fork waits until no other thread captures (decision 065). A lock that is taken without
 that is free in the child, and what is registered to be undone there is undone.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property as _cached_property
 from threading import get_ident
 from time import monotonic
@@ -46,7 +45,7 @@ class Lock:
         self._lock.release()
 
     def after_in_child(self) -> None:
-        """Let go of what a thread held that the child does not have."""
+        """Release the locks of a thread that the child does not have."""
         if self._by != get_ident():
             self._lock, self._by, self._depth = threading.RLock(), 0, 0
 
@@ -148,15 +147,20 @@ def forgotten(key: object) -> None:
     UNDOING.pop(key, None)
 
 
-@contextmanager
-def undone(undo: Callable[[], object]) -> Iterator[None]:
+class undone:  # noqa: N801 - used as a context manager
     """Call `undo` at the end, or in a child that is forked by another thread before."""
-    key = noted(undo)
-    try:
-        yield
-    finally:
-        forgotten(key)
-        undo()
+
+    __slots__ = ("_key", "_undo")
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        self._key = noted(self._undo)
+
+    def __exit__(self, *error: object) -> None:
+        forgotten(self._key)
+        self._undo()
 
 
 def _before() -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,11 +51,19 @@ def counts(printed: str) -> dict[str, int]:
 
 
 def run(name: str, value: str, every: int) -> tuple[int, dict[str, int], str]:
-    """One setting: pytest's exit code, its counts and what it printed."""
+    """One setting: pytest's exit code, its counts and what it printed.
+
+    Inductor's cache does not ask for which instruction set a kernel was written (torch 2.13), so
+    each setting has one of its own.
+    """
     env = {**os.environ, THREADS: "1", name: value, "PYTHONDONTWRITEBYTECODE": ""}
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=short"]
     command = [sys.executable, "-m", "pytest", *options, f"--every={every}", *SUITES]
-    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as cache:
+        env["TORCHINDUCTOR_CACHE_DIR"] = cache
+        found = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
     return found.returncode, counts(found.stdout), found.stdout + found.stderr
 
 

@@ -75,12 +75,12 @@ def svg(found: list[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"',
         f' viewBox="0 0 {WIDTH} {height}" font-family="ui-monospace, monospace" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
-        _text(LEFT, 28, "the tree of one run", INK, bold=True),
-        _text(NAME, 28, "every graph is a cut through it", INK, bold=True),
+        text(LEFT, 28, "the tree of one run", INK, bold=True),
+        text(NAME, 28, "every graph is a cut through it", INK, bold=True),
     ]
     for column, (kind, colour) in enumerate(CUTS.items()):
-        parts.append(_text(_left(column), 52, kind, colour, bold=True))
-    parts.append(_text(_left(len(CUTS)), 52, "... and its backward, node by node", CUTS["joint"]))
+        parts.append(text(_left(column), 52, kind, colour, bold=True))
+    parts.append(text(_left(len(CUTS)), 52, "... and its backward, node by node", CUTS["joint"]))
     for number, row in enumerate(found):
         parts += _row(row, TOP + ROW * number)
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -96,22 +96,23 @@ def _row(row: Row, top: int) -> Iterator[str]:
         x = LEFT + 18 * depth + 4
         yield f'<line x1="{x}" y1="{top - 4}" x2="{x}" y2="{top + ROW - 4}" stroke="#d0d7de"/>'
     ink = INK if row.nodes or row.module else FAINT
-    yield _text(LEFT + 18 * row.depth, base, row.name, ink, bold=row.module)
+    yield text(LEFT + 18 * row.depth, base, row.name, ink, bold=row.module)
     for column, (kind, colour) in enumerate(CUTS.items()):
         if kind in row.nodes:
             yield _box(_left(column), top, row.nodes[kind], colour)
     if row.backward:
-        yield _text(_left(len(CUTS)), base, " ".join(row.backward), CUTS["joint"])
+        yield text(_left(len(CUTS)), base, " ".join(row.backward), CUTS["joint"])
 
 
 def _box(left: int, top: int, name: str, colour: str) -> str:
     rect = f'<rect x="{left - 6}" y="{top + 1}" width="{COLUMN - 14}" height="{ROW - 4}" rx="4"'
-    return f'{rect} fill="{colour}"/>' + _text(left, top + 16, name, PAPER)
+    return f'{rect} fill="{colour}"/>' + text(left, top + 16, name, PAPER)
 
 
-def _text(left: int, base: int, text: str, colour: str, *, bold: bool = False) -> str:
+def text(left: int, base: int, words: str, colour: str, *, bold: bool = False) -> str:
+    """One line of text, which begins at `left`."""
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{left}" y="{base}" fill="{colour}"{weight}>{html.escape(text)}</text>'
+    return f'<text x="{left}" y="{base}" fill="{colour}"{weight}>{html.escape(words)}</text>'
 
 
 if __name__ == "__main__":

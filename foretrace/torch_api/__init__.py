@@ -5,7 +5,35 @@ in the package uses `torch._C` or any other private name, so a new torch version
 reading this room.
 """
 
-from foretrace.torch_api.compilers import (
+from foretrace.torch_api.checkpoints import (
+    checkpoint_call as checkpoint_call,
+    selective_policy as selective_policy,
+)
+from foretrace.torch_api.clean_room import (
+    CleanRoom as CleanRoom,
+    Unhooked as Unhooked,
+    no_dispatch_modes as no_dispatch_modes,
+    plain_torch as plain_torch,
+)
+from foretrace.torch_api.communication import (
+    COLLECTIVES as COLLECTIVES,
+    SILENCE as SILENCE,
+    may_talk as may_talk,
+)
+from foretrace.torch_api.compilers.graphs import (
+    CaptureLog as CaptureLog,
+    LazyGraphModule as LazyGraphModule,
+    Nodes as Nodes,
+    log_graph as log_graph,
+    set_meta as set_meta,
+)
+from foretrace.torch_api.compilers.inductor import (
+    KERNELS_OF_EAGER as KERNELS_OF_EAGER,
+    SIZE_UNKNOWN as SIZE_UNKNOWN,
+    Inductor as Inductor,
+    boxed as boxed,
+)
+from foretrace.torch_api.compilers.torch_compilers import (
     BackwardSignature as BackwardSignature,
     GraphSignature as GraphSignature,
     TrainingIRVerifier as TrainingIRVerifier,
@@ -29,11 +57,9 @@ from foretrace.torch_api.dispatch import (
     RUN_AND_SAVE_RNG_STATE as RUN_AND_SAVE_RNG_STATE,
     RUN_WITH_RNG_STATE as RUN_WITH_RNG_STATE,
     TORCH_DIR as TORCH_DIR,
-    CleanRoom as CleanRoom,
     HigherOrderOperator as HigherOrderOperator,
     OpOverload as OpOverload,
     TorchDispatchMode as TorchDispatchMode,
-    Unhooked as Unhooked,
     asking_mode as asking_mode,
     autocast_devices as autocast_devices,
     autocast_knows as autocast_knows,
@@ -54,12 +80,11 @@ from foretrace.torch_api.dispatch import (
     functorch_active as functorch_active,
     is_active as is_active,
     kernel_for as kernel_for,
+    kernels_by_python as kernels_by_python,
     leave_function_modes as leave_function_modes,
     mkldnn_on as mkldnn_on,
     no_dispatch as no_dispatch,
-    no_dispatch_modes as no_dispatch_modes,
     no_torch_function as no_torch_function,
-    plain_torch as plain_torch,
     resolved_below as resolved_below,
     returns_bool as returns_bool,
     schema_of as schema_of,
@@ -119,74 +144,47 @@ from foretrace.torch_api.fake import (
     sparse_meta as sparse_meta,
     symbolic_meta as symbolic_meta,
 )
-from foretrace.torch_api.floats import (
-    MATH as MATH,
-    STEPS_OF_FLOATS as STEPS_OF_FLOATS,
-    FloatNode as FloatNode,
-    FollowedFloats as FollowedFloats,
-    as_integer as as_integer,
-    batches_counted as batches_counted,
-    count_floats_from as count_floats_from,
-    new_float as new_float,
-    plain_float as plain_float,
-)
 from foretrace.torch_api.functions import (
     MODULE_CALL as MODULE_CALL,
     BackwardHookFunction as BackwardHookFunction,
-    add_batch_dim as add_batch_dim,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_method as backward_method,
     backward_node as backward_node,
     calls_forward_alone as calls_forward_alone,
+    flat_call as flat_call,
+    module_called as module_called,
+    stored_in_files as stored_in_files,
+)
+from foretrace.torch_api.levels import (
+    add_batch_dim as add_batch_dim,
     dual_level as dual_level,
     first_vmap as first_vmap,
     first_vmap_level as first_vmap_level,
-    flat_call as flat_call,
     followed_by_level as followed_by_level,
     has_tangent as has_tangent,
-    held_by_files as held_by_files,
     leave_dual_levels as leave_dual_levels,
     leave_levels as leave_levels,
     levels as levels,
     mapped_dim as mapped_dim,
-    module_called as module_called,
     of_a_level as of_a_level,
     of_old_vmap as of_old_vmap,
     remove_batch_dim as remove_batch_dim,
     transformed as transformed,
     under_level as under_level,
 )
-from foretrace.torch_api.graphs import (
-    CaptureLog as CaptureLog,
-    LazyGraphModule as LazyGraphModule,
-    Nodes as Nodes,
-    log_graph as log_graph,
-    set_meta as set_meta,
-)
-from foretrace.torch_api.inductor import (
-    KERNELS_OF_EAGER as KERNELS_OF_EAGER,
-    SIZE_UNKNOWN as SIZE_UNKNOWN,
-    Inductor as Inductor,
-    boxed as boxed,
-)
 from foretrace.torch_api.patches import (
-    COLLECTIVES as COLLECTIVES,
     FORKS as FORKS,
     FUSED as FUSED,
     PLACES as PLACES,
-    SILENCE as SILENCE,
     STEPS as STEPS,
     break_asked as break_asked,
     called_as_written as called_as_written,
     calls_attention as calls_attention,
-    checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,
-    may_talk as may_talk,
     replaced as replaced,
     scalars_index as scalars_index,
-    selective_policy as selective_policy,
     stepped_elsewhere as stepped_elsewhere,
     switched as switched,
     uncompiled as uncompiled,
@@ -212,7 +210,20 @@ from foretrace.torch_api.pytree import (
     tree_unflatten as tree_unflatten,
     without_keys as without_keys,
 )
-from foretrace.torch_api.shape_env import (
+from foretrace.torch_api.symbolic.floats import (
+    MATH as MATH,
+    STEPS_OF_FLOATS as STEPS_OF_FLOATS,
+    FloatNode as FloatNode,
+    as_integer as as_integer,
+    count_floats_from as count_floats_from,
+    new_float as new_float,
+    plain_float as plain_float,
+)
+from foretrace.torch_api.symbolic.floats_followed import (
+    FollowedFloats as FollowedFloats,
+    batches_counted as batches_counted,
+)
+from foretrace.torch_api.symbolic.shape_env import (
     SIZE_FUNCTIONS as SIZE_FUNCTIONS,
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,
@@ -220,12 +231,11 @@ from foretrace.torch_api.shape_env import (
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     InputSource as InputSource,
     Mod as Mod,
-    ToldShapeEnv as ToldShapeEnv,
+    RecordedShapeEnv as RecordedShapeEnv,
     ValueRanges as ValueRanges,
     adopt_symbol as adopt_symbol,
     assertions_of as assertions_of,
     count_from as count_from,
-    env_state as env_state,
     expression as expression,
     int_oo as int_oo,
     interpret_expression as interpret_expression,
@@ -235,24 +245,30 @@ from foretrace.torch_api.shape_env import (
     new_size as new_size,
     new_symbol as new_symbol,
     note_value as note_value,
-    restore_env as restore_env,
     size_functions as size_functions,
     size_of_result as size_of_result,
-    specialize_floats as specialize_floats,
     symbol_ranges as symbol_ranges,
     symbol_state as symbol_state,
     symbol_values as symbol_values,
     symbolic_sizes as symbolic_sizes,
     values_from_data as values_from_data,
 )
+from foretrace.torch_api.symbolic.shape_env_state import (
+    env_state as env_state,
+    restore_env as restore_env,
+    specialize_floats as specialize_floats,
+)
+from foretrace.torch_api.tensor_attributes import (
+    CASTS as CASTS,
+    HOOKING as HOOKING,
+    attribute_of as attribute_of,
+    attributes_replaced as attributes_replaced,
+    set_attribute as set_attribute,
+)
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
     CALLED_BY as CALLED_BY,
-    CASTS as CASTS,
-    HOOKING as HOOKING,
     accumulated_by as accumulated_by,
-    attribute_of as attribute_of,
-    attributes_replaced as attributes_replaced,
     base_of as base_of,
     contiguous_strides as contiguous_strides,
     counted_together as counted_together,
@@ -278,7 +294,6 @@ from foretrace.torch_api.tensors import (
     saving_disabled as saving_disabled,
     saving_hooks as saving_hooks,
     saving_watched as saving_watched,
-    set_attribute as set_attribute,
     set_hooks as set_hooks,
     set_transient as set_transient,
     stored_count as stored_count,

@@ -50,7 +50,7 @@ disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
 FAKE_MODE_KEY = _C._TorchDispatchModeKey.FAKE
 
 
-# Turns operator interception off while a wrapper is made or asked for its own sizes.
+# Turns operator interception off while a wrapper is created or asked for its own sizes.
 no_dispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
 
@@ -129,7 +129,7 @@ def resolved_below(op: Any, lazy: str) -> bool:
 
 
 def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callable[..., Any]:
-    """The kernel by which eager mode takes a composite operator apart.
+    """The kernel by which eager mode decomposes a composite operator.
 
     Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs.
     """
@@ -202,82 +202,6 @@ def schema_of(op: Any) -> Any:
     return op._schema
 
 
-class _NoModes:
-    """A class, as a generator takes three times as long and a capture enters it at each op."""
-
-    def __enter__(self) -> None:
-        self._popped = []
-        while _C._len_torch_dispatch_stack() > 0:
-            self._popped.append(_C._pop_torch_dispatch_stack(None))
-
-    def __exit__(self, *_: object) -> None:
-        for mode in reversed(self._popped):
-            _C._push_on_torch_dispatch_stack(mode)
-
-
-def no_dispatch_modes() -> AbstractContextManager[None]:
-    """No mode sees what happens inside: for work of our own in the middle of a capture."""
-    return _NoModes()
-
-
-class Unhooked:
-    """Inside, no hooks see what autograd saves (torch 2.13 to 2.15).
-
-    A node keeps the hooks that are on while it is made. While they are forbidden, none can be put
-    back, so that is allowed for that moment.
-    """
-
-    __slots__ = ("_hooks",)
-
-    def __enter__(self) -> None:
-        self._hooks = list[Any]()
-        while (top := _C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-            _C._autograd._pop_saved_tensors_default_hooks()
-            self._hooks.append(top)
-
-    def __exit__(self, *error: object) -> None:
-        if not self._hooks:
-            return
-        saving = _C._autograd
-        message = saving._saved_tensors_hooks_get_disabled_error_message()
-        saving._saved_tensors_hooks_enable()
-        for pack, unpack in reversed(self._hooks):
-            saving._push_saved_tensors_default_hooks(pack, unpack)
-        if message is not None:
-            saving._saved_tensors_hooks_disable(message, False)
-
-
-class CleanRoom(Unhooked):
-    """Where torch is asked something that is kept: nothing of what is on around acts inside.
-
-    No mode of operators or of functions (`torch.device(...)` and `set_default_device` are some), no
-    hooks on what autograd saves, no check for NaN in a backward. What is left of the surroundings
-    is in the key of what is asked: the grad mode, the default dtype, autocast, `switches()`.
-
-    The check for NaN is one switch for all threads: one that runs a backward meanwhile goes without
-    it for that moment. A class, as a generator takes three times as long.
-    """
-
-    __slots__ = ("_functions", "_modes", "_nan")
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._modes = _NoModes()
-        self._modes.__enter__()
-        self._functions = [_C._pop_torch_function_stack() for _ in range(function_modes())]
-        self._nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
-        if self._nan:
-            torch.set_anomaly_enabled(True, check_nan=False)
-
-    def __exit__(self, *error: object) -> None:
-        if self._nan:
-            torch.set_anomaly_enabled(True, check_nan=True)
-        for mode in reversed(self._functions):
-            _C._push_on_torch_function_stack(mode)
-        self._modes.__exit__(*error)
-        super().__exit__(*error)
-
-
 def fake_mode_on() -> bool:
     """Whether a mode under `FAKE_MODE_KEY` is on, torch's own FakeTensorMode or a recorder."""
     return _C._get_dispatch_mode(FAKE_MODE_KEY) is not None
@@ -286,29 +210,6 @@ def fake_mode_on() -> bool:
 def is_active(mode: TorchDispatchMode) -> bool:
     """Whether a mode under `FAKE_MODE_KEY` is on the stack; while it answers a call it is not."""
     return _C._get_dispatch_mode(FAKE_MODE_KEY) is mode
-
-
-class _PlainTorch:
-    """A class for the same reason: each number that is read enters it."""
-
-    def __enter__(self) -> None:
-        self._modes = _NoModes()
-        self._modes.__enter__()
-        self._keys = _C._ForceDispatchKeyGuard(*_plain_keys())
-        self._keys.__enter__()
-        self._inference = _C._InferenceMode(False)
-        self._inference.__enter__()
-        _C._set_grad_enabled(False)  # what was is put back with the mode
-
-    def __exit__(self, *error: object) -> None:
-        self._inference.__exit__(*error)
-        self._keys.__exit__(*error)
-        self._modes.__exit__(*error)
-
-
-def plain_torch() -> AbstractContextManager[None]:
-    """In the middle of a capture: operators run as in a plain program without autograd."""
-    return _PlainTorch()
 
 
 def sees_calls(mode: Any) -> bool:
@@ -322,16 +223,18 @@ def device_types_here() -> frozenset[str]:
     return frozenset({"cpu", "meta", *([found.type] if found is not None else [])})
 
 
-def switches() -> tuple[Any, ...]:
-    """What decides, beside a call itself, how torch's own operators are taken apart.
+def kernels_by_python() -> int:
+    """How many kernels Python has registered so far: `torch.library._impls` names them."""
+    return len(torch.library._impls)
 
-    `torch.library._impls` names the kernels that Python has registered so far.
-    """
+
+def switches() -> tuple[Any, ...]:
+    """What decides, beside a call itself, how torch's own operators are decomposed."""
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     return (
         torch.are_deterministic_algorithms_enabled(),
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
-        len(torch.library._impls),
+        kernels_by_python(),
     )
 
 
@@ -360,7 +263,7 @@ def leave_function_modes(count: int) -> None:
 
 
 def default_device() -> torch.device | None:
-    """What `torch.set_default_device` was given; torch's own `get` sees `with` blocks as well."""
+    """What `torch.set_default_device` has set; torch's own `get` sees `with` blocks as well."""
     context = getattr(vars(torch)["_GLOBAL_DEVICE_CONTEXT"], "device_context", None)
     return None if context is None else context.device
 

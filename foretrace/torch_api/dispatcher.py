@@ -104,8 +104,8 @@ def thread_keys() -> tuple[Any, Any]:
 def device_keys(device: str) -> Any:
     """The set of a plain tensor on a device that need not be there; as C++ computes it."""
     with _C._DisableTorchDispatch():
-        made = torch.Tensor._make_wrapper_subclass(_Labelled, (1,), device=torch.device(device))
-    keys = tensor_keys(made)
+        labelled = torch.Tensor._make_wrapper_subclass(_Labelled, (1,), device=torch.device(device))
+    keys = tensor_keys(labelled)
     for key in (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot):
         keys = keys.remove(key)  # which it has as a subclass
     return keys

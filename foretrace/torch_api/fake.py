@@ -37,7 +37,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from foretrace.errors import Refusal
-from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
+from foretrace.torch_api.clean_room import no_dispatch_modes
+from foretrace.torch_api.dispatch import kernel_for, no_dispatch
 from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
 
@@ -45,12 +46,12 @@ from foretrace.torch_api.tensors import make_wrapper
 ASKED: Final = getattr(fake_tensor, "is_fake_tensor", FakeTensor.__instancecheck__)
 
 
-def is_fake(given: object) -> bool:
+def is_fake(item: object) -> bool:
     """Whether it is a tensor without data that says what it would be.
 
     From 2.15 on not each such is an instance of FakeTensor: C++ makes some, and torch is asked.
     """
-    return bool(ASKED(given))
+    return bool(ASKED(item))
 
 
 def symbolic_meta(
@@ -58,7 +59,7 @@ def symbolic_meta(
 ) -> torch.Tensor:
     """A meta tensor with symbolic sizes for a FakeTensor to wrap.
 
-    `torch.empty_strided` takes 0.4 ms to find how many bytes that are; here they are given.
+    `torch.empty_strided` takes 0.4 ms to find how many bytes that are; here the number is known.
     """
     return make_wrapper(
         _Sizes, shape, strides=stride, dtype=dtype, device="meta", storage_size=nbytes
@@ -129,8 +130,8 @@ def asking(mode: FakeTensorMode) -> Iterator[None]:
     """Calls inside are the mode's to answer, which neither logs errors nor keeps its answers.
 
     Ours says an error in its own form. torch keeps answers for the whole of the process, without
-    a bound; those that last are in the caches of who asks. A symbol that a kernel made and dropped
-    is waited for no longer: FakeTensor would look for it in what the next call returns.
+    a bound; those that last are in the caches of who asks. A symbol that a kernel created and
+    dropped is waited for no longer: FakeTensor would look for it in what the next call returns.
     """
     quiet = switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
     env: Any = mode.shape_env

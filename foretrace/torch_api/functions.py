@@ -15,8 +15,6 @@ from torch import _C
 
 # The level of `torch.func.jvp`, and where those of dual numbers are left.
 # Which level of dual numbers is on; there is no public way to ask.
-from torch.autograd import forward_ad
-
 # What `torch.autograd.Function` derives from, and so looks for `apply` in after its own; and its
 # metaclass, which looks up all attributes of a Function.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction
@@ -34,7 +32,6 @@ from torch.nn.modules.module import (
 )
 
 from foretrace import forks
-from foretrace.torch_api.dispatch import functorch_active, plain_torch
 from foretrace.torch_api.pytree import tree_flatten
 
 Function = torch.autograd.Function
@@ -63,7 +60,7 @@ def applied_as_written(function: type[Function]) -> Apply:
 TAKES_ELEMENT = ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex")
 
 
-def held_by_files(function: type[Function]) -> bool:
+def stored_in_files(function: type[Function]) -> bool:
     """Whether an exported program may hold a call of the Function: torch knows it by its name."""
     return (function.__module__, function.__qualname__) == TAKES_ELEMENT
 
@@ -129,11 +126,11 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
 
     def forward(cls: type[Function], grad_mode: bool, *args: Any) -> Any:
         with_context = bool(args) and isinstance(args[0], vars(cls)["_backward_cls"])
-        given = args[1:] if with_context else args
+        inputs = args[1:] if with_context else args
         with torch.set_grad_enabled(grad_mode):
-            result = stand_in(cls, given)
+            result = stand_in(cls, inputs)
         if with_context:
-            _leave(args[0], given, result)
+            _leave(args[0], inputs, result)
         else:
             ended[cls] = _leave
         return result
@@ -141,7 +138,7 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
     return lookup
 
 
-def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
+def _leave(ctx: Any, inputs: tuple[Any, ...], result: Any) -> None:
     """Have C++ give a result to the caller as it is: without a node, and no view of an argument.
 
     What it takes for followed it would detach, or give a node.
@@ -149,7 +146,7 @@ def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
     results = result if isinstance(result, tuple) else (result,)
     tensors = [item for item in results if isinstance(item, torch.Tensor)]
     ctx.mark_non_differentiable(*tensors)
-    ctx.mark_dirty(*[item for item in tensors if any(item is each for each in given)])
+    ctx.mark_dirty(*[item for item in tensors if any(item is each for each in inputs)])
     for item in tensors:
         vars(_C._TensorBase)["requires_grad"].__set__(item, False)
 
@@ -159,8 +156,8 @@ def backward_method(function: type[Function]) -> tuple[Callable[..., Any], bool]
 
     And whether it gets its gradients in one list. Source: torch/autograd/function.py, torch 2.13.
     """
-    made_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
-    return made_by._get_user_fn(made_by), getattr(function, "boxed_grads_call", False)
+    built_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
+    return built_by._get_user_fn(built_by), getattr(function, "boxed_grads_call", False)
 
 
 def backward_node(
@@ -179,7 +176,7 @@ def backward_node(
     Args:
         function: the user's.
         run: called with its backward and the gradients.
-        results: what its forward returned, and one more, of whose gradient it is not told: by it
+        results: what its forward returned, and one more, whose gradient it does not receive: by it
             the node is reached where no gradient of the others arrives.
         loose: the tensors of it that are not differentiable.
         zeros: whether a gradient that does not arrive is one of zeros, and not None.
@@ -191,12 +188,12 @@ def backward_node(
         ctx.mark_non_differentiable(*loose)
         return results
 
-    def told(ctx: Any, *grads: Any) -> Any:
+    def receives(ctx: Any, *grads: Any) -> Any:
         return run(backward, *([grads[0][:-1]] if boxed else grads[:-1]))
 
     methods = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(told),
+        "backward": staticmethod(receives),
         "boxed_grads_call": boxed,
     }
     return plain_apply(type(function.__name__, (Function,), methods))
@@ -244,84 +241,3 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
     of_torch = kind._call_impl is BELOW_CALL and kind._wrapped_call_impl is MODULE_CALL
     for_all = any(FOR_ALL_MODULES) or _C._get_tracing_state()
     return of_torch and not (around or for_all)
-
-
-def followed_by_level(tensor: torch.Tensor) -> bool:
-    """Whether a level of `torch.func.grad` or its like, over or not, has a history of the tensor.
-
-    What `torch.func.vjp` gives is called after its level: its tensors are still those of it.
-    """
-    while _C._functorch.is_batchedtensor(tensor):
-        tensor = _C._functorch.get_unwrapped(tensor)
-    return bool(_C._functorch.is_gradtrackingtensor(tensor))
-
-
-# Whether a tensor is one of a level of `torch.func`, over or not, which holds another.
-of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
-
-# Whether a tensor is one of torch's first `vmap`, which `torch.autograd.functional` has.
-of_old_vmap: Callable[[torch.Tensor], bool] = _C._functorch.is_legacy_batchedtensor
-
-# Makes one of a tensor, as `_vmap` does (2.13).
-add_batch_dim: Callable[..., torch.Tensor] = torch._add_batch_dim
-# Makes the tensor of one again.
-remove_batch_dim: Callable[..., torch.Tensor] = torch._remove_batch_dim
-
-
-def first_vmap() -> Callable[..., Any]:
-    """By which `torch.autograd.grad` maps its backward over a batch of gradients."""
-    found: Callable[..., Any] = vars(torch._vmap_internals)["_vmap"]
-    return found
-
-
-@contextmanager
-def first_vmap_level() -> Iterator[int]:
-    """One more level of it is on, as `_vmap` enters one."""
-    try:
-        yield _C._vmapmode_increment_nesting()
-    finally:
-        _C._vmapmode_decrement_nesting()
-
-
-# What it holds.
-under_level: Callable[[torch.Tensor], torch.Tensor] = _C._functorch.get_unwrapped
-
-
-def mapped_dim(tensor: torch.Tensor) -> int | None:
-    """Over which dimension of what it holds `torch.vmap` maps; None if it is of another level."""
-    dim: int = _C._functorch.maybe_get_bdim(tensor)
-    return dim if _C._functorch.is_batchedtensor(tensor) else None
-
-
-# How many transforms of `torch.func` are running.
-levels: Callable[[], int] = _C._functorch.get_dynamic_layer_stack_depth
-
-
-def leave_levels(count: int) -> None:
-    """Leave transforms that were entered and never left, until `count` are left."""
-    _C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(count)
-
-
-def dual_level() -> int:
-    """The level of `torch.autograd.forward_ad` that is on; -1 if none is."""
-    level: int = forward_ad._current_level
-    return level
-
-
-def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of the caller's is a dual number of the level that is on."""
-    if dual_level() < 0:
-        return False
-    with plain_torch():
-        return torch._unpack_dual(tensor, level=dual_level())[1] is not None
-
-
-def transformed() -> bool:
-    """Whether a transform of `torch.func`, or a level of dual numbers, is on."""
-    return functorch_active() or dual_level() >= 0
-
-
-def leave_dual_levels(level: int) -> None:
-    """Leave levels of it that were entered and never left, until this one is on."""
-    while dual_level() > level:
-        forward_ad.exit_dual_level()

@@ -1,15 +1,14 @@
 """Functions of torch that are replaced while a program is captured."""
 
-import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from importlib import import_module
-from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import Any, Final, NamedTuple, NoReturn
+from types import CodeType
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -26,6 +25,7 @@ from torch._higher_order_ops import utils as hop_utils
 from torch.jit._fuser import optimized_execution
 
 from foretrace import forks
+from foretrace.torch_api.checkpoints import CHECKPOINT
 from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
@@ -60,8 +60,8 @@ def exporting() -> AbstractContextManager[None]:
 def break_asked(code: CodeType) -> str:
     """What a function of Dynamo's asks for that ends a graph, in words; empty of any other.
 
-    One is `torch._dynamo.graph_break`; the other runs what `torch.compiler.disable` was given
-    (torch 2.11 to 2.13). They are told by file and name, as Dynamo is imported late.
+    One is `torch._dynamo.graph_break`; the other runs the argument of `torch.compiler.disable`
+    (torch 2.11 to 2.13). They are known by file and name, as Dynamo is imported late.
     """
     asked = {
         ("decorators.py", "graph_break"): "asks for a graph break",
@@ -82,7 +82,7 @@ def calls_attention(function: Any) -> bool:
 def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
     """In the place of what compiles a call of `torch.cond`: the call of the operator itself.
 
-    Operands may be nested there, which Dynamo takes apart, and the operator does not take.
+    Operands may be nested there; Dynamo flattens them, and the operator does not take them.
     """
     if _C._are_functorch_transforms_active():
         return _with_flat_results(fn, args, kwargs or {})
@@ -126,7 +126,7 @@ def scalars_index() -> AbstractContextManager[Any]:
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """What `torch.compile` made runs as it was written: Dynamo would read the recorder's code too.
+    """What `torch.compile` returned runs as written: Dynamo would read the recorder's code too.
 
     This is `torch.compiler.set_stance("force_eager")`, which refuses to be called where a backend
     of `torch.compile` captures. Whoever has something compiled has imported Dynamo.
@@ -182,10 +182,7 @@ def engine() -> Callable[..., Any]:
     return found
 
 
-# `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on.
-CHECKPOINT = "_checkpoint_without_reentrant_generator"
 CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
-SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
 STEPS = (
     "linspace",
@@ -246,178 +243,70 @@ PLACES: dict[str, tuple[Any, str]] = {
 """Functions that are replaced while a program is captured, and where they stand."""
 
 
-class CheckpointCall(NamedTuple):
-    """What a checkpoint is given: a function, what makes its contexts, and its arguments.
+class Replacing:
+    """Functions of PLACES are others inside, for this thread; for others they are as they were.
 
-    `same_draws`: whether its second run draws the random numbers that the first one drew.
+    What stands in a place is created once in a process, and looks up what the thread has there: to
+    make forty functions in each capture took one twentieth of it, for a small net. Whoever takes
+    one meanwhile has the original by it afterwards.
     """
 
-    function: Any
-    contexts: Callable[[], Any]
-    args: tuple[Any, ...]
-    same_draws: bool
+    def __init__(self) -> None:
+        self._by_thread: dict[int, dict[str, Callable[..., Any]]] = {}
+        self._calls: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        """by name, the original and what was put in its place last"""
+
+    @contextmanager
+    def __call__(self, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+        """Replace these functions, by their names in PLACES."""
+        thread = threading.get_ident()
+        here = self._by_thread.setdefault(thread, {})
+        mine = functions.keys() - here.keys()  # of others, the original is a stand-in, too
+        places = [(name, *PLACES[name]) for name in functions]
+        originals = [vars(place)[key] for _, place, key in places]
+
+        def undo() -> None:
+            for (_, place, key), original in zip(places, originals, strict=True):
+                _put(place, key, original)
+            for name in mine:
+                here.pop(name, None)
+            if not here:
+                self._by_thread.pop(thread, None)
+
+        with forks.undone(undo):
+            here.update({name: functions[name] for name in mine})
+            for (name, place, key), original in zip(places, originals, strict=True):
+                stand_in = functions[name]
+                if isinstance(stand_in, type) or not callable(stand_in):
+                    _put(place, key, stand_in)  # it looks up the thread itself
+                elif name in mine:
+                    _put(place, key, self._call(name, original))
+                else:
+                    _put(place, key, _by_thread({thread: {name: stand_in}}, name, original))
+            yield
+
+    def _call(self, name: str, original: Any) -> Callable[..., Any]:
+        known = self._calls.get(name)
+        if known is None or known[0] is not original:
+            known = self._calls[name] = original, _by_thread(self._by_thread, name, original)
+        return known[1]
 
 
-# Where Dynamo's operator for a checkpoint runs its graph (torch 2.13).
-WRAP: Final = "torch._higher_order_ops.wrap"
+REPLACING: Final = Replacing()
+"""Of captures"""
 
 
-def checkpoint_call(args: Any, kwargs: Any) -> CheckpointCall:
-    """What a checkpoint is given.
-
-    Its arguments are arguments of their own until torch 2.13, and one tuple from 2.14 on.
-    """
-    given = SIGNATURE.bind(*args, **kwargs)
-    given.apply_defaults()
-    function, *_ = given.arguments.values()
-    named = given.arguments
-    # Dynamo's operator always says no, and has compilers draw the same numbers again
-    dynamos = getattr(function, "__module__", None) == WRAP
-    same_draws = dynamos or bool(named["preserve_rng_state"])
-    return CheckpointCall(function, named["context_fn"], named["args"], same_draws)
-
-
-def selective_policy(context: Any) -> Callable[..., Any] | None:
-    """The policy of a context of `create_selective_checkpoint_contexts`; None of any other."""
-    caching = vars(torch.utils.checkpoint)["_CachingTorchDispatchMode"]
-    found: Callable[..., Any] | None = (
-        vars(context).get("policy_fn") if (isinstance(context, caching)) else None
-    )
-    return found
-
-
-@contextmanager
-def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Replace functions of PLACES inside, for this thread; gives the originals."""
-    places = {name: PLACES[name] for name in functions}
-    originals = {name: vars(place)[key] for name, (place, key) in places.items()}
-
-    def undo() -> None:
-        for name, (place, key) in places.items():
-            _put(place, key, originals[name])
-
-    with forks.undone(undo):
-        for name, (place, key) in places.items():
-            _put(place, key, _in_this_thread(functions[name], originals[name]))
-        yield originals
+def replaced(functions: Mapping[str, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Replace functions of PLACES inside, for this thread."""
+    return REPLACING(functions)
 
 
 def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     """Let schedules take it for one whose `step` was called: they warn of others.
 
-    Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public tells it.
+    Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public sets it.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")
-"""The modules in C++ by which processes talk to each other (torch 2.13 to 2.15)"""
-SILENT: Final = frozenset({
-    "rank", "size", "name", "get_debug_level", "_get_backend_name", "_get_backend",
-    "_resolve_process_group", "_current_process_group",
-    "_allow_inflight_collective_as_graph_input",
-    "_set_allow_inflight_collective_as_graph_input", "_get_work_registry_size", "_id", "boxed",
-    "_is_current_rpc_agent_set", "_get_current_rpc_agent", "_pybind11_conduit_v1_",
-})  # fmt: skip
-"""What of it says something of this process alone, or is data; so do all properties."""
-# By which an object becomes a tensor before that is sent; the Python of it has no graph.
-OBJECTS: Final = "_object_to_tensor"
-# The namespace of operators that talk when they run. The functional ones (`_c10d_functional`) are
-# values in a graph, and captured as others are.
-COLLECTIVES: Final = "c10d"
-
-
-def may_talk() -> bool:
-    """Whether this process has others to talk to: a process group, or an agent of RPC."""
-    groups = vars(sys.modules.get("torch.distributed.distributed_c10d", object)).get("_world")
-    agent = vars(sys.modules.get("torch.distributed.rpc.api", object)).get(
-        "_is_current_rpc_agent_set"
-    )
-    return bool(groups is not None and groups.pg_map) or bool(agent is not None and agent())
-
-
-class Silence:
-    """While a thread is inside, it talks to no other process: what would is refused by its name.
-
-    That is each function and method of TALKING, by whatever name torch's own Python has it; DDP's
-    reducer, stores and groups are objects of it. The interpreter's profiler does not tell of all of
-    them: Python 3.12 is silent of a bound method that wraps a function in C.
-    """
-
-    def __init__(self) -> None:
-        self._refuse: dict[int, Callable[[str], NoReturn]] = {}
-        """by thread"""
-
-    @contextmanager
-    def __call__(self, refuse: Callable[[str], NoReturn]) -> Iterator[None]:
-        """For this thread; only one is inside at a time. `refuse` gets what was called."""
-        thread = threading.get_ident()
-        around = self._refuse.get(thread)
-        places = self._places(len(sys.modules)) if around is None else []
-        self._refuse[thread] = refuse
-        for place, name, _, stand_in in places:
-            _put(place, name, stand_in)
-        try:
-            yield
-        finally:
-            for place, name, original, _ in places:
-                _put(place, name, original)
-            del self._refuse[thread]
-            if around is not None:
-                self._refuse[thread] = around
-
-    @cache  # noqa: B019 - there is one of it
-    def _places(self, modules: int) -> list[tuple[Any, str, Any, Any]]:
-        """Where such functions stand, and what is put there; asked anew where more is imported."""
-        found = list[tuple[Any, str, Any, Any]]()
-        for module in filter(None, map(sys.modules.get, TALKING)):
-            kinds = (each for each in vars(module).values() if isinstance(each, type))
-            for kind in dict.fromkeys(kinds):
-                for name in _methods(kind):
-                    put = self._in_place_of(vars(kind)[name], f"{kind.__name__}.{name}")
-                    found.append((kind, name, vars(kind)[name], put))
-        names = [name for name in sys.modules if name.startswith("torch.distributed")]
-        for module in filter(None, map(sys.modules.get, names)):
-            functions = {name: each for name, each in vars(module).items() if _may_talk(each)}
-            for name, function in functions.items():
-                found.append((module, name, function, self._in_place_of(function, name)))
-        return found
-
-    def _in_place_of(self, call: Any, what: str) -> Any:
-        """A stand-in for a function, or for a method as it stands in its class."""
-        refusing, static = self._refuse, isinstance(call, staticmethod)
-        original = call.__func__ if static else call
-
-        @wraps(original)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            refuse = refusing.get(threading.get_ident())
-            return original(*args, **kwargs) if refuse is None else refuse(what)
-
-        return staticmethod(called) if static else called
-
-
-SILENCE: Final = Silence()
-"""Of captures"""
-
-
-def _may_talk(function: Any) -> bool:
-    kind = type(function)  # `isinstance` asks an object for its class, of which some warn
-    if kind is BuiltinFunctionType:
-        return function.__module__ in TALKING and function.__name__ not in SILENT
-    return kind is FunctionType and function.__code__.co_name == OBJECTS
-
-
-def _methods(kind: type) -> list[str]:
-    """Those of a class that may talk: none of an enumeration, nor of options, nor a property."""
-    if hasattr(kind, "__members__") or kind.__name__.endswith(("Options", "ReduceOp")):
-        return []
-    plain = {name for name in vars(kind) if name.startswith("__")} - {"__init__"} | SILENT
-    calls = {name: item for name, item in vars(kind).items() if name not in plain}
-    return [
-        name
-        for name, item in calls.items()
-        if (callable(item) or isinstance(item, staticmethod)) and not isinstance(item, type)
-    ]
 
 
 def _put(place: Any, key: str, item: Any) -> None:
@@ -427,14 +316,16 @@ def _put(place: Any, key: str, item: Any) -> None:
         vars(place)[key] = item
 
 
-def _in_this_thread(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Any:
-    if isinstance(stand_in, type) or not callable(stand_in):
-        return stand_in  # it tells threads apart itself
-    thread = threading.get_ident()
+def _by_thread(
+    stand_ins: Mapping[int, Mapping[str, Callable[..., Any]]], name: str, original: Any
+) -> Callable[..., Any]:
+    """What a thread has in the place of the original under its name, or that."""
+    get_ident = threading.get_ident
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        here = threading.get_ident() == thread
-        return stand_in(*args, **kwargs) if here else original(*args, **kwargs)
+        here = stand_ins.get(get_ident())
+        function = original if here is None else here.get(name, original)
+        return function(*args, **kwargs)
 
     return call

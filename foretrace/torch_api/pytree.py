@@ -88,7 +88,7 @@ def _registered(tree: Any) -> Any:
 
 
 def is_container(item: Any) -> bool:
-    """Whether torch takes an object apart."""
+    """Whether torch flattens an object."""
     return _registered(item) is not None
 
 
@@ -124,10 +124,10 @@ def leaf_spec() -> TreeSpec:
 
 
 def registered_containers() -> dict[str, Any]:
-    """The classes that torch takes apart in this process, by their full names."""
+    """The classes that torch flattens in this process, by their full names."""
     return {f"{each.__module__}.{each.__qualname__}": each for each in SUPPORTED_NODES}
 
 
 def register_container(cls: type, flatten: Callable[[Any], Any], build: Callable[..., Any]) -> None:
-    """Let torch take objects of a class apart and build them."""
+    """Let torch flatten and unflatten objects of a class."""
     register_pytree_node(cls, flatten, build)

@@ -1,10 +1,9 @@
 """Tensors and modules: wrappers without memory, and what torch keeps beside them."""
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -21,10 +20,11 @@ from torch._prims_common import (
 
 from foretrace import forks
 from foretrace.torch_api.pytree import tree_leaves
+from foretrace.torch_api.tensor_attributes import attribute_of
 
 # Makes another tensor of a prototype's sizes and device: 1 us, where a wrapper with symbolic sizes
 # costs 500 us.
-# It shares the version counter of what it is made of.
+# It shares the version counter of its data.
 make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
 
 contiguous_strides: Callable[..., tuple[Any, ...]] = make_contiguous_strides_for
@@ -117,95 +117,8 @@ def set_hooks(tensor: torch.Tensor, hooks: Any, accumulated: Any) -> None:
     tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks, accumulated
 
 
-IN_PYTHON: dict[str, Any] = {
-    name: vars(torch.Tensor)[name]
-    for name in (
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "storage",
-        "__repr__",
-        "__deepcopy__",
-    )
-}
-
-
-def attribute_of(tensor: torch.Tensor, name: str) -> Any:
-    """What an attribute is, whatever `torch.Tensor` has in its place while a program runs."""
-    found: Any = IN_PYTHON.get(name) or vars(_C._TensorBase)[name]
-    return found.__get__(tensor)
-
-
-def set_attribute(tensor: torch.Tensor, name: str, new: Any) -> None:
-    """The same for setting it."""
-    vars(_C._TensorBase)[name].__set__(tensor, new)
-
-
-REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "_base")
-"""Attributes by which Python reads and changes a tensor without a call of an operator"""
-CASTS = ("to", "type", "bfloat16", "half")
-"""Methods that cast, as autocast does, too: in C++ both are one call"""
-HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
-"""Methods that have autograd do something with a gradient"""
-METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
-           "tolist", "numpy", "data_ptr", "untyped_storage")  # fmt: skip
-"""Methods that do without a call of an operator, and casts"""
-
-
-Asked: TypeAlias = tuple[
-    Callable[[torch.Tensor, str], Any], Callable[[torch.Tensor, str, Any], None]
-]
-"""Who answers for an attribute: reads it, sets it"""
-
-
-def _asked(by_thread: dict[int, Asked]) -> Asked:
-    return by_thread.get(threading.get_ident(), (attribute_of, set_attribute))
-
-
-@contextmanager
-def attributes_replaced(
-    read: Callable[[torch.Tensor, str], Any], write: Callable[[torch.Tensor, str, Any], None]
-) -> Iterator[None]:
-    """Attributes and methods of `torch.Tensor` are these two inside, for this thread.
-
-    Those inherited from the class in C are not in Python's own, and leave it again. Code that has
-    taken one meanwhile, as a module does that is imported inside, has one as torch's afterwards.
-    """
-    kind, asked = vars(torch)["Tensor"], {threading.get_ident(): (read, write)}
-    torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds at first
-
-    def replaced(name: str) -> Any:
-        def get(tensor: torch.Tensor) -> Any:
-            return _asked(asked)[0](tensor, name)
-
-        def put(tensor: torch.Tensor, new: Any) -> None:
-            _asked(asked)[1](tensor, name, new)
-
-        return property(get, put, lambda tensor: put(tensor, None))
-
-    def called(name: str) -> Any:
-        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            return _asked(asked)[0](tensor, name)(*args, **kwargs)
-
-        return call
-
-    for names, form in ((REPLACED, replaced), (METHODS, called)):
-        for name in names:
-            setattr(kind, name, form(name))
-    with forks.undone(partial(_attributes_put_back, asked)):
-        yield
-
-
-def _attributes_put_back(asked: dict[int, Asked]) -> None:
-    kind = vars(torch)["Tensor"]
-    asked.clear()
-    for name in (*REPLACED, *METHODS):
-        delattr(kind, name)
-    for name, method in IN_PYTHON.items():
-        setattr(kind, name, method)
-
-
 def node_of(tensor: torch.Tensor) -> Any:
-    """The autograd node that made a tensor; None if none did."""
+    """The autograd node that computed a tensor; None if none did."""
     return vars(_C._TensorBase)["grad_fn"].__get__(tensor)
 
 
@@ -268,7 +181,7 @@ def accumulated_by(node: Any) -> torch.Tensor | None:
 
 
 def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What the autograd node that made a tensor has saved: its `_saved_*` attributes (2.13).
+    """What the autograd node that computed a tensor has saved: its `_saved_*` attributes (2.13).
 
     Those of tensors have a `_raw_saved_*` beside them. To read one of a number would fix it.
     """
@@ -317,7 +230,7 @@ def take_module_call(call: Any) -> None:
 
 
 # What `Module.__call__` looks for on a module before it calls `_call_impl`: torch puts there what
-# `module.compile()` made. It is left out of copies and pickles (torch 2.11 to 2.13).
+# `module.compile()` has set. It is left out of copies and pickles (torch 2.11 to 2.13).
 CALLED_BY = "_compiled_call_impl"
 
 

@@ -12,13 +12,14 @@ from typing import Any, Final
 import torch
 from torch.compiler import config
 
-from foretrace.torch_api.dispatch import no_torch_function, plain_torch
+from foretrace.torch_api.clean_room import plain_torch
+from foretrace.torch_api.dispatch import no_torch_function
 
 TESTED = ((2, 13), (2, 15))
 """The first and the last version on which the tests pass"""
 
 
-def tell_untested(version: str) -> None:
+def warn_if_untested(version: str) -> None:
     """Warn of a torch that no test has run on; it is not refused, as most of it works."""
     major, minor, *_ = version.split(".")  # a build of a version to come counts as that version
     first, last = TESTED
@@ -32,10 +33,10 @@ def tell_untested(version: str) -> None:
         )
 
 
-tell_untested(torch.__version__)  # once: where this file is imported
+warn_if_untested(torch.__version__)  # once: where this file is imported
 
 # `validate_sdpa_input`: a mask beside is_causal raises whichever kernel would be taken. Before, the
-# math kernel alone raises. (A call would tell, but also what the user has switched off.)
+# math kernel alone raises. (A call would show it, but also what the user has switched off.)
 MASK_EXCLUDES_CAUSAL = torch.__version__ >= "2.14"
 
 # Attention of no rows, or of values without elements, is zeros without a kernel.
@@ -105,7 +106,7 @@ class Spec:
     """conditions between the sizes, as sympy has them"""
 
 
-def spec_of(given: Any) -> Spec | None:
+def spec_of(spec: Any) -> Spec | None:
     """What such an object says; None of anything else.
 
     Nothing public reads one: `_spec_binding.py` of torch/fx/experimental does so (2.14.1, 2.15.0).
@@ -113,10 +114,10 @@ def spec_of(given: Any) -> Spec | None:
     space = vars(sys.modules.get(SPECS, object))
     if "dynamic_spec" not in space:
         return None
-    if isinstance(given, space.get("ShapesSpec", ())):
-        params, assumed = given._params, tuple(each.node.expr for each in given.assumptions)
-    elif isinstance(given, space.get("ParamsSpec", ())):
-        params, assumed = given, ()
+    if isinstance(spec, space.get("ShapesSpec", ())):
+        params, assumed = spec._params, tuple(each.node.expr for each in spec.assumptions)
+    elif isinstance(spec, space.get("ParamsSpec", ())):
+        params, assumed = spec, ()
     else:
         return None
     if params is None:
@@ -124,20 +125,20 @@ def spec_of(given: Any) -> Spec | None:
     return Spec(params._named_args, params._varargs or (), params._varkw or {}, assumed)
 
 
-def spec_parts(given: Any) -> Sequence[Any] | Mapping[Any, Any] | None:
+def spec_parts(spec: Any) -> Sequence[Any] | Mapping[Any, Any] | None:
     """What a spec of a tensor or of a container has inside; None of a size or number."""
     space = vars(sys.modules[SPECS])
-    if isinstance(given, space["TensorSpec"]):
-        return list(given)
-    if isinstance(given, space["SeqSpec"]):
-        return list(given._entries)  # no public name (2.15)
-    holds = isinstance(given, (space["DictSpec"], space["ObjectSpec"]))
-    return dict(given.items()) if holds else None
+    if isinstance(spec, space["TensorSpec"]):
+        return list(spec)
+    if isinstance(spec, space["SeqSpec"]):
+        return list(spec._entries)  # no public name (2.15)
+    holds = isinstance(spec, (space["DictSpec"], space["ObjectSpec"]))
+    return dict(spec.items()) if holds else None
 
 
-def is_sequence_spec(given: Any) -> bool:
+def is_sequence_spec(spec: Any) -> bool:
     """Whether it is of a list or tuple, which may be longer."""
-    return isinstance(given, vars(sys.modules[SPECS])["SeqSpec"])
+    return isinstance(spec, vars(sys.modules[SPECS])["SeqSpec"])
 
 
 def spec_of_function(fn: Any) -> Any:

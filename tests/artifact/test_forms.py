@@ -9,7 +9,7 @@ from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument
+from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
 from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED

@@ -61,7 +61,7 @@ def test_trains_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model, batches = make()
     expected = saved_and_trained(model, batches, tmp_path)
     torch.save(expected, tmp_path / "expected.pt")
-    env = {"PYTHONPATH": str(Path(foretrace.__file__).parents[1]), "PATH": os.environ["PATH"]}
+    env = {**os.environ, "PYTHONPATH": str(Path(foretrace.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-P", str(ALONE), str(tmp_path)], cwd=tmp_path, env=env,
         capture_output=True, text=True, check=False,

@@ -91,7 +91,7 @@ def test_trains_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)  # explanations tell files from there
     torch.manual_seed(0)
     torch.save(saved_and_trained(make(), tmp_path), tmp_path / "expected.pt")
-    env = {"PYTHONPATH": str(Path(foretrace.__file__).parents[1]), "PATH": os.environ["PATH"]}
+    env = {**os.environ, "PYTHONPATH": str(Path(foretrace.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-P", str(ALONE), str(tmp_path)], cwd=tmp_path, env=env,
         capture_output=True, text=True, check=False,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,10 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.databases.attempts import records, warm
 from tests.databases.children import Ended, run
 from tests.databases.databases import DATABASES, cases
+from tests.databases.raw_tables import raw_tables
 from tests.databases.report import report
 from tests.databases.routes import OURS, ROUTES, TORCHS
 from tests.databases.stated import state
-from tests.databases.table import lines_of, shown
+from tests.databases.table import Line, lines_of, shown
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,7 +41,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="run what --out does not have yet")
     parser.add_argument("--read", type=Path, nargs="*", help="show what --out wrote; run nothing")
     parser.add_argument("--write", type=Path, help="the page that says how reliable it is")
-    return parser.parse_args()
+    parser.add_argument("--tables", type=Path, help="with --write: every count behind that page")
+    given = parser.parse_args()
+    if (given.write is None) != (given.tables is None):
+        parser.error("--write and --tables go together: the page names the file of its tables")
+    return given
 
 
 def main() -> int:
@@ -58,8 +64,7 @@ def main() -> int:
                 print(json.dumps(vars(ended)), file=out, flush=True)
     console.print(shown(found))
     if given.write:
-        given.write.write_text(report(found, [file.stem for file in given.read or []]))
-        state(found)
+        _write(given, found)
     return int(any(line.failed for line in found))
 
 
@@ -74,6 +79,15 @@ def _ran(given: argparse.Namespace, console: Console, done: set[str]) -> Iterato
     running = run(jobs, limit=given.limit, workers=given.jobs)
     for ended in _watched(running, len(jobs), console):
         yield replace(ended, most=given.samples)
+
+
+def _write(given: argparse.Namespace, found: list[Line]) -> None:
+    """The page, the tables behind it, and the file that tests hold against."""
+    page, tables = given.write, given.tables
+    records = [file.stem for file in given.read or []]
+    page.write_text(report(found, records, os.path.relpath(tables, page.parent)))
+    tables.write_text(raw_tables(found, records, os.path.relpath(page, tables.parent)))
+    state(found)
 
 
 def _begin(file: Path, *, resume: bool) -> None:

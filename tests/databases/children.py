@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
+
 Record = dict[str, Any]
 Job = Callable[[], Iterator[Record]]
 
@@ -104,6 +106,7 @@ def _child(job: Job, write: int, said: int) -> None:
     try:
         os.dup2(said, 1)
         os.dup2(said, 2)
+        torch.set_num_threads(1)  # OpenMP's own threads are not there in a forked child: it waits
         faulthandler.disable()  # pytest's writes to the terminal; the signal is told as the end
         warnings.simplefilter("ignore")  # what torch warns of is not what is asked here
         with os.fdopen(write, "w") as pipe:

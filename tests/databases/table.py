@@ -9,7 +9,8 @@ from rich.table import Table
 
 from tests.databases.attempts import NOTHING
 from tests.databases.children import Ended, Record
-from tests.databases.routes import TORCHS
+from tests.databases.databases import DATABASES
+from tests.databases.routes import ROUTES, TORCHS
 
 # From best to worst: an operator is as good as its worst sample.
 STATUSES: Final = (
@@ -80,6 +81,12 @@ def _line(ended: Ended, route: str, records: list[Record]) -> Line:
         left=next((r["left"] for r in records if "left" in r), ""),
         all_said=frozenset(_said(r["status"], r.get("kind", "")) for r in records),
     )  # fmt: skip
+
+
+def in_order(lines: Iterable[Line]) -> list[Line]:
+    """By database as they are run, then by operator, then by route."""
+    databases, routes = [*DATABASES], [*ROUTES, CHILD, ""]
+    return sorted(lines, key=lambda x: (databases.index(x.database), x.name, routes.index(x.route)))
 
 
 Counts = dict[tuple[str, str], Counter[str]]

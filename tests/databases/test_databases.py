@@ -133,12 +133,15 @@ def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
         monkeypatch.setattr("sys.argv", ["", *chosen, "--out", str(file)])
         assert main() == 0
     monkeypatch.setattr("tests.databases.stated.FILE", tmp_path / "stated.txt")
-    page = tmp_path / "page.md"
-    read = ["--read", *map(str, files), "--write", str(page)]
+    page, tables = tmp_path / "page.md", tmp_path / "tables.md"
+    read = ["--read", *map(str, files), "--write", str(page), "--tables", str(tables)]
     monkeypatch.setattr("sys.argv", ["", *read])
     assert main() == 0
-    assert "from the records first, second," in page.read_text()
+    assert "\nfirst, second.\n" in page.read_text()
+    assert "(tables.md)" in page.read_text()
     rows = [line for line in page.read_text().splitlines() if line.startswith("| custom_op")]
+    assert rows == ["| custom_op | 2 (all) | export | 1 of 2 | 0 | 1 | 0 | not run |"]
+    rows = [line for line in tables.read_text().splitlines() if line.startswith("| custom_op")]
     assert rows == ["| custom_op | export | 2 (all) | 1 | 1 |"]
     assert (samples_stated("custom_op"), samples_stated("opinfo.int64")) == (None, 2)
     assert stated() == {("custom_op", "NumpyNMSCustomOp", "refused (data-dependent)", "export")}

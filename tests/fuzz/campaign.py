@@ -8,12 +8,10 @@ from typing import Any
 
 from tests.fuzz import generate, stateful as stateful_programs
 from tests.fuzz.minimise import minimised
-from tests.fuzz.server import Result, Say, forked
+from tests.fuzz.server import Result, Say, Work, forked
 from tests.fuzz.verdict import ABORT, FAILURES, TIMEOUT, Verdict, judged
 
 Program = Callable[[int], str]
-
-WARM = range(6)  # seeds run before the first child is forked, so that it has what all need
 
 
 @dataclass(frozen=True)
@@ -50,20 +48,11 @@ def run(
 ) -> Iterator[Outcome]:
     """The outcome of each seed, as it is ready."""
     program = stateful_programs.program if stateful else generate.program
-    warm()
     for result in forked(partial(_work, program), seeds, jobs, limit):
         yield _outcome(result, program)
 
 
-def warm() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for seed in WARM:
-            judged(generate.program(seed))
-
-
 def _work(program: Program, seed: int, say: Say) -> Any:
-    warnings.simplefilter("ignore")
     say("generating")
     text = program(seed)
     return text, [asdict(verdict) for verdict in judged(text, say=say)]
@@ -80,11 +69,23 @@ def _outcome(result: Result, program: Program) -> Outcome:
     return Outcome(result.item, text, (Verdict(result.last, status, result.ended),))
 
 
-def told(outcome: Outcome, limit: float = 60) -> str:
-    """A minimised program that fails as the outcome's does, and how."""
+def again(item: tuple[str, str], say: Say) -> Any:
+    """In a child: the verdicts on a text by one route."""
+    text, route = item
+    return [asdict(verdict) for verdict in judged(text, only=route)]
+
+
+def told(outcome: Outcome, limit: float = 60, work: Work = again) -> str:
+    """A minimised program that fails as the outcome's does, and how.
+
+    Args:
+        outcome: one that failed.
+        limit: seconds for each attempt.
+        work: what judges an attempt, in a child.
+    """
     first = outcome.failures[0]
     routes = [verdict.route for verdict in outcome.failures if verdict.cause[1:] == first.cause[1:]]
-    small = smallest(outcome.text, first, limit)
+    small = smallest(outcome.text, first, limit, work)
     head = (
         f"seed {outcome.seed}: {first.status}, {first.kind}, by {', '.join(routes)}\n{first.detail}"
     )
@@ -101,7 +102,7 @@ def alone(route: str) -> str:
     )
 
 
-def smallest(text: str, verdict: Verdict, limit: float) -> str:
+def smallest(text: str, verdict: Verdict, limit: float, work: Work = again) -> str:
     """The program with all left out that it does not need to fail so."""
 
     def fails(text: str) -> bool:
@@ -109,7 +110,7 @@ def smallest(text: str, verdict: Verdict, limit: float) -> str:
             compile(text, "program", "exec")
         except SyntaxError:
             return False
-        (result,) = forked(_again, [(text, verdict.route)], 1, limit)
+        (result,) = forked(work, [(text, verdict.route)], 1, limit)
         if result.ended:
             return verdict.status in (ABORT, TIMEOUT) and result.ended == verdict.kind
         found = [Verdict(**one) for one in result.value]
@@ -118,10 +119,4 @@ def smallest(text: str, verdict: Verdict, limit: float) -> str:
     return minimised(text, fails)
 
 
-def _again(item: tuple[str, str], say: Say) -> Any:
-    warnings.simplefilter("ignore")
-    text, route = item
-    return [asdict(verdict) for verdict in judged(text, only=route)]
-
-
-__all__ = ["FAILURES", "Outcome", "alone", "run", "smallest", "told"]
+__all__ = ["FAILURES", "Outcome", "again", "alone", "run", "smallest", "told"]

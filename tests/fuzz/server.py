@@ -1,19 +1,32 @@
-"""Work in forked children, one for each piece, with a time limit; torch is imported once."""
+"""Work in children, one for each piece, with a time limit.
+
+They are forked from a fresh process, which has run no backward (`warm.py`): where torch is built
+for CUDA, a child of a process that has run one may not run its own.
+"""
 
 import contextlib
-import faulthandler
-import json
+import multiprocessing
 import os
-import selectors
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import Any
+
+import torch
+
+from tests.support import verified
 
 Say = Callable[[str], None]
 Work = Callable[[Any, Say], Any]
+
+FRESH = multiprocessing.get_context("forkserver")
+FRESH.set_forkserver_preload(
+    ["networkx", "tests.fuzz.campaign", "tests.fuzz.numeric", "tests.fuzz.warm"]
+)
 
 
 @dataclass
@@ -22,7 +35,7 @@ class Result:
 
     item: Any
     value: Any = None
-    """what the work gave, as JSON has it"""
+    """what the work gave"""
     last: str = ""
     """what it said last"""
     ended: str = ""
@@ -33,96 +46,79 @@ class Result:
 class Child:
     """A child at work."""
 
-    item: Any
-    pid: int
-    pipe: int
-    begun: float
-    text: bytearray = field(default_factory=bytearray)
+    process: Any
+    pipe: Any
+    result: Result
+    begun: float = field(default_factory=time.monotonic)
+
+    def heard(self) -> bool:
+        """Take what the child says next; whether there may be more."""
+        try:
+            name, word = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode
+            name, word = "ended", signal.Signals(-code).name if code < 0 else f"exit {code}"
+        setattr(self.result, name, word)
+        return name == "last"
+
+    def stopped(self) -> Result:
+        """What it did, and no more."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        return self.result
 
 
 def forked(work: Work, items: Iterable[Any], jobs: int, limit: float) -> Iterator[Result]:
     """Do each piece of work in a child of its own; results come as they are ready.
 
     Args:
-        work: takes an item and a function to say what it is at; gives what JSON can hold.
+        work: a function of a module, or a `partial` of one: takes an item and a function to say
+            what it is at; what it takes and gives can be pickled.
         items: what to work on.
         jobs: how many children at a time.
         limit: seconds for each.
     """
     waiting, at_work = iter(items), {}
-    selector = selectors.DefaultSelector()
     try:
         while True:
             while len(at_work) < jobs and (item := next(waiting, None)) is not None:
                 child = _begun(work, item)
                 at_work[child.pipe] = child
-                selector.register(child.pipe, selectors.EVENT_READ)
             if not at_work:
                 return
-            for key, _ in selector.select(0.2):
-                child = at_work[key.fd]
-                if got := os.read(key.fd, 1 << 16):
-                    child.text += got
-                    continue
-                selector.unregister(key.fd)
-                del at_work[key.fd]
-                yield _ended(child, late=False)
+            for pipe in wait(list(at_work), 0.2):
+                if not at_work[pipe].heard():
+                    yield at_work.pop(pipe).stopped()
             for child in list(at_work.values()):
                 if time.monotonic() - child.begun > limit:
-                    os.kill(child.pid, signal.SIGKILL)
-                    selector.unregister(child.pipe)
-                    del at_work[child.pipe]
-                    yield _ended(child, late=True)
+                    child.result.ended = "timeout"
+                    yield at_work.pop(child.pipe).stopped()
     finally:
         for child in at_work.values():
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
+            child.stopped()
 
 
 def _begun(work: Work, item: Any) -> Child:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(write)
-        return Child(item, pid, read, time.monotonic())
-    with contextlib.suppress(BaseException):
-        os.close(read)
-        faulthandler.disable()  # the signal is told as the outcome
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nowhere, stream)
-
-        def say(word: str) -> None:
-            os.write(write, json.dumps({"at": word}).encode() + b"\n")
-
-        try:
-            told = {"value": work(item, say)}
-        except BaseException:  # noqa: BLE001  told to who waits
-            told = {"error": traceback.format_exc()}
-        with os.fdopen(write, "wb") as pipe:
-            pipe.write(json.dumps(told).encode() + b"\n")
-        os._exit(0)
-    os._exit(1)
+    read, write = FRESH.Pipe(duplex=False)
+    given = work, item, torch.get_num_threads(), write
+    process = FRESH.Process(target=_child, args=given, daemon=True)
+    process.start()
+    write.close()
+    return Child(process, read, Result(item))
 
 
-def _ended(child: Child, *, late: bool) -> Result:
-    os.close(child.pipe)
-    _, status = os.waitpid(child.pid, 0)
-    result = Result(child.item)
-    for line in child.text.splitlines():
-        with contextlib.suppress(ValueError):
-            said = json.loads(line)
-            result.last = said.get("at", result.last)
-            if "value" in said:
-                result.value = said["value"]
-                return result
-            if "error" in said:
-                result.ended = said["error"]
-                return result
-    if late:
-        result.ended = "timeout"
-    elif os.WIFSIGNALED(status):
-        result.ended = signal.Signals(os.WTERMSIG(status)).name
-    else:
-        result.ended = f"exit {os.WEXITSTATUS(status)}"
-    return result
+def _child(work: Work, item: Any, threads: int, pipe: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(threads)
+    verified.everywhere()
+    try:
+        told = "value", work(item, lambda word: pipe.send(("last", word)))
+    except BaseException:  # noqa: BLE001  told to who waits
+        told = "ended", traceback.format_exc()
+    pipe.send(told)

@@ -2,17 +2,17 @@
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from foretrace.frontends.program import Cut
-from tests.fuzz import campaign, server
-from tests.fuzz.verdict import judged
+from tests.fuzz import campaign, server, works
+from tests.fuzz.verdict import Verdict, judged
 from tests.support.turns import one_in, some
 
 FOUND = sorted((Path(__file__).parent / "found").glob("[!_]*.py"))
@@ -69,19 +69,13 @@ LOSS, DYNAMIC = None, False
 
 
 @pytest.mark.slow
-def test_a_fault_is_found_and_the_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found_and_the_program_made_small() -> None:
     """A graph that is wrong where it has `exp` leaves a program of `exp`, and nothing else."""
-    right = Cut.__call__
-
-    def wrong(self: Cut, *args: object, **kwargs: object) -> object:
-        found = right(self, *args, **kwargs)
-        return pytree.tree_map(lambda t: t + 1, found) if "exp" in self.nodes else found
-
-    monkeypatch.setattr(Cut, "__call__", wrong)
-    outcome = campaign.Outcome(0, PROGRAM, tuple(judged(PROGRAM, only="export cut")))
+    (result,) = server.forked(works.faulty, [(PROGRAM, "export cut")], 1, 60)
+    outcome = campaign.Outcome(0, PROGRAM, tuple(Verdict(**one) for one in result.value))
     (verdict,) = outcome.failures
     assert (verdict.status, verdict.kind) == ("WRONG", "output values")
-    told = campaign.told(outcome)
+    told = campaign.told(outcome, work=works.faulty)
     assert ".exp()" in told
     assert not any(word in told for word in ("sin", "cos", "* 2"))
 
@@ -106,20 +100,26 @@ def test_eager_that_differs_from_itself(
 
 def test_a_child_that_dies_costs_one_seed() -> None:
     """An abort, and a child that does not end, are outcomes, named by what they were at."""
-
-    def work(item: int, say: server.Say) -> int:
-        say("at work")
-        if item == 1:
-            os.abort()
-        while item == 2:
-            time.sleep(1)
-        return item
-
-    found = {r.item: (r.value, r.ended, r.last) for r in server.forked(work, range(4), 2, 3)}
+    found = {r.item: (r.value, r.ended, r.last) for r in server.forked(works.dying, range(4), 2, 3)}
     assert found[0][0] == 0
     assert found[3][0] == 3
     assert found[1] == (None, "SIGABRT", "at work")
     assert found[2] == (None, "timeout", "at work")
+
+
+def test_a_child_can_run_a_backward_where_this_process_has() -> None:
+    """Who forks it is another process: torch for CUDA refuses a fork after a backward.
+
+    It counts a device, so that its autograd starts threads, once there has been a fake tensor.
+    """
+    with FakeTensorMode():
+        torch.ones(())
+    _, gradient = works.backward(2, lambda word: None)
+    (result,) = server.forked(works.backward, [3], 1, 60)
+    assert not result.ended
+    forking, of_child = result.value
+    assert forking != os.getpid()
+    assert (gradient, of_child) == (2, 3)
 
 
 @pytest.mark.parametrize("file", one_in(3, [pytest.param(file, id=file.stem) for file in FOUND]))

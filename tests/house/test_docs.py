@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from foretrace.frontends.cli import main
+from tests.house.wings import WINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -137,7 +138,8 @@ def test_what_contributing_names_is_there() -> None:
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
-ROWS = re.findall(r"^\|.*\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+DESIGN = (ROOT / "docs/design.md").read_text()
+ROWS = re.findall(r"^\|.*\|$", DESIGN, re.MULTILINE)
 PLACES = [
     (path, names.split())
     for row in ROWS
@@ -156,3 +158,16 @@ def gone(path: str, names: list[str]) -> Iterator[str]:
 def test_what_a_table_of_the_design_names_is_there() -> None:
     assert len(PLACES) > 50
     assert not [each for path, names in PLACES for each in gone(path, names)]
+
+
+def test_the_rooms_that_the_design_names_are_there() -> None:
+    rooms = re.findall(rf"`((?:{'|'.join(WINGS)})/\w+)/?`", DESIGN)
+    assert len(rooms) > 20
+    assert not [room for room in rooms if not (ROOT / "foretrace" / room).is_dir()]
+
+
+def test_the_lines_of_itself_that_the_design_shows_are_these_lines() -> None:
+    shown = re.findall(r"docs/design\.md:(\d+) in [\w.]+(?:, code:|\n\s+)(.*)", DESIGN)
+    lines = DESIGN.splitlines()
+    assert len(shown) > 2
+    assert not [(n, code) for n, code in shown if lines[int(n) - 1].strip() != code.strip()]

@@ -801,7 +801,7 @@ def does_not_reenter(w: Tensor) -> Any:
 
 refuses(
     "autograd inside",
-    "tracer/recorder/autograd_function.py:_check_own",
+    "tracer/recorder/function_target.py:_check_own",
     cuts(reenters, W, loss=0),
     reenters,
     trained(does_not_reenter, W),

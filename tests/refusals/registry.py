@@ -138,7 +138,7 @@ EXCUSED: dict[str, str] = {
     "serialization/schema/sympy_json.py:_unknown": (
         "no size of torch 2.13 is known to have such a function"
     ),
-    "loaded.py:_not_stored": "a wrong call: tests/artifact/test_loaded.py",
+    "frontends/program/load.py:_not_stored": "a wrong call: tests/artifact/test_loaded.py",
     "serialization/state/state_objects.py:other_state": (
         "a wrong call: tests/artifact/test_state.py"
     ),

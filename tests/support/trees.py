@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recor
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level, joint_graph
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
 from foretrace.session.run.setup import RULES, prepare

@@ -16,6 +16,7 @@ from foretrace.lowering.partition import partition
 from foretrace.session.run import run as record
 
 
+@functools.cache  # not twice in a process
 def everywhere() -> None:
     """From now on, each record, cut, pair and graph module is held against docs/stages.md."""
     for module in pkgutil.walk_packages(foretrace.__path__, "foretrace."):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from foretrace.torch_api.versions import tell_untested
+from foretrace.torch_api.versions import warn_if_untested
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from foretrace.torch_api.versions import tell_untested
 )  # fmt: skip
 def test_an_untested_version_is_said(version: str, how: str) -> None:
     with pytest.warns(UserWarning, match=rf"torch {version} is {how} than".replace("+", r"\+")):
-        tell_untested(version)
+        warn_if_untested(version)
 
 
 @pytest.mark.parametrize(
@@ -24,5 +24,5 @@ def test_an_untested_version_is_said(version: str, how: str) -> None:
 def test_a_tested_one_is_not(version: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tell_untested(version)
-        tell_untested(torch.__version__)
+        warn_if_untested(version)
+        warn_if_untested(torch.__version__)

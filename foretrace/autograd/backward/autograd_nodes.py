@@ -18,7 +18,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Value, Write
 from foretrace.ir.source.call_site import asking_line
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 

@@ -42,8 +42,8 @@ from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.higher_order_schema import holder_of
 from foretrace.operators.schemas.view_inverse import put_back
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import Packed
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 aten = torch.ops.aten
 

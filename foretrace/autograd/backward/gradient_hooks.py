@@ -19,8 +19,8 @@ from foretrace.ir.program.walk import every_op, made_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
-from foretrace.tracer.recorder.autograd_function import Context
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
+from foretrace.tracer.recorder.function_target import Context
 
 
 class Walk(Protocol):

@@ -42,8 +42,8 @@ from foretrace.tracer.functionalization.alias import link
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import DETACH
 from foretrace.tracer.functionalization.current_value import rewrite
-from foretrace.tracer.recorder.autograd_function import FunctionCall, run_backward
 from foretrace.tracer.recorder.autograd_hooks import Packed
+from foretrace.tracer.recorder.function_target import FunctionCall, run_backward
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 

@@ -33,8 +33,9 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_float import ASKED_NUMBER, asked_number
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.numeric_probe import NumberedOps, at_floats, with_any_number

@@ -19,7 +19,8 @@ from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.source.call_site import Sources
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache

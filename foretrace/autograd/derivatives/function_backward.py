@@ -16,7 +16,7 @@ from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_after
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, RuleName, Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.tracer.recorder.autograd_function import FunctionCall, backward_of
+from foretrace.tracer.recorder.function_target import FunctionCall, backward_of
 
 
 def own_rule(

@@ -19,7 +19,7 @@ from foretrace.autograd.derivatives.rule import Rule
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Tree, Value
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache, frozen
 

@@ -11,7 +11,7 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.ir.program.op import Choice, Tree, Value, values_in
 from foretrace.ir.program.recording import Recording, Target
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of

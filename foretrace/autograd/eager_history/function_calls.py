@@ -16,7 +16,7 @@ from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.python_state.effects.leaks import comes_to, held_before
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
 

@@ -26,7 +26,7 @@ from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 Replay = Callable[..., Value]
 """Appends the call of a view: (operator, args, kwargs, which result, because)"""

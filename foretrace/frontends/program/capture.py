@@ -41,29 +41,26 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
 ) -> Program:
     """Run a program over abstract tensors and keep what it did.
 
-    It runs once; and once more where it counts calls or fills a container, to learn what the next
-    call will find there, and for each side of a question with `branches="both"`.
-
     Args:
-        fn: a function or nn.Module; it runs unmodified, and kernels run only to answer questions.
+        fn: a function or nn.Module. It runs unmodified, and once more if it counts calls or fills a
+            container, to learn what the next call finds. Kernels run only to answer questions.
         args: its positional arguments.
         kwargs: its keyword arguments.
         target: the device to capture for; None: the inputs' own.
         dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
-        values: what becomes of a question about the inputs' values that is answered by yes or no
-            (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
-            graphs assert, too. "refuse": it is refused, as every other question is.
+        values: what becomes of a question about values that is answered by yes or no (a Python
+            `if`). "guard": the example answers it; the answer is a guard, which graphs assert, too.
+            "refuse": it is refused, as every other question is.
         branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
             program runs once for each answer, and the sides are a cond, up to where they meet.
-        warm: call the program once before, as Python, for what only its first call makes: lazy
-            modules, caches, hooks, state. The call does all that the program does.
+        warm: call the program as Python first, for what only its first call makes (lazy modules,
+            caches, hooks, state). The call does all that the program does.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
     counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
-
     with Asked("capture", fn):
         check_branches(branches)
         given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))

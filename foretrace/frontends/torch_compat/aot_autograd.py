@@ -8,11 +8,11 @@ from torch import fx
 from foretrace.errors import Refusal
 from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
 from foretrace.frontends.torch_compat.partitioner import WithPartitioner
+from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.runtime.backends.compilers import Compiler, TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled
-from foretrace.tracer.recorder.replay_fx import first_line
 
 Backend = Callable[..., Callable[..., Any]]
 """What torch.compile takes as `backend=`"""

@@ -8,12 +8,12 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
+from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.runtime.backends.compilers import TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled, flat_eager
 from foretrace.runtime.backends.inductor import before_capture, inductor_compilers
-from foretrace.tracer.recorder.replay_fx import first_line
 
 OPTIONS = ("backend", "policy", "decompositions")
 """What `options=` of torch.compile may have"""

@@ -9,6 +9,7 @@ from torch import fx
 
 from foretrace import torch_api
 from foretrace.frontends.program import Program
+from foretrace.frontends.torch_compat.replay_fx import NodeSources, Replay
 from foretrace.frontends.torch_compat.stateless_check import check_shapes_stay
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.frontend_symbols import Foreign
@@ -17,7 +18,6 @@ from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session
 from foretrace.session.run.setup import device_of, set_up
-from foretrace.tracer.recorder.replay_fx import NodeSources, Replay
 
 
 def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:

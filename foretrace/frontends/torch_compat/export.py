@@ -293,7 +293,7 @@ def _check_op(op: Op) -> None:
             do=("do it outside of the exported program, and pass what is held as arguments",
                 "or use foretrace.capture(...).cut('export')"),
         ), op)  # fmt: skip
-    if _is_function(op) and not torch_api.held_by_files(op.target.function):
+    if _is_function(op) and not torch_api.stored_in_files(op.target.function):
         raise locate(Refusal(
             f"{op.target} is an autograd.Function, which no file can hold",
             kind="autograd.Function",

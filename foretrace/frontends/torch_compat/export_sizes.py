@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt
 from foretrace.ir.program.recording import Graph, Input, Recording
-from foretrace.ir.symbols.symbols import MANY, Numbers, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.specialize.equivalence import Equality
 
 PAIRED: Final = 2

@@ -6,7 +6,7 @@ from foretrace.inspect.explain.tree_path import of_history, pieces_to
 from foretrace.ir.program.op import ModuleCall, Op, Value
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import subgraphs_of
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 class Node:

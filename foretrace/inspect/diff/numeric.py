@@ -19,7 +19,7 @@ from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import Op, Tree, Value
 from foretrace.ir.program.recording import Graph, Input
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.symbols.symbols import Numbers
+from foretrace.ir.symbols.substitution import Numbers
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.runtime.calls.run_cut import uncast

@@ -16,8 +16,8 @@ from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.partition.recompute import AGAIN
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 TABLE, LAYOUT = "decomposition", "layout"
 """Choices that a decomposition table makes."""

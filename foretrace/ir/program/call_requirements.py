@@ -10,10 +10,11 @@ import torch
 
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument, Structure
+from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import Change, Contents, Entry, OnArguments, State, StateRead
-from foretrace.ir.symbols.symbols import Numbers, Size
+from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.symbols.substitution import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
 """What Inductor puts into C++ as it stands"""

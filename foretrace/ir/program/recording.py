@@ -19,7 +19,8 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.places import StateRead, tensor_of
-from foretrace.ir.symbols.symbols import Guard, Size, Symbols
+from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.symbols.symbols import Guard, Symbols
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",

@@ -5,10 +5,9 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 """
 
 import dataclasses
-import inspect
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,11 +23,9 @@ from foretrace.ir.pydata.members import (
     members,
     names_in,
     own_items,
-    own_kind,
     reached,
     slot_names,
 )
-from foretrace.ir.source.signatures import signature_of
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9
@@ -92,7 +89,7 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
 
 def plain_object(item: Any) -> dict[str, Any] | None:
     """The attributes of an object that is taken apart into them, and is nothing else; or None."""
-    kind, attributes = type(item), _attributes(item)
+    kind, attributes = type(item), object_attributes(item)
     if torch_api.is_container(item) or _made_of(kind) not in PLAIN or slot_names(kind):
         return None
     return attributes
@@ -153,7 +150,7 @@ def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
         full = ".".join([name] * bool(name) + [str(torch_api.key_of(key)) for key in path])
-        attributes = _attributes(leaf)
+        attributes = object_attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
         else:
@@ -175,7 +172,7 @@ def shared_in(tree: Any) -> bool:
         nonlocal twice
         if isinstance(node, (tuple, torch.Tensor)):
             return False
-        if torch_api.is_container(node) or _attributes(node) is not None:
+        if torch_api.is_container(node) or object_attributes(node) is not None:
             twice = twice or id(node) in seen
             seen[id(node)] = node
         return twice
@@ -183,13 +180,13 @@ def shared_in(tree: Any) -> bool:
     def look(tree: Any) -> None:
         for leaf in torch_api.tree_leaves(tree, note):
             if not twice:
-                look(tuple((_attributes(leaf) or {}).values()))
+                look(tuple((object_attributes(leaf) or {}).values()))
 
     look(tree)
     return twice
 
 
-def _attributes(leaf: Any) -> dict[str, Any] | None:
+def object_attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or _is_code(leaf):
         return None
@@ -328,7 +325,7 @@ def fill_in_place(fresh: Any, live: Any) -> Any:
         parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         same = len(parts) == len(live) and all(map(operator.is_, parts, live))
         return live if same else fresh
-    return fresh if _attributes(fresh) is None else _with_attributes(fresh, live)
+    return fresh if object_attributes(fresh) is None else _with_attributes(fresh, live)
 
 
 def _with_attributes(fresh: Any, live: Any) -> Any:
@@ -338,112 +335,3 @@ def _with_attributes(fresh: Any, live: Any) -> Any:
     for name in (names_in(live) or {}).keys() - attributes.keys():
         object.__delattr__(live, name)
     return live
-
-
-Path = tuple[tuple[bool, Any], ...]
-"""Steps into a nested object: whether it is an attribute, and its key or name"""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReturnedArgument:
-    """A container or object in the result that is one of the caller's, and no copy of it."""
-
-    place: Path
-    """where it is in the result"""
-    given: Path
-    """where in the arguments; nothing if it is `itself`"""
-    itself: Any = None
-
-
-def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedArgument]:
-    """What is in the result of the arguments' own containers and objects, and of those `filled`."""
-    given = {id(item): path for path, item in _reached(call) if path[1:]}
-    known = {id(item): item for item in filled}
-    found = list[ReturnedArgument]()
-    for path, item in _reached(result, given.keys() | known.keys()):
-        if id(item) in given:
-            found.append(ReturnedArgument(path, given[id(item)]))
-        elif id(item) in known:
-            found.append(ReturnedArgument(path, (), item))
-    return found
-
-
-def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
-    """Whether each container or object in `items` that can be changed is at one place alone.
-
-    `known`: the ids of what is held elsewhere, beside `others`, which are looked into up to `ends`.
-    """
-    inside = {id(item) for path, item in _reached(items) if path}
-    elsewhere = {id(item) for _, item in _reached(others, ends)}
-    return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
-
-
-def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any) -> Any:
-    """The result with the caller's own objects in it."""
-    for each in handed:
-        item = each.itself if each.itself is not None else _at(call, each.given)
-        result = _with(result, each.place, item)
-    return result
-
-
-def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
-    """Containers that may be written to, and objects with tensors, with their paths."""
-    pending: list[tuple[Path, Any]] = [((), tree)]
-    seen = set[int]()
-    while pending:
-        path, item = pending.pop()
-        objects = None if own_kind(item) else _attributes(item)
-        if id(item) in seen or not (own_kind(item) or objects):
-            continue
-        seen.add(id(item))
-        if not isinstance(item, (tuple, set, frozenset)):
-            yield path, item
-        if id(item) not in ends:
-            inside = own_items(item) if objects is None else iter(objects.items())
-            pending += [((*path, (objects is not None, key)), each) for key, each in inside]
-
-
-def _at(tree: Any, path: Path) -> Any:
-    for named, key in path:
-        tree = getattr(tree, key) if named else tree[key]
-    return tree
-
-
-def _with(tree: Any, path: Path, item: Any) -> Any:
-    """The tree with an item at a place; a tuple on the way is another."""
-    if not path:
-        return item
-    (attribute, key), *rest = path
-    below = _with(_at(tree, path[:1]), tuple(rest), item)
-    if isinstance(tree, tuple):
-        parts = [*tree]
-        parts[key] = below
-        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
-    if attribute:
-        object.__setattr__(tree, key, below)
-    else:
-        tree[key] = below
-    return tree
-
-
-def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Leaves of the arguments, named as the signature names them."""
-    names = positional_names(fn, len(args))
-    _, structure = take_apart((tuple(args), kwargs))
-    named = [
-        pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]
-    ]
-    named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
-    return named, structure
-
-
-def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Names of the first `count` positional arguments."""
-    try:
-        parameters = list(signature_of(fn).parameters.values())
-    except (TypeError, ValueError):
-        return [f"arg{i}" for i in range(count)]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in kinds]
-    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "arg")
-    return [*names, *(f"{rest}.{i}" for i in range(count - len(names)))][:count]

@@ -20,7 +20,8 @@ from foretrace.ir.symbols.dynamic_shapes import (
     wrong_shapes,
 )
 from foretrace.ir.symbols.shapes_spec import Stated
-from foretrace.ir.symbols.symbols import MANY, Size, Symbols
+from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.symbols.symbols import MANY, Symbols
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Question:
         return bool(answer == self.answer)
 
 
-class NotingShapeEnv(torch_api.ToldShapeEnv):
+class NotingShapeEnv(torch_api.RecordedShapeEnv):
     """A ShapeEnv that notes the user's line of each guard at the moment it is made.
 
     It tells every question to those who listen.
@@ -70,7 +70,9 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
         """The answer to what the program itself compares; None: the ShapeEnv has one."""
         return self.compared(relation)
 
-    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+    def report(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any
+    ) -> None:
         """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
         if self.listeners and free_symbols((args, kwargs)):

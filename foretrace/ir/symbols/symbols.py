@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
@@ -14,13 +14,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.symbols.shape_env import NotingShapeEnv, free_symbols
+from foretrace.ir.symbols.substitution import Size, plain, with_numbers
 from foretrace.ir.symbols.sym_float import EXACT, Floats
 
-Size: TypeAlias = int | sympy.Expr
 MANY = 2
 """From where on one size is like another, to torch: 1 is expanded, of 0 there is nothing"""
-Numbers: TypeAlias = dict[sympy.Symbol, int]
-"""what the symbols are in one run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class Symbols:
         """Assume what another run of the program has assumed, for its lines."""
         for guard in guards:
             env: Any = self.start()
-            where, env.where = env.where, partial(_given, guard.frame)
+            where, env.where = env.where, partial(_same_frame, guard.frame)
             try:
                 self.decide(guard.condition)
                 env.note()
@@ -316,49 +314,5 @@ class Symbols:
         return tuple(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
 
 
-def _given(frame: Frame | None) -> Frame | None:
+def _same_frame(frame: Frame | None) -> Frame | None:
     return frame
-
-
-def plain(expr: sympy.Basic) -> Size:
-    """The expression, or an int where it is one."""
-    return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr
-
-
-def put_in(item: Any, numbers: Numbers) -> Any:
-    """Anything with numbers in the place of some symbols.
-
-    Raises:
-        ZeroDivisionError: it has no value with them.
-    """
-    if not isinstance(item, sympy.Basic) or item.free_symbols.isdisjoint(numbers):
-        return item
-    found = item.xreplace({s: sympy.Integer(n) for s, n in numbers.items()})
-    if found.has(sympy.zoo, sympy.nan):
-        raise ZeroDivisionError(f"{item} with {numbers}")
-    if found.free_symbols:
-        return found
-    return bool(found) if isinstance(found, Boolean) else with_numbers(found, {})
-
-
-def with_numbers(item: Any, numbers: Numbers) -> Any:
-    """Anything with numbers in the place of symbols."""
-    if not isinstance(item, sympy.Basic):
-        return item
-    value = sympy.sympify(item.xreplace(numbers))
-    return plain(value) if value.is_integer else float(value)
-
-
-def solved(size: sympy.Expr, symbol: sympy.Symbol, found: Any) -> Any:
-    """What the symbol is where a size that follows from it is `found`; None if nobody can say.
-
-    Args:
-        size: an expression over sizes.
-        symbol: one of its symbols.
-        found: a number, or an expression for it.
-    """
-    step = size.coeff(symbol)
-    first = size - step * symbol
-    if not (step.is_Integer and step > 0) or symbol in first.free_symbols:
-        return None
-    return torch_api.FloorDiv(sympy.sympify(found) - first, step)

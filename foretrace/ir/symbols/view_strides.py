@@ -15,7 +15,8 @@ import sympy
 
 from foretrace import torch_api
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.symbols import Size, Symbols, plain
+from foretrace.ir.symbols.substitution import Size, plain
+from foretrace.ir.symbols.symbols import Symbols
 
 INFERRED = -1
 """The size of a view that follows from the others"""

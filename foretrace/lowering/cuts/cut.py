@@ -45,8 +45,8 @@ from foretrace.lowering.cuts.runtime_asserts import with_assertions
 from foretrace.lowering.cuts.selectors import Selector, selects
 from foretrace.operators.schemas.higher_order_schema import runs_wider
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program.recording import Graph, Input, Output
 from foretrace.ir.program.walk import leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.symbols import Size, Symbols, solved
+from foretrace.ir.symbols.substitution import Size, solved
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx_sizes import write_size
 from foretrace.lowering.emit.module_stack import ModuleStacks

@@ -21,7 +21,7 @@ from foretrace.lowering.emit.bindings import quickest
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 @dataclass(frozen=True, slots=True)

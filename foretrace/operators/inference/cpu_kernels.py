@@ -17,8 +17,8 @@ from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
 from foretrace.operators.abstract_tensors.sparse_layouts import compressed
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.numeric_probe import probe
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.operators.schemas.dispatch_result import Given

@@ -16,7 +16,7 @@ from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.symbols.view_strides import viewed
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,

@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import RAISED, types_in, with_tensors
 from foretrace.operators.inference.eager_strides import as_iterated
 from foretrace.operators.schemas.schema import schema_of

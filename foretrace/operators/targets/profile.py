@@ -1,6 +1,7 @@
 """What a device decides, as data: its capabilities and the kernels it has of its own."""
 
 import re
+from functools import cache
 
 import torch
 
@@ -57,7 +58,7 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
         return _cuda_here(inputs_device)
     name = inputs_device.type if spec is None else spec
     if name in KEYS:
-        return Target(name, torch.device(name), own_kernels=_kernels_here(KEYS[name]))
+        return Target(name, torch.device(name), own_kernels=_kernels_now(KEYS[name]))
     found = SM.fullmatch("cuda:sm80" if name == "cuda" else name)
     if found is None:
         raise _unknown(name)
@@ -67,8 +68,14 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
     return Target(name, device, (major, minor), cudnn, CUDA_KERNELS)
 
 
-def _kernels_here(key: str) -> frozenset[str]:
-    """Those of BOTH_KINDS for which the installed build has a kernel under the dispatch key."""
+def _kernels_now(key: str) -> frozenset[str]:
+    """Those of BOTH_KINDS for which this process has a kernel under the dispatch key."""
+    return _kernels_of(key, torch_api.kernels_by_python())
+
+
+@cache
+def _kernels_of(key: str, registered: int) -> frozenset[str]:
+    """The same, asked once for as long as Python registers no other: to ask takes 4 us each."""
     return frozenset(op.name() for op in BOTH_KINDS if torch_api.kernel_for(op, key))
 
 
@@ -78,7 +85,7 @@ def _cuda_here(device: torch.device) -> Target:
     version = torch.backends.cudnn.version()
     cudnn = None if version is None else (version // 10000, version // 100 % 100, version % 100)
     name = f"cuda:sm{major}{minor}"
-    return Target(name, device, (major, minor), cudnn, _kernels_here("CUDA"))
+    return Target(name, device, (major, minor), cudnn, _kernels_now("CUDA"))
 
 
 def _unknown(name: str) -> Refusal:

@@ -92,11 +92,12 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
     Raises:
         Refusal: the block ends well, and leaves a switch of torch's in another state.
     """
+    filters = list(warnings.filters)
     with ExitStack() as stack:
         before = {name: read() for name, (_, read, _) in SWITCHES.items()}
         for name, state in before.items():
             stack.callback(_put_back, name, state)
-        stack.callback(_put_back_warnings, list(warnings.filters))
+        stack.callback(_put_back_warnings, filters)
         yield
         for name, (mentions, read, _) in SWITCHES.items():
             if read() != before[name]:
@@ -106,6 +107,8 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
                     at=lines().calling(*(mentions or (name,))),
                     do="switch it before the captured program is called, or put it back inside",
                 )
+        stack.pop_all()  # all of them were just read
+    _put_back_warnings(filters)
 
 
 def _put_back(name: str, before: Any) -> None:

@@ -11,13 +11,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
 from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
 from foretrace.ir.pydata.places import Change, Place
 from foretrace.ir.source.code_owner import NO_FILE, origin
+from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
 from foretrace.python_state.snapshot.restore import changes_of
@@ -46,6 +46,9 @@ class Refusing(Protocol):
 
     def entered(self, frame: types.FrameType) -> None:
         """Such a function begins."""
+
+    def inspects(self, code: types.CodeType) -> bool:
+        """Whether it wants to be told of functions in C that this code calls."""
 
 
 class BackwardReads:
@@ -84,10 +87,10 @@ class AccessMonitor(Unmonitored):
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
         self.later = BackwardReads()
-        self._tell: Callable[[Any], None] | None = None
-        """lets the interpreter tell a function of events; None before and after the run"""
+        self._stop: Callable[[], Any] = nobody_watches
+        """lets the interpreter tell this of nothing, during the run"""
         self._watch: Callable[[], Any] = nobody_watches
-        """lets it tell this of them"""
+        """lets it go on to tell"""
         self._rests_at = list[types.CodeType]()
         self.lent = dict[int, tuple[Any, Any]]()
         """what the run finds in the place of something else, and that, by the id of the one"""
@@ -99,21 +102,17 @@ class AccessMonitor(Unmonitored):
         """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
-        self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
-        for code in self._rests_at:
-            self._meet_as(code, (self._rest_now,))
-        # A profiler written in C cannot be put back by its object, so that one is left alone.
-        profiled: Any = sys.getprofile()
-        traces = profiled is not None and not callable(profiled)
-        before = sys.gettrace() if traces else profiled
-        tell: Any = sys.settrace if traces else sys.setprofile
-        self._tell, self._watch = tell, partial(tell, self._event)
-        tell(self._event)
+        events = events_for(self)
+        if events.switched:
+            self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
+            for code in self._rests_at:
+                self._meet_as(code, (self._rest_now,))
+        self._stop, self._watch = events.stop, events.go_on
         try:
-            yield
+            with events:
+                yield
         finally:
-            self._tell, self._watch = None, nobody_watches
-            tell(before)
+            self._stop = self._watch = nobody_watches
             self._closures()
             self._met.clear()
             self._codes.clear()
@@ -121,8 +120,8 @@ class AccessMonitor(Unmonitored):
     def __enter__(self) -> None:
         """Watch nothing inside: work of ours."""
         self.resting += 1
-        if self.resting == 1 and self._tell is not None:
-            self._tell(None)
+        if self.resting == 1:
+            self._stop()
 
     def __exit__(self, *error: object) -> None:
         self.ended()()
@@ -158,8 +157,23 @@ class AccessMonitor(Unmonitored):
         """What the run changed of globals and closure cells."""
         return changes_of(self.places.values())
 
-    def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
-        """What the interpreter calls."""
+    def minds(self, code: types.CodeType) -> bool:
+        """Whether a later call of this code is to be noted.
+
+        Of code that only work of ours has called so far, whether the program's call could be.
+        """
+        notes = self._met.get(id(code))
+        if notes is not None:
+            return bool(notes)
+        known = self.holes is not None and (self.holes.marks(code) or self.holes.inspects(code))
+        return known or origin(code, {}) != "library"
+
+    def inspects(self, code: types.CodeType) -> bool:
+        """Whether what code calls in C may be refused."""
+        return self.holes is not None and self.holes.inspects(code)
+
+    def event(self, frame: types.FrameType, event: str, arg: object) -> None:
+        """What the interpreter tells."""
         if event != "call":
             if event == "c_call" and self.holes is not None:
                 self.holes.called(frame, arg)
@@ -260,12 +274,11 @@ class AccessMonitor(Unmonitored):
 
     def _rest(self, frame: types.FrameType) -> None:
         """Watch nothing more if the recorder is next, which watches again when it has answered."""
-        if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
-            self._tell(None)
+        if issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._stop()
 
     def _rest_now(self, frame: types.FrameType) -> None:
-        if self._tell is not None:
-            self._tell(None)
+        self._stop()
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:
         """The cells of a function, with what they held if that is known."""

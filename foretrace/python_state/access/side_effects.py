@@ -77,6 +77,10 @@ class SideEffects:
         """Whether a Python function does so."""
         return mark_of(code) is not None
 
+    def inspects(self, code: types.CodeType) -> bool:
+        """Whether a call of a function in C that this code makes may be refused."""
+        return _users(code.co_filename) or _pythons(code.co_filename)
+
     def entered(self, frame: types.FrameType) -> None:
         """A function of MARKS begins.
 
@@ -175,20 +179,28 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The user's, if Python's own library is all between; None where torch, or we, come first."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if _in_users(file) or file == LAYER_CALL:
+        if _users(file):
             return frame
         if file == MODULE_CALL:  # where a module is called, as torch's own frames say of others
             frame = frame.f_back
             continue
-        if not file.startswith(PYTHON_DIR) or "-packages/" in file or file in SHOWING:
+        if not _pythons(file):
             return None
         frame = frame.f_back
     return None
 
 
-def _in_users(file: str) -> bool:
+@cache
+def _users(file: str) -> bool:
     """Whether code of the user's is in it, or what is made of it: a dataclass calls factories."""
-    return origin_of(file) == "user" and not file.startswith(IMPORTING)
+    own = origin_of(file) == "user" and not file.startswith(IMPORTING)
+    return own or file == LAYER_CALL
+
+
+@cache
+def _pythons(file: str) -> bool:
+    """Whether code of Python's own library is in it, between the user's and what that asks for."""
+    return file.startswith(PYTHON_DIR) and "-packages/" not in file and file not in SHOWING
 
 
 def _for_a_log(frame: types.FrameType | None) -> bool:

@@ -34,13 +34,14 @@ from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.returned_frames import let_go
 from foretrace.ir.source.state_change_lines import Lines, attribute
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.snapshot.code_references import mentioned_by
 from foretrace.tracer.functionalization.alias import Stranded
-from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
+from foretrace.tracer.recorder.function_target import Context, FunctionCall
 
 YOUNG_TO_OLD = 0, 1, 2
 """The generations of the collector"""

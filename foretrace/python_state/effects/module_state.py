@@ -14,7 +14,7 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import LazyFrame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL, CallRequirements, ModuleState
-from foretrace.ir.pydata.members import own_kind
+from foretrace.ir.pydata.members import cell_content, cells_of, own_kind
 from foretrace.ir.pydata.places import Change, Contents, Entry
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -63,10 +63,15 @@ def names_of_tensors(fn: Callable[..., Any]) -> dict[int, str]:
 
 
 def _reachable(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """What a function closes over, and the globals with the names that its code has.
+
+    `inspect.getclosurevars` disassembles the code from Python 3.13 on, and gives them in any order.
+    """
     if not inspect.isfunction(fn):
         return []
-    found = inspect.getclosurevars(fn)
-    return [*found.nonlocals.items(), *found.globals.items()]
+    space, cells = fn.__globals__, cells_of(fn)
+    closed = ((name, cell_content(cell)) for name, cell in cells.items())
+    return [*closed, *((name, space[name]) for name in fn.__code__.co_names if name in space)]
 
 
 def _with_paths(owners: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -79,6 +79,16 @@ CLOSED = (
 )
 """What nobody looks into for a tensor of the run; for frames see `ir/source/returned_frames.py`"""
 
+WAYS: Final[tuple[tuple[Any, str], ...]] = (
+    (nn.Module, "_module"), (torch.Tensor, "_tensor"), (type, "_class"),
+    ((dict, list, set, deque), "_container"), ((tuple, frozenset), "_inside"),
+    (types.FunctionType, "_function"), (types.CellType, "_cell"), (types.ModuleType, "_file"),
+    (MEMO, "_memo"), ((), "_state"),
+    ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
+      functools.partial, functools.cached_property), "_callable"),
+)  # fmt: skip
+"""By which method objects are looked at, by type; (): of those that `states` names"""
+
 
 class HeapSnapshot:
     """All of it; `put_back` after the run.
@@ -301,16 +311,10 @@ class HeapSnapshot:
 
     def _way(self, kind: type) -> Callable[[Any], None]:
         """How objects of a type are looked at."""
-        for known, way in (
-            (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._class),
-            ((dict, list, set, deque), self._container), ((tuple, frozenset), self._inside),
-            (types.FunctionType, self._function), (types.CellType, self._cell),
-            (types.ModuleType, self._file), (MEMO, self._memo), (tuple(states()), self._state),
-            ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
-              functools.partial, functools.cached_property), self._callable),
-        ):  # fmt: skip
-            if issubclass(kind, known):
-                return way
+        for known, way in WAYS:
+            if issubclass(kind, known or tuple(states())):
+                found: Callable[[Any], None] = getattr(self, way)
+                return found
         return self._object if home(kind) in FOLLOWS else self._unknown
 
     # ---- objects ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.source.call_site import asking_line
-from foretrace.ir.symbols.symbols import Numbers
+from foretrace.ir.symbols.substitution import Numbers
 from foretrace.lowering.partition.partition import Pair
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING

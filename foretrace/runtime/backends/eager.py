@@ -29,7 +29,7 @@ from foretrace.runtime.calls.epilogue import (
 from foretrace.runtime.guards.argument_guards import returned_text
 from foretrace.runtime.guards.cut_guards import follows
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 def eager_entry(

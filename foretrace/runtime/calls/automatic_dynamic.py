@@ -9,7 +9,7 @@ import torch
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
-from foretrace.ir.pydata.containers import named_arguments
+from foretrace.ir.pydata.arguments import named_arguments
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
 from foretrace.python_state.effects.counters import anew, of_optimizer, seen_to_differ

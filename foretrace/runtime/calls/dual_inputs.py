@@ -13,7 +13,7 @@ from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 DO = ("call the program itself", 'or its cut("export"), over which torch computes tangents')
 

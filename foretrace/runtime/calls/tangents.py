@@ -10,7 +10,7 @@ from torch import Tensor
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.program.tensor_type import Size, SubclassStrides
-from foretrace.ir.symbols.symbols import Numbers
+from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import held_by, holding_alike, wraps
 
 APPLIED = (sympy.Function, sympy.Max, sympy.Min)

@@ -16,8 +16,8 @@ from foretrace.ir.program.recording import Graph, Mutation, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 Untrained = dict[int, Op]
 """By place, results that depend on a Function, and its call"""

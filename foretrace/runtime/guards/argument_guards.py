@@ -14,15 +14,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.containers import (
-    Structure,
-    plain_object,
-    rebuild,
-    restore_identity,
-    same_keys,
-    take_apart,
-)
+from foretrace.ir.pydata.containers import Structure, plain_object, rebuild, same_keys, take_apart
 from foretrace.ir.pydata.members import attributes_of
+from foretrace.ir.pydata.returned import restore_identity
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, telling
 

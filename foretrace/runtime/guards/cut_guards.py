@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.pydata.plain_data import same
-from foretrace.ir.symbols.symbols import Numbers, Size
+from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import shown, telling
 from foretrace.runtime.guards.guard_list import Broken, GuardList, tell_lines

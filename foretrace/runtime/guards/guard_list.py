@@ -18,7 +18,8 @@ from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, mem
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import tensor_of
-from foretrace.ir.symbols.symbols import MANY, Size, solved
+from foretrace.ir.symbols.substitution import Size, solved
+from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of

@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.serialization.archive.manifest import Manifest
 from foretrace.serialization.archive.modules import Loadable, parts_of
 from foretrace.serialization.archive.stored_cut import Stored, stored_of

@@ -33,7 +33,8 @@ from foretrace.ir.program.op import (
 )
 from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Overwritten, Role, Target
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument, Structure
+from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.lowering.partition.partition import Pair, Saved
@@ -65,8 +66,8 @@ from foretrace.serialization.schema.opaque import (
     by_the_graph,
     opaque_frame,
 )
-from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall, SavingCall
+from foretrace.tracer.recorder.function_target import Context, FunctionCall
 
 
 def _holds(call: HookCall) -> bool:

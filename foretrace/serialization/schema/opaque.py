@@ -13,8 +13,8 @@ from torch import nn
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.recording import Recording
-from foretrace.tracer.recorder.autograd_function import Context, FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
+from foretrace.tracer.recorder.function_target import Context, FunctionCall
 
 
 @dataclass(frozen=True, slots=True)

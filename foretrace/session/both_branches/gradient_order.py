@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
 from foretrace.session.both_branches.join import Apart, Pair, Same
 from foretrace.session.both_branches.join_point import Met
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 USED_TWICE = "a side uses a tensor more than once, and the program returns it"
 

@@ -21,7 +21,7 @@ from foretrace.session.both_branches.op_equality import (
     same_type,
     told,
 )
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 Place: TypeAlias = tuple[int, int]
 """Where an op is that both runs have: how deep in module calls, and which in its list"""

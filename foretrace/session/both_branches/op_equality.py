@@ -9,8 +9,8 @@ from foretrace.ir.program.op import ModuleCall, Op, Origin, Value, Write
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 PLAIN = (bool, int, float, complex, str)
 

@@ -16,9 +16,10 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import apart_from, take_apart
+from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.places import WAYS, Change, Contents, Filling, Place, content_of
+from foretrace.ir.pydata.returned import apart_from
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.leaks import collected

@@ -12,8 +12,10 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
-from foretrace.ir.pydata.containers import Structure, handed_back, named_arguments, take_apart
+from foretrace.ir.pydata.arguments import leaves_of, named_arguments
+from foretrace.ir.pydata.containers import Structure, take_apart
 from foretrace.ir.pydata.places import Change, Contents, OnArguments
+from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
@@ -87,8 +89,7 @@ def record(
 
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
-    given = [leaf for _, leaf in take_apart((args, kwargs))[0]]
-    modules = [leaf for leaf in given if isinstance(leaf, torch.nn.Module)]
+    modules = [leaf for leaf in leaves_of(args, kwargs) if isinstance(leaf, torch.nn.Module)]
     before = HeapSnapshot((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     capture.steps.casts = before.casts

@@ -24,13 +24,14 @@ from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types, of_a_call
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, of_a_call
 from foretrace.operators.abstract_tensors.sparse_layouts import has_blocks
 from foretrace.operators.abstract_tensors.supported_inputs import (
     check_admitted,
     check_sparse_here,
     plain_class,
 )
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters

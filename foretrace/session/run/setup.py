@@ -15,12 +15,12 @@ from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.recording import Recording, Target
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.arguments import leaves_of
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
 from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
@@ -214,9 +214,9 @@ def asks_types(run: Session) -> bool:
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
     """The device of the first tensor among the arguments and parameters; "cpu" without one."""
-    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
     parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
-    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    leaves = chain([*leaves_of(args, kwargs or {})], parameters)
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 

@@ -29,7 +29,7 @@ from foretrace.ir.program.op import (
 )
 from foretrace.ir.program.walk import binds, leaf_ops
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.symbols import Numbers, with_numbers
+from foretrace.ir.symbols.substitution import Numbers, with_numbers
 from foretrace.tracer.concrete.rng_draws import CPU, Draws, draws
 
 MAX_ELEMENTS = 1 << 24

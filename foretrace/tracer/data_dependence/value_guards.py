@@ -14,7 +14,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import SymbolGuard, ValueGuard
 from foretrace.ir.program.op import Op, Tree, Value, target_name
-from foretrace.ir.symbols.symbols import Numbers
+from foretrace.ir.symbols.substitution import Numbers
 from foretrace.tracer.concrete.concrete_values import Constants, Root, content, depends_on_inputs
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.data_dependence.comparison_ops import asked_by_program, condition_of

@@ -29,8 +29,9 @@ from foretrace.ir.program.op import (
 )
 from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.source.call_site import Sources
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import Casts
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome

@@ -7,15 +7,13 @@ What a forward returns is made a result as torch does it. Source: `_process_back
 torch/csrc/autograd/custom_function.cpp.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
-from torch import nn
-from torch.autograd.function import Function, FunctionCtx
-from torch.utils.checkpoint import CheckpointFunction
+from torch.autograd.function import Function
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
@@ -27,164 +25,13 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follo
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.recorder.error_reports import adding_nothing, reported
+from foretrace.tracer.recorder.function_target import NOTHING, OWN, Context, FunctionCall, Written
 from foretrace.tracer.recorder.inference_mode import check_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as, memories
 
 ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
-
-
-OWN = frozenset({
-    "to_save", "dirty_tensors", "non_differentiable", "saved_for_forward", "packed", "carry",
-    "released",
-})  # fmt: skip
-"""Attributes of a context that are read in the forward alone"""
-
-
-class Context(FunctionCtx):
-    """The `ctx` of one call; what it saves are values as they were at that moment."""
-
-    def __init__(self, needs: tuple[bool, ...], recorder: Recorder) -> None:
-        self.needs_input_grad = needs
-        self.materialize_grads = True
-        self.non_differentiable: tuple[torch.Tensor, ...] = ()
-        self.to_save: tuple[Any, ...] = ()
-        self.dirty_tensors: tuple[torch.Tensor, ...] = ()
-        self._recorder = recorder
-        self._kept: tuple[Any, ...] = ()
-        self._unpacked = False
-        self.packed: Any = None
-        """what hooks made of the saved tensors, where there are some"""
-        self.carry: Any = None
-        """gives what they give back the histories of what was saved"""
-        self.released: Any = None
-        """gives the refusal of a backward that asks for it when it was let go of"""
-        self._noted: list[tuple[Abstract, Value | None]] = []
-
-    def keep(self) -> None:
-        """Take the saved tensors as they are now, and note those in attributes."""
-        self._kept = tuple(map(self._snapshot, self.to_save))
-        names = [name for name in vars(self) if name not in OWN]
-        for leaf in torch_api.tree_leaves([vars(self)[name] for name in names]):
-            if isinstance(leaf, Abstract):
-                self._noted.append((leaf, leaf.ft_value))
-
-    def written_since(self) -> bool:
-        """Whether a tensor that it has as an attribute was written to after the call."""
-        return any(tensor.ft_value is not value for tensor, value in self._noted)
-
-    def held(self) -> list[Abstract]:
-        """What the backward can read of it, as it is now."""
-        own = {name: item for name, item in vars(self).items() if name not in OWN}
-        leaves = torch_api.tree_leaves((self.to_save, own))
-        return [leaf for leaf in leaves if isinstance(leaf, Abstract)]
-
-    def _snapshot(self, tensor: Any) -> Any:
-        if not isinstance(tensor, Abstract):
-            return tensor
-        return self._recorder.abstract(value_of(tensor, self._recorder))
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """What forward gave to `save_for_backward`."""
-        self._unpacked = True
-        if self.released is not None:
-            raise self.released()
-        if self.packed is None:
-            return self._kept
-        found = self.packed.taken_out()
-        given = iter(found if self.carry is None else self.carry(found, self.packed))
-        return tuple(None if each is None else next(given) for each in self._kept)
-
-    def pack(self, op: Op) -> None:
-        """Let the program's hooks on what autograd saves have the saved tensors."""
-        saved = [tensor for tensor in self.to_save if tensor is not None]
-        if self._recorder.saving is not None and saved:
-            self.packed = self._recorder.saving.pack(op, None, saved)
-
-    def saved_values(self) -> set[Value]:
-        """What those are values of."""
-        kept = (tensor for tensor in self._kept if isinstance(tensor, Abstract))
-        return {tensor.ft_value for tensor in kept if tensor.ft_value is not None}
-
-    def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
-        """What the backward gives; it takes out all that was saved, or nothing."""
-        self._unpacked = False
-        return backward(self, *gradients)
-
-    def was_unpacked(self) -> bool:
-        """Whether the backward, as it ran last, asked for what was saved."""
-        return self._unpacked
-
-
-class Written(NamedTuple):
-    """Arguments that a forward writes to, and the values that are in their memory before."""
-
-    places: tuple[int, ...]
-    values: frozenset[Value]
-
-
-NOTHING = Written((), frozenset())
-
-
-class FunctionCall:
-    """Target of one call of an autograd.Function."""
-
-    def __init__(
-        self,
-        function: type[Function],
-        context: Context,
-        *,
-        followed: bool,
-        written: Written = NOTHING,
-        copied: tuple[int, ...] = (),
-    ) -> None:
-        self.function, self.context, self.followed = function, context, followed
-        self.hooks: list[Any] = []
-        """the registrations of hooks on its node"""
-        self.written = written
-        """where its forward writes to arguments, if copies of them would do"""
-        self.copied = copied
-        """which arguments it gets copies of"""
-        self.reads_made = False
-        """whether its forward reads what the program has made and does not give it"""
-        self.__name__ = function.__name__
-
-    def __str__(self) -> str:
-        return self.function.__name__
-
-    def apply(self, *args: Any) -> Any:
-        """Apply the function to what `Function.apply` was given: an override has done its part."""
-        return _applied(self.function, args, self.copied)
-
-    def as_module(self) -> nn.Module:
-        """The call as a module, for a graph that trains eagerly."""
-        return Applied(self.function, self.copied)
-
-    def apart(self) -> "FunctionCall":
-        """The call with copies of what it writes to."""
-        copied = self.written.places
-        return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
-
-
-class Applied(nn.Module):
-    """Calls an autograd.Function."""
-
-    def __init__(self, function: type[Function], copied: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.function, self.copied = function, copied
-
-    def forward(self, *args: Any) -> Any:
-        """What `Function.apply` returns."""
-        return _applied(self.function, args, self.copied)
-
-
-def _applied(function: type[Function], args: tuple[Any, ...], copied: tuple[int, ...]) -> Any:
-    if copied:
-        args = tuple([arg.clone() if place in copied else arg for place, arg in enumerate(args)])
-    return torch_api.applied_as_written(function)(*args)
 
 
 @contextmanager
@@ -414,45 +261,3 @@ def _owner(item: Any) -> int | None:
 
 def _real(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and not isinstance(arg, Abstract)
-
-
-def run_backward(call: FunctionCall, gradients: tuple[Any, ...]) -> Any:
-    """What the function's own backward gives for gradients of its results.
-
-    Raises:
-        Refusal: the call is that of a reentrant checkpoint.
-    """
-    _check_own(call)
-    backward, boxed = torch_api.backward_method(call.function)
-    given = ([*gradients],) if boxed else gradients
-    return call.context.unpacked_by(backward, given)
-
-
-def backward_of(
-    call: FunctionCall, results: tuple[Any, ...], loose: Any, recorder: Recorder
-) -> Callable[..., Any]:
-    """What is applied to the operands to get `results`, with the function's own backward.
-
-    The last of `results` is one that the function itself has not.
-
-    Raises:
-        Refusal: the call is that of a reentrant checkpoint, which adds up gradients by itself, in
-            an order of its own.
-    """
-    _check_own(call)
-
-    def run(backward: Callable[..., Any], *gradients: Any) -> Any:
-        with reported(recorder), adding_nothing():
-            return call.context.unpacked_by(backward, gradients)
-
-    zeros = call.context.materialize_grads
-    return torch_api.backward_node(call.function, run, results, loose, zeros=zeros)
-
-
-def _check_own(call: FunctionCall) -> None:
-    if call.function is CheckpointFunction:
-        raise Refusal(
-            "a checkpoint with use_reentrant=True runs autograd in its backward",
-            kind="autograd inside",
-            do="pass use_reentrant=False: the values are the same, and a pair runs them again",
-        )

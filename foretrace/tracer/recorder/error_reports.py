@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, user_frame_of
 from foretrace.ir.source.call_site import LIBRARY_DIRS
-from foretrace.ir.symbols.symbols import Symbols, put_in
+from foretrace.ir.symbols.substitution import put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import compressed
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import eq
 from typing import Any, Final, NoReturn
 
 import torch
@@ -97,6 +98,8 @@ class Source:
     put: Callable[[Any], None]
     reached: Callable[[Any], bool]
     """whether an object that the program names draws from it, or seeds it"""
+    same: Callable[[Any, Any], bool]
+    """whether two states of it are equal"""
 
 
 @contextmanager
@@ -152,7 +155,7 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
     """Put back what was drawn; the refusal of it."""
     refusal = None
     for source, state in before:
-        if same_state(source.get(), state):
+        if source.same(source.get(), state):
             continue
         at, alone = lines().reaching(source.reached), threading.active_count() == 1
         if at is None and not alone and source.name == "torch":
@@ -169,11 +172,15 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
 
 
 def _sources() -> Iterator[Source]:
-    yield Source("torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT)
-    yield Source("Python", random.getstate, random.setstate, _of_python)
+    yield Source(
+        "torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT, torch.equal
+    )
+    yield Source("Python", random.getstate, random.setstate, _of_python, eq)  # tuples of numbers
     loaded = numpy()
     if loaded is not None:
-        yield Source("numpy", loaded.random.get_state, loaded.random.set_state, _of_numpy)
+        yield Source(
+            "numpy", loaded.random.get_state, loaded.random.set_state, _of_numpy, same_state
+        )
 
 
 def _of_python(item: Any) -> bool:

@@ -6,7 +6,7 @@ import torch
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.dead_code import live
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.setup import RULES
 from tests.support.notation import read, write

@@ -43,6 +43,21 @@ def by_global(x: Any) -> torch.Tensor:
     return OUTER(x) * WEIGHT
 
 
+def test_names_in_the_order_of_the_code() -> None:
+    """On each Python; a name that is bound to nothing yet is left out."""
+    names = [f"layer_{index}" for index in range(7)]
+    space = {name: nn.Linear(2, 2) for name in sorted(names, reverse=True)}
+    exec(f"def fn(x): return {'(x) + '.join(names)}(x)", space)  # noqa: S102 - made of the names
+    assert [*owners_of(space["fn"])] == names  # type: ignore[arg-type]
+
+    def before_it_is_bound(x):
+        return later(OUTER(x))
+
+    assert owners_of(before_it_is_bound) == {"OUTER": OUTER}
+    later = Net()
+    assert [*owners_of(before_it_is_bound)] == ["later", "OUTER"]
+
+
 def test_the_modules_that_a_callable_reaches_by_name() -> None:
     net = Net()
     traced = fx.symbolic_trace(nn.ReLU())

@@ -3,16 +3,21 @@
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+import foretrace
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.source.code_owner import origin_of
+from foretrace.ir.source.events import MONITORING, TOOLS
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.code.bytecode import reads_of
 from foretrace.session.run.torch_patches import UNCOLLECTED
+from tests.support.tools import other_tools
 
-COUNT, TABLE, UNREAD = 1, {"a": 1}, 3
+monitored = pytest.mark.skipif(MONITORING is None, reason="Python 3.11 has no sys.monitoring")
+COUNT, TABLE, UNREAD, TEXT = 1, {"a": 1}, 3, "ab"
 
 
 def reads() -> int:
@@ -137,6 +142,39 @@ def test_the_profiler_before_the_run_is_there_after_it() -> None:
         assert sys.getprofile() is profiler
     finally:
         sys.setprofile(None)
+
+
+@monitored
+def test_an_op_switches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on a switch instruments all code again that is running."""
+    switches = list[object]()
+    for switch in ("setprofile", "settrace"):
+        monkeypatch.setattr(sys, switch, switches.append)
+
+    def fn(x):
+        for _ in range(5):
+            x = x.sin()
+        return x
+
+    foretrace.capture(fn, (torch.ones(2),))
+    assert not switches
+
+
+@pytest.mark.parametrize("tools", [(), pytest.param(TOOLS, marks=monitored)])
+def test_what_is_read_between_ops(tools: tuple[int, ...]) -> None:
+    """Also where others have every tool that tells of it without a switch."""
+
+    def fn(x):
+        return (x.sin() * reads()).cos() * len(another())
+
+    def another():
+        return TEXT
+
+    with other_tools(*tools):
+        program = foretrace.capture(fn, (torch.ones(2),))
+    held = {str(each) for each in program.recorded.requires.held}
+    for name in ("COUNT", "TABLE", "TEXT"):
+        assert any(name in each for each in held)
 
 
 def test_whose_code_a_file_has() -> None:

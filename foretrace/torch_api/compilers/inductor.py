@@ -22,7 +22,7 @@ SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
 
 
 COMPILING: Final = forks.Lock()
-"""Held while Inductor's classes have methods of ours"""
+"""Locked while Inductor's classes have methods of ours"""
 FLOAT: Final = re.compile(r"template <> inline float parse_arg<float>.*?\n *\}\}\n", re.DOTALL)
 """In Inductor's C++ template (it formats it): how a kernel gets a float of Python's"""
 
@@ -41,7 +41,7 @@ def doubles_in_cpp() -> Iterator[None]:
     kernel, here = common.KernelArgs, threading.get_ident()
 
     def argdefs(self: Any, *args: Any) -> tuple[list[str], list[str], list[str]]:
-        definitions, calls, kinds = told(self, *args)
+        definitions, calls, kinds = original(self, *args)
         if threading.get_ident() != here:
             return definitions, calls, kinds
         definitions = [_double(each) if "*" not in each else each for each in definitions]
@@ -50,10 +50,10 @@ def doubles_in_cpp() -> Iterator[None]:
     read = FLOAT.search(binding.suffix_template)
     reads = re.sub(r"\bfloat\b", "double", read[0]) if read else ""
     with COMPILING:
-        told, parsed = kernel.cpp_argdefs, binding.extra_parse_arg
+        original, parsed = kernel.cpp_argdefs, binding.extra_parse_arg
 
         def undo() -> None:
-            kernel.cpp_argdefs, binding.extra_parse_arg = told, parsed
+            kernel.cpp_argdefs, binding.extra_parse_arg = original, parsed
 
         kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + reads
         with forks.undone(undo):
@@ -72,7 +72,7 @@ def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class Number(torch.SymFloat):
-    """A float that a graph is given. Inductor's key of a graph tells it by its symbol.
+    """A float that is an input of a graph. Inductor's key of a graph names it by its symbol.
 
     FxGraphCachePickler of torch/_inductor/codecache.py does so for SymInts; it meets no SymFloat,
     as Dynamo gives floats in tensors (2.13.0).

@@ -1,4 +1,4 @@
-"""torch.fx: nodes made one after another, and modules whose code waits until it is asked for."""
+"""torch.fx: nodes appended one after another, and modules whose code waits until it is read."""
 
 import linecache
 import logging
@@ -20,15 +20,15 @@ class Nodes:
     """Makes the nodes of a graph.
 
     `Graph.create_node` would look through the arguments for symbolic numbers and make the name
-    anew: three quarters of its time. Source: torch/fx/graph.py, 2.13.
+    again: three quarters of its time. Source: torch/fx/graph.py, 2.13.
     """
 
-    __slots__ = ("_alike", "_graph", "_names", "_table")
+    __slots__ = ("_equal", "_graph", "_names", "_table")
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph, self._names = graph, graph._graph_namespace
         self._table = graph._find_nodes_lookup_table
-        self._alike: dict[Any, dict[fx.Node, None]] = {}
+        self._equal: dict[Any, dict[fx.Node, None]] = {}
         """the graph's own lists of nodes with one target, by its id, as to hash it is Python"""
 
     def append(
@@ -44,10 +44,10 @@ class Nodes:
         names._obj_to_name[node] = name
         graph._insert(node)
         kind = id(target) if op == "call_function" else op
-        alike = self._alike.get(kind)
-        if alike is None:
-            alike = self._alike[kind] = self._table.table[self._table._key(node)]
-        alike[node] = None
+        equal = self._equal.get(kind)
+        if equal is None:
+            equal = self._equal[kind] = self._table.table[self._table._key(node)]
+        equal[node] = None
         graph._len += 1
         return node
 
@@ -69,7 +69,7 @@ class LazyGraphModule(_LazyGraphModule):
     """
 
     def recompile(self) -> Any:  # type: ignore[override]
-        """Write the code anew, but when the module is made."""
+        """Write the code again, except when the module is created."""
         cls = type(self)
         if "forward" in vars(cls):
             return self._real_recompile()
@@ -136,8 +136,8 @@ class CaptureLog:
 
     def write(self, name: str, text: Callable[[], str], line: tuple[str, int, str] | None) -> None:
         """A row for a graph; `line`: file, number and function of the user's line, if known."""
-        given = torch._guards.CompileContext.try_get()
-        if given is not None and given.compile_id is not None:  # Dynamo compiles the program
+        context = torch._guards.CompileContext.try_get()
+        if context is not None and context.compile_id is not None:  # Dynamo compiles the program
             _row(name, payload_fn=text)
             return
         first = self._id is None
@@ -185,8 +185,8 @@ def log_graph(
     logger: logging.Logger = torch._logging._internal.getArtifactLogger(LOGGER, artifact)
 
     def text() -> str:
-        told: str = module.print_readable(print_output=False)
-        return told
+        text: str = module.print_readable(print_output=False)
+        return text
 
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("foretrace, %s cut\n%s", kind, text())

@@ -1,10 +1,9 @@
 """ShapeEnv and the expressions in it."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from importlib import import_module
 from inspect import unwrap
 from types import MappingProxyType
 from typing import Any
@@ -14,19 +13,17 @@ import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
-# ShapeEnv's is an expression and the place where it was made.
-from torch._guards import GuardSource, ShapeGuard, SLoc, Source
+# ShapeEnv's is an expression and the place that it comes from.
+from torch._guards import GuardSource, Source
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
-    RuntimeAssert,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
-    ValueRangesSLoc,
     _constrain_range_for_size as constrain_to_size,
     _maybe_evaluate_static_worker as evaluations,
     eval_is_non_overlapping_and_dense,
@@ -53,8 +50,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
-# Where an assertion of a ShapeEnv's was made.
-from torch.utils._traceback import CapturedTraceback
+# Where an assertion of a ShapeEnv's comes from.
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
@@ -69,7 +65,7 @@ def expression(number: Any) -> Any:
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:
-    """Compute a sympy expression with the given functions on the given objects.
+    """Compute a sympy expression with functions on objects.
 
     `torch.utils._sympy` is where ShapeEnv's own functions (FloorDiv, Mod, ...) are defined.
     """
@@ -105,7 +101,7 @@ def is_float_from_data(expr: Any) -> bool:
 
 
 def note_value(shape_env: Any, symbol: Any, number: int) -> None:
-    """Tell a ShapeEnv what a symbol that depends on data was in the captured run.
+    """Let a ShapeEnv know what a symbol that depends on data was in the captured run.
 
     It waits for no kernel's result any more: FakeTensor looks for a new symbol in the next one.
     """
@@ -125,11 +121,11 @@ def adopt_symbol(shape_env: Any, other: Any, symbol: Any) -> None:
     """Let a ShapeEnv have a symbol that depends on data as another has it, under the same name."""
     before = shape_env.unbacked_symint_counter
     count_from(shape_env, int(str(symbol).removeprefix("u")))
-    made = shape_env.create_unbacked_symint()
+    created = shape_env.create_unbacked_symint()
     count_from(shape_env, before)
     if symbol in other.size_like:
-        constrain_to_size(made)
-    note_value(shape_env, expression(made), values_from_data(other)[symbol])
+        constrain_to_size(created)
+    note_value(shape_env, expression(created), values_from_data(other)[symbol])
 
 
 def new_size(shape_env: ShapeEnv) -> torch.SymInt:
@@ -150,8 +146,8 @@ def assertions_of(shape_env: Any) -> list[Any]:
     return [each for found in shape_env.deferred_runtime_asserts.values() for each in found]
 
 
-class ToldShapeEnv(ShapeEnv):
-    """A ShapeEnv that tells each question that it is asked from outside, with its answer.
+class RecordedShapeEnv(ShapeEnv):
+    """A ShapeEnv that reports each question that it is asked from outside, with its answer.
 
     `_maybe_evaluate_static` is how `statically_known_true` asks; `guard_or_defer_runtime_assert` is
     how `torch._check` does.
@@ -165,7 +161,9 @@ class ToldShapeEnv(ShapeEnv):
         if evaluations.cache_info().currsize > MOST_EVALUATIONS:
             evaluations.cache_clear()
 
-    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+    def report(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any
+    ) -> None:
         """A question was answered."""
 
     def _log_real_tensor_propagation(self, orig_expr: Any, unsound_result: Any) -> None:
@@ -180,21 +178,21 @@ class ToldShapeEnv(ShapeEnv):
         answer = None if self._inside else self._elsewhere(args[0])
         if answer is not None:
             return sympy.true if answer else sympy.false
-        return self._telling("evaluate_expr", super().evaluate_expr, args, kwargs)
+        return self._reporting("evaluate_expr", super().evaluate_expr, args, kwargs)
 
     def guard_or_defer_runtime_assert(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> Any:
         """As ShapeEnv has it."""
         ask = super().guard_or_defer_runtime_assert
-        return self._telling("guard_or_defer_runtime_assert", ask, args, kwargs)
+        return self._reporting("guard_or_defer_runtime_assert", ask, args, kwargs)
 
     @wraps(ShapeEnv._maybe_evaluate_static)  # it has the cache that ShapeEnv clears
     def _maybe_evaluate_static(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> Any:
         ask = super()._maybe_evaluate_static
-        return self._telling("_maybe_evaluate_static", ask, args, kwargs)
+        return self._reporting("_maybe_evaluate_static", ask, args, kwargs)
 
     def get_implications(self, e: Any) -> Any:  # type: ignore[override]
         """As ShapeEnv has it, whose cache of all keeps every ShapeEnv alive (2.11, 2.13, 2.15)."""
@@ -203,7 +201,7 @@ class ToldShapeEnv(ShapeEnv):
         return self._implied[e]
 
     def _elsewhere(self, relation: Any) -> Any:
-        """The answer from elsewhere to what cannot be told without one."""
+        """The answer from elsewhere to what cannot be decided without one."""
         self._inside = True
         try:
             known = super()._maybe_evaluate_static(relation)
@@ -211,7 +209,7 @@ class ToldShapeEnv(ShapeEnv):
         finally:
             self._inside = False
 
-    def _telling(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _reporting(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._inside:
             return ask(*args, **kwargs)
         self._inside = True
@@ -219,7 +217,7 @@ class ToldShapeEnv(ShapeEnv):
             answer = ask(*args, **kwargs)
         finally:
             self._inside = False
-        self.told(method, args, kwargs, answer)
+        self.report(method, args, kwargs, answer)
         return answer
 
 
@@ -289,21 +287,6 @@ class InputSource(Source):
         return self.input
 
 
-def specialize_floats(shape_env: ShapeEnv) -> None:
-    """Let Dynamo start again with its open Python floats fixed, if there are any.
-
-    It passes such a float as a tensor that the graph calls `item()` on; AOTAutograd, too, asks for
-    a restart where it cannot compute with the tensor instead.
-    """
-    names = [str(s) for s in symbol_values(shape_env) if symbol_is_type(s, SymT.FLOAT)]
-    state: Any = import_module("torch._dynamo.symbolic_convert").TensorifyState if names else None
-    new = [name for name in names if not state.should_specialize(name)]
-    if new:
-        for name in new:
-            state.specialize(name)
-        raise import_module("torch._dynamo.exc").TensorifyScalarRestartAnalysis
-
-
 def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     """The bounds that ShapeEnv keeps of each symbol; without a bound, a very large number."""
     most = sys.maxsize
@@ -329,7 +312,7 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
 def size_functions() -> dict[str, type[sympy.Basic]]:
     """The functions of torch's own that an expression of a ShapeEnv may have, by name.
 
-    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` made (2.13).
+    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` created (2.13).
     """
     return {
         name: each
@@ -339,48 +322,3 @@ def size_functions() -> dict[str, type[sympy.Basic]]:
         and each.__module__ == functions.__name__
         and name == each.__name__
     }
-
-
-def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
-    """What a ShapeEnv knows of its symbols: numbers, ranges, and what each was found equal to."""
-    data = values_from_data(shape_env)
-    return {
-        "values": {s: int(n) for s, n in symbol_values(shape_env).items() if s not in data},
-        "data": data,
-        "ranges": {s: (r.lower, r.upper) for s, r in shape_env.var_to_range.items()},
-        "equal": dict(shape_env.replacements),
-        "lengths": dict.fromkeys(shape_env.size_like, True),
-        "axioms": dict(shape_env.axioms),
-        "divisible": dict.fromkeys(shape_env.divisible, True),
-        "deferred": {
-            each.expr: (symbol, str(each.msg))
-            for symbol, found in shape_env.deferred_runtime_asserts.items()
-            for each in found
-        },
-    }
-
-
-def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any]) -> None:
-    """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
-
-    Source: the attributes of a ShapeEnv. A guard, an assertion and the range of a symbol
-    have the place where they were made (`SLoc`), of which nobody here asks (2.13).
-    """
-    where: Any = SLoc("", "")
-    known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
-    getattr(shape_env, known).update({s: sympy.Integer(n) for s, n in state["values"].items()})
-    ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
-    shape_env.var_to_range.update(ranges)
-    note_names(shape_env, ranges)
-    shape_env.replacements.update(state["equal"])
-    shape_env.size_like.update(state["lengths"])
-    shape_env.var_to_range_sloc.update({s: ValueRangesSLoc(where, where) for s in ranges})
-    shape_env.axioms.update(state["axioms"])
-    shape_env.divisible.update(state["divisible"])
-    for symbol, number in state["data"].items():
-        note_value(shape_env, symbol, number)
-    for condition, (about, said) in state["deferred"].items():
-        made = RuntimeAssert(condition, said, CapturedTraceback.extract())
-        shape_env.deferred_runtime_asserts.setdefault(about, []).append(made)
-    shape_env.num_deferred_runtime_asserts += len(state["deferred"])
-    shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)

@@ -18,7 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 # write in place.
 from torch._export.verifier import TrainingIRVerifier as TrainingIRVerifier
 
-# What `aot_export_module` tells of its graph: the result of our drop-in is torch's own.
+# What `aot_export_module` returns beside its graph: the result of our drop-in is torch's own.
 from torch._functorch._aot_autograd.schemas import (
     BackwardSignature as BackwardSignature,
     GraphSignature as GraphSignature,
@@ -38,8 +38,8 @@ def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
     """The fake mode of whoever runs the capture, and its FakeTensors for the inputs, in order.
 
     Dynamo keeps its mode in a TracingContext, with how it has named the sizes of each tensor; its
-    mode remembers the FakeTensor that it made of a tensor, so nothing is named twice. What is no
-    tensor stays as it is. None: there is no front end.
+    mode remembers the FakeTensor that it created for a tensor, so nothing is named twice. What is
+    no tensor stays as it is. None: there is no front end.
     """
     mode = detect_fake_mode(list(inputs))
     if mode is None:
@@ -57,8 +57,8 @@ def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
     return mode, [fake(each) if _is_real(each) else each for each in inputs]
 
 
-def _is_real(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and not is_fake(given)
+def _is_real(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and not is_fake(item)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def tracing_context() -> Any:
 
 @contextmanager
 def reported_strides() -> Iterator[list[Any]]:
-    """Strides of the outputs of what is compiled inside, if the compiler changes and tells them."""
+    """Strides of the outputs of what is compiled inside, if the compiler reports other ones."""
     with TracingContext.report_output_strides() as strides:
         yield strides if strides is not None else []
 
@@ -97,7 +97,7 @@ def tensor_guard(tensors: list[torch.Tensor], open_dims: list[frozenset[int]]) -
     """A function that says whether tensors are like these: torch._dynamo's own, 0.1 us a tensor.
 
     It looks at type, dispatch keys, dtype, device, requires_grad, sizes, strides, and that none is
-    given twice. Sizes of the dimensions in `open_dims`, and all strides of a tensor that has any,
+    passed twice. Sizes of the dimensions in `open_dims`, and all strides of a tensor that has any,
     are left out.
     """
     sizes: Any = [

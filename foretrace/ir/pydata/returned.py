@@ -1,0 +1,96 @@
+"""Containers and objects in a result that are the caller's own."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from foretrace.ir.pydata.containers import object_attributes, shared_in
+from foretrace.ir.pydata.members import (
+    own_items,
+    own_kind,
+)
+
+Path = tuple[tuple[bool, Any], ...]
+"""Steps into a nested object: whether it is an attribute, and its key or name"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReturnedArgument:
+    """A container or object in the result that is one of the caller's, and no copy of it."""
+
+    place: Path
+    """where it is in the result"""
+    given: Path
+    """where in the arguments; nothing if it is `itself`"""
+    itself: Any = None
+
+
+def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedArgument]:
+    """What is in the result of the arguments' own containers and objects, and of those `filled`."""
+    given = {id(item): path for path, item in _reached(call) if path[1:]}
+    known = {id(item): item for item in filled}
+    found = list[ReturnedArgument]()
+    for path, item in _reached(result, given.keys() | known.keys()):
+        if id(item) in given:
+            found.append(ReturnedArgument(path, given[id(item)]))
+        elif id(item) in known:
+            found.append(ReturnedArgument(path, (), item))
+    return found
+
+
+def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
+    """Whether each container or object in `items` that can be changed is at one place alone.
+
+    `known`: the ids of what is held elsewhere, beside `others`, which are looked into up to `ends`.
+    """
+    inside = {id(item) for path, item in _reached(items) if path}
+    elsewhere = {id(item) for _, item in _reached(others, ends)}
+    return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
+
+
+def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any) -> Any:
+    """The result with the caller's own objects in it."""
+    for each in handed:
+        item = each.itself if each.itself is not None else _at(call, each.given)
+        result = _with(result, each.place, item)
+    return result
+
+
+def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
+    """Containers that may be written to, and objects with tensors, with their paths."""
+    pending: list[tuple[Path, Any]] = [((), tree)]
+    seen = set[int]()
+    while pending:
+        path, item = pending.pop()
+        objects = None if own_kind(item) else object_attributes(item)
+        if id(item) in seen or not (own_kind(item) or objects):
+            continue
+        seen.add(id(item))
+        if not isinstance(item, (tuple, set, frozenset)):
+            yield path, item
+        if id(item) not in ends:
+            inside = own_items(item) if objects is None else iter(objects.items())
+            pending += [((*path, (objects is not None, key)), each) for key, each in inside]
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for named, key in path:
+        tree = getattr(tree, key) if named else tree[key]
+    return tree
+
+
+def _with(tree: Any, path: Path, item: Any) -> Any:
+    """The tree with an item at a place; a tuple on the way is another."""
+    if not path:
+        return item
+    (attribute, key), *rest = path
+    below = _with(_at(tree, path[:1]), tuple(rest), item)
+    if isinstance(tree, tuple):
+        parts = [*tree]
+        parts[key] = below
+        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    if attribute:
+        object.__setattr__(tree, key, below)
+    else:
+        tree[key] = below
+    return tree

@@ -1,0 +1,1 @@
+"""Open numbers: ShapeEnv, SymNode, and floats that torch follows."""
