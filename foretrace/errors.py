@@ -223,10 +223,10 @@ def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]
     Where there are none, `others` are listed as the first that there are; without any, no line.
     """
     *first, last = names or others or [""]
-    names = f"{', '.join(first)} and {last}" if first else last
+    listed = f"{', '.join(first)} and {last}" if first else last
     if names:
-        return (f"near it {'are' if first else 'is'} {names}",)
-    return (f"none is near it; the first {'are' if first else 'is'} {names}",) if others else ()
+        return (f"near it {'are' if first else 'is'} {listed}",)
+    return (f"none is near it; the first {'are' if first else 'is'} {listed}",) if others else ()
 
 
 class FirstCall(str):

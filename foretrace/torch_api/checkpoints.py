@@ -6,14 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-# What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
-# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
-# What `torch.cond` and its like compile themselves by.
-# What a symbolic number is inside: Python's operators on it come to its methods.
-# `torch.jit.optimized_execution`, which torch.jit does not name as its own.
-
 # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on.
 CHECKPOINT = "_checkpoint_without_reentrant_generator"
+CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
 SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
 

@@ -8,14 +8,8 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
-# The form in which torch's own graphs have operators that write.
-# What operators that hold programs take for one that is closed.
-# Rules for an operator under one mode, which Python registers.
-# Operators that run another one from a state of the random number generator.
 # The base class of a mode that sees every operator call; it has no public name.
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-
-from foretrace.torch_api.dispatch import _plain_keys, function_modes
+from foretrace.torch_api.dispatch import function_modes, plain_keys
 
 
 class _NoModes:
@@ -100,7 +94,7 @@ class _PlainTorch:
     def __enter__(self) -> None:
         self._modes = _NoModes()
         self._modes.__enter__()
-        self._keys = _C._ForceDispatchKeyGuard(*_plain_keys())
+        self._keys = _C._ForceDispatchKeyGuard(*plain_keys())
         self._keys.__enter__()
         self._inference = _C._InferenceMode(False)
         self._inference.__enter__()

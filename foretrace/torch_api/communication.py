@@ -8,12 +8,7 @@ from functools import cache, wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, NoReturn
 
-# What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
-# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
-# What `torch.cond` and its like compile themselves by.
-# What a symbolic number is inside: Python's operators on it come to its methods.
-# `torch.jit.optimized_execution`, which torch.jit does not name as its own.
-from foretrace.torch_api.patches import _put
+from foretrace.torch_api.patches import put_at
 
 TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")
 """The modules in C++ by which processes talk to each other (torch 2.13 to 2.15)"""
@@ -61,12 +56,12 @@ class Silence:
         places = self._places(len(sys.modules)) if around is None else []
         self._refuse[thread] = refuse
         for place, name, _, stand_in in places:
-            _put(place, name, stand_in)
+            put_at(place, name, stand_in)
         try:
             yield
         finally:
             for place, name, original, _ in places:
-                _put(place, name, original)
+                put_at(place, name, original)
             del self._refuse[thread]
             if around is not None:
                 self._refuse[thread] = around

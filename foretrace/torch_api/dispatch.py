@@ -100,13 +100,13 @@ def below_autograd() -> Iterator[None]:
 @contextmanager
 def with_autograd() -> Iterator[None]:
     """Inside `below_autograd`: let torch's own autograd record, as in a plain eager program."""
-    guard = _C._ForceDispatchKeyGuard(*_plain_keys())
+    guard = _C._ForceDispatchKeyGuard(*plain_keys())
     with torch.inference_mode(False), guard, torch.enable_grad():
         yield
 
 
 @cache
-def _plain_keys() -> tuple[Any, Any]:
+def plain_keys() -> tuple[Any, Any]:
     """What the dispatcher includes and excludes in a thread that has changed nothing."""
     key, members = _C.DispatchKey, _C.DispatchKey.__members__
     include = _C.DispatchKeySet(key.BackendSelect).add(key.ADInplaceOrView)

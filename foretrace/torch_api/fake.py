@@ -228,6 +228,10 @@ def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
+"""What FakeTensor takes for a view by strides that eager refuses"""
+
+
 def _checked_view(func: Any, args: Any, result: Any) -> Any:
     """What FakeTensor returned, where eager has such a view; else a ValueError.
 
@@ -235,8 +239,8 @@ def _checked_view(func: Any, args: Any, result: Any) -> Any:
     that sizes of one must not stand between others.
     Source: `_collapse_view_helper` in torch/_prims/__init__.py, torch 2.13.
     """
-    aten, ones = torch.ops.aten, list[int]()
-    if func in (aten.view.default, aten._unsafe_view.default):
+    ones = list[int]()
+    if func in VIEWS:
         ones = [n for n, size in enumerate(args[0].shape) if statically_known_true(size == 1)]
     return args[0].squeeze(ones).view(result.shape) if ones else result
 

@@ -13,8 +13,6 @@ import torch
 # Has the C++ method that makes the autograd node of a Function; `Function.apply` ends in it.
 from torch import _C
 
-# The level of `torch.func.jvp`, and where those of dual numbers are left.
-# Which level of dual numbers is on; there is no public way to ask.
 # What `torch.autograd.Function` derives from, and so looks for `apply` in after its own; and its
 # metaclass, which looks up all attributes of a Function.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction

@@ -6,20 +6,13 @@ from typing import Any
 
 import torch
 
-# Has the C++ method that makes the autograd node of a Function; `Function.apply` ends in it.
+# The C bindings of functorch and of forward AD; each name is used in one function below.
 from torch import _C
 
 # The level of `torch.func.jvp`, and where those of dual numbers are left.
 # Which level of dual numbers is on; there is no public way to ask.
 from torch.autograd import forward_ad
 
-# What `torch.autograd.Function` derives from, and so looks for `apply` in after its own; and its
-# metaclass, which looks up all attributes of a Function.
-# By which torch gives a module's inputs and outputs a node of autograd's, for backward hooks of
-# modules: it gives its arguments on.
-from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunction
-
-# The hooks for the calls of all modules.
 from foretrace.torch_api.clean_room import plain_torch
 from foretrace.torch_api.dispatch import functorch_active
 

@@ -182,8 +182,6 @@ def engine() -> Callable[..., Any]:
     return found
 
 
-CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
-
 STEPS = (
     "linspace",
     "logspace",
@@ -267,7 +265,7 @@ class Replacing:
 
         def undo() -> None:
             for (_, place, key), original in zip(places, originals, strict=True):
-                _put(place, key, original)
+                put_at(place, key, original)
             for name in mine:
                 here.pop(name, None)
             if not here:
@@ -278,11 +276,11 @@ class Replacing:
             for (name, place, key), original in zip(places, originals, strict=True):
                 stand_in = functions[name]
                 if isinstance(stand_in, type) or not callable(stand_in):
-                    _put(place, key, stand_in)  # it looks up the thread itself
+                    put_at(place, key, stand_in)  # it looks up the thread itself
                 elif name in mine:
-                    _put(place, key, self._call(name, original))
+                    put_at(place, key, self._call(name, original))
                 else:
-                    _put(place, key, _by_thread({thread: {name: stand_in}}, name, original))
+                    put_at(place, key, _by_thread({thread: {name: stand_in}}, name, original))
             yield
 
     def _call(self, name: str, original: Any) -> Callable[..., Any]:
@@ -309,7 +307,8 @@ def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def _put(place: Any, key: str, item: Any) -> None:
+def put_at(place: Any, key: str, item: Any) -> None:
+    """Bind a name of a class or a module to something else."""
     if isinstance(place, type):
         setattr(place, key, item)
     else:

@@ -11,8 +11,6 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
-# Tensor.suggest_memory_format of C++, which Python's tensors have not; the strides that its
-# TensorIterator gives the result of operands of one shape; and those of a contiguous tensor (2.13).
 from foretrace import forks
 
 IN_PYTHON: dict[str, Any] = {

@@ -117,6 +117,23 @@ def test_a_schedule_of_ones_own(both: tuple[Trainer, Loaded]) -> None:
             schedule.step()
 
 
+def test_a_refused_call_counts_nothing(tmp_path: Path) -> None:
+    calls = {"made": 0}
+
+    def counted(x: Tensor) -> Tensor:
+        calls["made"] += 1
+        return x.tensor_split(2, 0)[1] * calls["made"]
+
+    program = foretrace.capture(counted, (torch.ones(4),), dynamic_shapes=True)
+    program.save(tmp_path / "counted.ft")
+    loaded = foretrace.load(tmp_path / "counted.ft")
+    loaded(torch.ones(6))
+    with pytest.raises(foretrace.Refusal, match="guard broken"):
+        loaded(torch.ones(5))
+    assert loaded.python_state["calls"] == 1
+    assert loaded(torch.ones(4)).tolist() == [2, 2]
+
+
 def test_a_checkpoint_by_role(both: tuple[Trainer, Loaded], tmp_path: Path) -> None:
     loaded = both[1]
     loaded(X)

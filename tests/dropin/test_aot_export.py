@@ -1,7 +1,7 @@
 """`foretrace.aot_export_module` beside torch's own: the signature, and what the graphs compute."""
 
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ TORCH_RAISES = {
     **dict.fromkeys(("bert", "clip", "t5", "bert.py"), UNUSED),
 }
 """What torch's own says of them: a mask asks for data, or a parameter is not used."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Eager adds the rows of an expert's gradient in the order of its threads (mixtral)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Step(nn.Module):

@@ -24,7 +24,9 @@ WINGS: Final = MappingProxyType({
     "python_state": ("code", "snapshot", "access", "effects"),
     "autograd": ("derivatives", "eager_history", "higher_order", "backward"),
     "session": ("run", "both_branches"),
-    "lowering": ("cuts", "specialize", "subclasses", "reinplace", "emit", "partition"),
+    "lowering": (
+        "cuts", "subclasses", "reinplace", "emit", "partition", "pipelines",
+    ),
     "runtime": ("guards", "calls", "backends", "graph_breaks"),
     "inspect": ("check", "dispatcher", "explain", "diff"),
     "serialization": ("schema", "state", "archive"),

@@ -46,14 +46,16 @@ OF: dict[str, tuple[Callable[..., Tensor], tuple[Make, ...]]] = {
     "attention": (lambda q: F.scaled_dot_product_attention(q, q, q), (t(2, 2, 4, 3),)),
     "written": (written, (X,)),
     "reduced": (reduced, (X,)),
+    "multiplied": (lambda x: x.prod(1) + x.prod() + x.max(), (X,)),
+    "multiplied_with_zeros": (lambda x: x.relu().prod(1) + (x * 0).prod() + x[:, 0].prod(), (X,)),
     "inverted": (lambda x: torch.linalg.inv(x @ x.t() + torch.eye(3)), (t(3, 3),)),
     "embedded": (lambda w: F.embedding(torch.tensor([0, 2, 1]), w), (X,)),
     "not_used": (lambda x, w: x.exp(), (X, W)),
 }  # fmt: skip
 
 
-ONCE = ("attention", "reduced")
-"""What has no second derivative, in eager or here (std)"""
+ONCE = ("attention", "reduced", "multiplied", "multiplied_with_zeros")
+"""What has no second derivative, in eager or here (std), or not to the last bit (prod)"""
 
 
 def _programs(name: str) -> None:

@@ -320,12 +320,12 @@ refuses(
 )
 refuses(
     "data-dependent",
-    "lowering/cuts/decomposition_tracer.py:_no_answer",
+    "lowering/cuts/decomposition_tracer.py:answer",
     opened(asks),
     activates_here,
     without,
 )
-refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:constant",
+refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:lift_constant",
         opened(reaches), activates_here, opened(makes_inside))  # fmt: skip
 
 LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
@@ -431,7 +431,7 @@ refuses(
 )
 refuses(
     "no derivative",
-    "autograd/derivatives/formula_tracer.py:_no_answer",
+    "autograd/derivatives/formula_tracer.py:answer",
     cuts(has_an_asking_rule, W, loss=0),
     asks_for_data,
     one_gradient,

@@ -81,7 +81,7 @@ def copies_each(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "tracer/functionalization/list_writes.py:write_one_by_one",
+    "tracer/functionalization/out_variants.py:write_one_by_one",
     captures(copies_a_list, W),
     copies_a_list,
     trained(copies_a_list_unseen, W),
@@ -692,7 +692,7 @@ def in_an_aten_cut() -> None:
     trained(follows_nothing, W)()
 
 
-refuses("nothing to differentiate", "lowering/cuts/cut.py:_seed", cuts(follows_nothing, X),
+refuses("nothing to differentiate", "lowering/pipelines/joint.py:_seed", cuts(follows_nothing, X),
         follows_nothing, in_an_aten_cut)  # fmt: skip
 
 
@@ -709,13 +709,10 @@ def large(w: Tensor) -> Tensor:
     return w * w  # here
 
 
-refuses(
-    "wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(two, W, loss=7), two, trained(two, W)
-)
-refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(unfollowed, W, loss=0), unfollowed,
-        trained(unfollowed, W, loss=1))  # fmt: skip
-refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(large, W, loss=0), large,
-        trained(large, W, loss=None))  # fmt: skip
+LOSS = "lowering/pipelines/joint.py:_loss_value"
+refuses("wrong loss", LOSS, cuts(two, W, loss=7), two, trained(two, W))
+refuses("wrong loss", LOSS, cuts(unfollowed, W, loss=0), unfollowed, trained(unfollowed, W, loss=1))
+refuses("wrong loss", LOSS, cuts(large, W, loss=0), large, trained(large, W, loss=None))
 
 
 def called_without_tangents() -> object:
@@ -1121,7 +1118,7 @@ def turns(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "autograd/derivatives/formula_tracer.py:_constant",
+    "autograd/derivatives/formula_tracer.py:lift_constant",
     cuts(turns, W, loss=0),
     Turns.backward,
     trained(lambda w: TurnsBack.apply(w).sum(), W),

@@ -64,7 +64,7 @@ EXCUSED: dict[str, str] = {
     "session/run/setup.py:_check_call": "a wrong call",
     "session/run/torch_patches.py:check_whole": "in a forked child: tests/unit/forks",
     "session/run/setup.py:check_values": "a wrong call",
-    "frontends/program/make_cut.py:_graph": "a wrong call",
+    "frontends/program/make_cut.py:_no_cut": "a wrong call",
     "inspect/diff/diff.py:of": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/diff.py:_check_related": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/numeric.py:check_runs_here": "a wrong call: tests/explained/test_diff.py",
@@ -87,7 +87,7 @@ EXCUSED: dict[str, str] = {
     "tracer/functionalization/functionalize.py:functionalize": (
         "what writes has a form, if need be torch's"
     ),
-    "tracer/recorder/submodule_io.py:submodule_calls": "a wrong call",
+    "tracer/recorder/module_calls.py:submodule_calls": "a wrong call",
     "runtime/backends/dynamo.py:_broken": "Dynamo: tests/against_eager/test_storage_offset.py",
     "runtime/backends/compilers.py:_check": "behind Dynamo, in a backward",
     "ir/symbols/frontend_symbols.py:_check_backed": "behind Dynamo: tests/dropin/test_dynamo.py",
@@ -108,7 +108,7 @@ EXCUSED: dict[str, str] = {
     ),
     "frontends/torch_compat/export.py:_check_not_called": "a wrong call",
     "session/run/setup.py:check_branches": "a wrong call",
-    "lowering/partition/partial_tangents.py:_not_saved": (
+    "lowering/pipelines/partial_tangents.py:_not_saved": (
         "no program is known: what is not saved is computed again"
     ),
     "lowering/subclasses/boundary.py:_kept": "no compiler is asked for ops that are kept whole",

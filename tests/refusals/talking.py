@@ -81,7 +81,7 @@ def refused(fn: Program, *args: Any) -> Callable[[], None]:
     return in_group(lambda: foretrace.capture(fn, args))
 
 
-SITE = "tracer/recorder/communication.py:communicates"
+SITE = "operators/inference/communication.py:communicates"
 FUNCTIONAL = in_group(captured(reduces_functionally, X))
 for program in (reduces, tells, writes_to_a_store):
     refuses(

@@ -506,7 +506,7 @@ def with_sizes() -> None:
 
 refuses(
     "side effect",
-    "tracer/functionalization/functionalize.py:_check_not_resized",
+    "tracer/functionalization/written_layout.py:check_not_resized",
     captures(Observes(), X),
     Observes.forward,
     with_sizes,

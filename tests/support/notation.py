@@ -71,7 +71,7 @@ def read(text: str) -> tuple[dict[str, Value], list[Op]]:
     while lines and (found := re.fullmatch(rf"%(\w+): ({TYPE.pattern})", lines[0].strip())):
         values[found[1]] = Value(_read_type(found[2]), found[1])
         del lines[0]
-    ops, rest = _read_ops(lines, values, _depth(lines[0]) if lines else 0)
+    ops, rest = _read_ops(lines, values, _depth(lines[0]) if lines else 0, {})
     if rest:
         raise ValueError(f"an unexpected line: {rest[0]}")
     return values, ops
@@ -192,26 +192,27 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _read_ops(lines: list[str], values: dict[str, Value], depth: int) -> tuple[list[Op], list[str]]:
-    """The ops of one level, and the lines after them."""
+def _read_ops(
+    lines: list[str], values: dict[str, Value], depth: int, own: dict[str, Value]
+) -> tuple[list[Op], list[str]]:
+    """The ops of one level, and the lines after them; `own`: params of programs, by name."""
     ops, rest = list[Op](), lines
     while rest and _depth(rest[0]) == depth:
         line, rest = rest[0].strip(), rest[1:]
         if line == "pass":
             continue
-        op = _read_op(line, values)
-        own = dict[str, Value]()
+        op = _read_op(line, values, own)
         while rest and _depth(rest[0]) > depth and rest[0].lstrip().startswith("@"):
             held, rest = _read_held(rest, values, own)
             op = with_subgraphs(op, partial(_with_name, held))
         if rest and _depth(rest[0]) > depth:
-            body, rest = _read_ops(rest, values, _depth(rest[0]))
+            body, rest = _read_ops(rest, values, _depth(rest[0]), own)
             op = op.but(below=body)
         ops.append(op)
     return ops, rest
 
 
-def _read_op(line: str, values: dict[str, Value]) -> Op:
+def _read_op(line: str, values: dict[str, Value], own: dict[str, Value]) -> Op:
     found = LINE.fullmatch(line)
     if found is None:
         raise ValueError(f"no op: {line}")
@@ -219,7 +220,8 @@ def _read_op(line: str, values: dict[str, Value]) -> Op:
     names = re.findall(r"%(\w+)", given)
     types = [_read_type(match[0]) for match in TYPE.finditer(found["types"] or "")]
     outs = tuple(
-        values.setdefault(name, Value(type)) for name, type in zip(names, types, strict=True)
+        values.setdefault(name, own.setdefault(f"%{name}", Value(type)))
+        for name, type in zip(names, types, strict=True)
     )
     call: Any = _parsed(f"f({found['args']})")
     args = tuple(_read_tree(arg, values) for arg in call.args)
@@ -240,7 +242,7 @@ def _with_name(held: Subgraph, old: Subgraph) -> Subgraph:
 def _read_held(
     lines: list[str], values: dict[str, Value], own: dict[str, Value]
 ) -> tuple[Subgraph, list[str]]:
-    """A program that an op holds, and the lines after it; `own`: params that its others have."""
+    """A program that an op holds, and the lines after it; `own`: params of others."""
     found, depth = HELD.fullmatch(lines[0].strip()), _depth(lines[0])
     if found is None:
         raise ValueError(f"no program: {lines[0]}")
@@ -254,7 +256,7 @@ def _read_held(
         params.append(_read_tree(_parsed(param[0]), within))
     ops, rest = list[Op](), lines[1:]
     if rest and _depth(rest[0]) > depth:
-        ops, rest = _read_ops(rest, within, _depth(rest[0]))
+        ops, rest = _read_ops(rest, within, _depth(rest[0]), own)
     made = _read_tree(_parsed(result), within)
     tree = tuple(made) if isinstance(made, list) else made
     return Subgraph(name, tuple(params), tuple(ops), tree), rest

@@ -1,7 +1,7 @@
 """A program saved and loaded again: the cuts of the file beside those that were saved."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +34,17 @@ class Saved:
 
 
 def through_a_file(program: Program, *cuts: Any) -> Loaded:
-    """What is loaded of a file with these cuts; it reads and writes the program's own tensors."""
+    """What is loaded of a file with these cuts; it reads and writes the program's own state."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "program.ft"
         program.save(path, *cuts)
         loaded = foretrace.load(path, classes=classes_of(program))
     pairs = zip(loaded.program.recorded.inputs, program.recorded.inputs, strict=True)
     for mine, live in pairs:
-        mine.owner, mine.tensor = live.owner, live.tensor
+        mine.owner, mine.tensor, mine.read = live.owner, live.tensor, live.read
+    states = loaded.program.recorded.requires.states
+    pairs = zip(states, program.recorded.requires.states, strict=True)
+    states[:] = [replace(mine, place=live.place) for mine, live in pairs]
     return loaded
 
 

@@ -13,7 +13,9 @@ from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording, Role
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.lowering.cuts.cut import Level, joint_graph
+from foretrace.lowering.cuts.cut import Level
+from foretrace.lowering.pipelines.kinds import JOINT
+from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
@@ -96,4 +98,5 @@ def joint_of(
 ) -> tuple[dict[str, Value], Recording, Graph]:
     """The program of a text and its joint graph, with a tangent for each output."""
     values, found = program(text, outputs, written)
-    return values, found, joint_graph(found, semantics(), Level(written=False), None)
+    context = Context(found, semantics(), Level(written=False))
+    return values, found, make_graph(JOINT, "joint", context)

@@ -157,9 +157,9 @@ class Edges:
             return torch_api.node_of(given)  # of a level of torch.func
         recorder = self.recorder
         with recorder.unwatched:
-            if recorder.rebased:
+            if recorder.aliasing.rebased:
                 recorder.view_rebased()
-            value = recorder.histories.place(self.known(given))
+            value = recorder.autograd.place(self.known(given))
         if not value.type.requires_grad:
             raise AssertionError("Expected gradient function to be set")
         gradient = Metadata(given.shape, given.dtype, given.device)
@@ -177,7 +177,7 @@ class Edges:
                 do="compute it inside, of leaves",
             )
         with self.recorder.unwatched:
-            return self.recorder.histories.place(self.known(leaf))
+            return self.recorder.autograd.place(self.known(leaf))
 
     def _task(self) -> int:
         return self.tasks[-1].number if self.tasks else -1

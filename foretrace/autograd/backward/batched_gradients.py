@@ -1,7 +1,8 @@
 """A batch of gradients at once (`is_grads_batched=True`): torch's first vmap over the formulas.
 
-Each formula is asked of torch with gradients of that vmap, whose rules run in C++ as in eager; what
-they call is the rule. So a product is the one that eager takes, whatever the order of its sums.
+Each formula, torch's or a registered one, is asked with gradients of that vmap, whose rules run in
+C++ as in eager; what they call is the rule. So a product is the one that eager takes, whatever the
+order of its sums.
 Source: torch/autograd/__init__.py; LegacyBatchingRegistrations.cpp in aten/src/ATen.
 """
 
@@ -85,12 +86,6 @@ class Batches:
 
 class InBatches(InProgramBackward):
     """A walk whose gradients are those of a batch: each has rows."""
-
-    def single(self, op: Op) -> None:
-        """An op with a derivative of its own: torch's formula for it."""
-        if op.rule is not None and op.rule.kind == "registered":
-            raise _unknown("it is of a derivative that is not by torch's own formula", op)
-        super().single(op)
 
     def _through_view(self, op: Op, write: Write) -> NoReturn:
         raise _unknown("it writes to a view", op)

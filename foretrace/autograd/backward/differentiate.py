@@ -251,7 +251,7 @@ class Differentiation(Formulas):
         try:
             context = vars(op.target.context)
             with torch_api.switched(context, released=self.released(op)):
-                rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
+                rule = own_rule(op, tangents, held, self.outside, self.derivatives.user_tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -261,7 +261,7 @@ class Differentiation(Formulas):
 
     def _hooked(self, op: Op, rule: Rule) -> None:
         """The same with hooks on its node, which may keep gradients for each other."""
-        self.scope.ops += as_is(rule.ops, op, rule.name)
+        self.scope.ops.extend(as_is(rule.ops, op, rule.name))
         self._give_on(op, rule.operands, rule.gradients)
 
     # ---- operators that hold programs ---------------------------------------------------------

@@ -140,7 +140,7 @@ class Hooks:
             if op.target.several:
                 raise _several(op)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen
@@ -155,7 +155,7 @@ class Hooks:
 def as_is(ops: Iterable[Op], because: Op, rule: RuleName) -> Iterator[Op]:
     """What a hook did, as ops of a backward."""
     for op in ops:
-        yield op.but(because=because, rule=rule, alike=None)
+        yield op.but(because=because, rule=rule)
 
 
 def hooked(item: Input, at: Frame | None) -> Refusal:

@@ -25,6 +25,11 @@ class Scope:
     pending: list[tuple[Value, Value, Op]] = field(default_factory=list)
     """gradients of values from outside the kept op, added after its backward op"""
 
+    def take(self) -> list[Op]:
+        """The ops so far, each once."""
+        ops, self.ops = self.ops, []
+        return ops
+
 
 class Gradients:
     """What arrived for each forward value so far, added up as it arrives."""

@@ -30,14 +30,16 @@ from foretrace.ir.program.op import (
     Backward,
     Op,
     Origin,
+    Rewriter,
     RuleName,
+    SharedBody,
     Subgraph,
     Value,
     Write,
     target_name,
     values_in,
 )
-from foretrace.ir.program.walk import every_op, subgraphs_of, with_subgraphs
+from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.tracer.functionalization.alias import link
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import DETACH
@@ -49,6 +51,25 @@ from foretrace.tracer.subclasses.dispatch import known_as
 
 CLONE = torch.ops.aten.clone.default
 SAVED_COPY = RuleName("copy that an in-place op saves", "engine")
+
+
+class _OwnSubgraphs(Rewriter):
+    """Copies ops of the same values, with their subgraphs.
+
+    A part of these is the forward's, which autograd follows.
+    """
+
+    def out(self, value: Value) -> Value:
+        """The same."""
+        return value
+
+    def subgraph(self, subgraph: Subgraph) -> Subgraph:
+        """A copy."""
+        return replace(subgraph, ops=tuple(self.ops(subgraph.ops)))
+
+    def below(self, op: Op) -> list[Op] | SharedBody | None:
+        """A body of the op's own is copied; others read values of a shared one."""
+        return op.below if op.own is None else self.ops(op.own)
 
 
 class InProgramBackward(Differentiation):
@@ -82,7 +103,7 @@ class InProgramBackward(Differentiation):
             leaves.outside(),
             VersionCounters(overwritten_in(recorder)),
         )
-        histories = recorder.histories
+        histories = recorder.autograd
         self.inside = HooksInside(histories.hooks, histories.retained)
         self.hooks: Any = self.inside
         self.recorder, self.again, self.wanted, self.engine = recorder, again, wanted, engine
@@ -132,7 +153,7 @@ class InProgramBackward(Differentiation):
     @property
     def _calls(self) -> bool:
         """Whether ops of the walk are calls: to differentiate again, or for what a class does."""
-        return self.again or bool(self.recorder.held)
+        return self.again or bool(self.recorder.aliasing.in_subclasses)
 
     def _in_program(self, gradient: Value) -> Value:
         known = self.tensors.get(gradient)
@@ -155,30 +176,21 @@ class InProgramBackward(Differentiation):
         """Let the ops that the walk has added be ops of the program."""
         if not self.scope.ops:
             return
-        ops, self.scope.ops = self.scope.ops, []
+        ops = self.scope.take()
         if self._calls:
             self._call_all(ops)
             return
         found = [*every_op(ops)]
         if any(map(subgraphs_of, found)):
             held = [any(map(subgraphs_of, every_op((op,)))) for op in ops]
-            ops = [self._apart(op) if holds else op for op, holds in zip(ops, held, strict=True)]
+            copies = _OwnSubgraphs()
+            ops = [copies.op(op) if holds else op for op, holds in zip(ops, held, strict=True)]
             found = [*every_op(ops)]
         for op in found:
             op.origin, op.asked = self._unfollowed_origin(op.origin), True
             for out in op.outs:
                 self._makers[out] = op
-        self.recorder.scope += ops
-
-    def _apart(self, op: Op) -> Op:
-        """With copies of what it holds, of which a part is the forward's, that autograd follows."""
-
-        def copies(held: Subgraph) -> Subgraph:
-            return replace(held, ops=tuple([self._apart(each.but()) for each in held.ops]))
-
-        if op.own is not None:
-            op.below = [self._apart(each.but()) for each in op.own]
-        return with_subgraphs(op, copies) if subgraphs_of(op) else op
+        self.recorder.scope.ops.extend(ops)
 
     def _unfollowed_origin(self, origin: Origin) -> Origin:
         found = self._origins.get(id(origin))
@@ -200,7 +212,7 @@ class InProgramBackward(Differentiation):
     def unpack(self, packed: Packed) -> list[Value]:
         """What a hook gives back of what autograd saved: its Python is the program's."""
         self.record()
-        scope = self.recorder.scope
+        scope = self.recorder.scope.ops
         count = len(scope)
         with self.as_program():
             given = packed.taken_out()
@@ -226,7 +238,7 @@ class InProgramBackward(Differentiation):
         if given.type.requires_grad:
             given = recorder.call(DETACH, (given,)).outs[0]
         new = rewrite(recorder, saved, (), given, lambda: given)
-        recorder.histories.carried[new] = carried[new] = saved
+        recorder.autograd.carried[new] = carried[new] = saved
         made = self.tensors[new] = recorder.abstract(new)
         made.ft_leaf = leaf
         return made
@@ -247,12 +259,12 @@ class InProgramBackward(Differentiation):
 
     def _call_body(self, op: Op) -> None:
         recorder = self.recorder
-        with recorder.inner_scope(op.origin.frame) as body:
+        with recorder.scope.inner(op.origin.frame) as body:
             for inner in op.body or ():
                 self._call_op(inner)
         made = {out for inner in body for out in inner.outs}
         outs = tuple(v for out in op.outs if (v := self._value(out)) in made)
-        recorder.scope.append(Op(
+        recorder.scope.ops.append(Op(
             op.target, tuple(map(self._value, op.operands)), {}, list(outs), outs,
             origin=replace(op.origin, grad_mode=self.again, checkpoint=None), below=body,
             because=op.because, rule=op.rule, asked=True,
@@ -260,7 +272,7 @@ class InProgramBackward(Differentiation):
 
     def _call_op(self, op: Op) -> None:
         """Record an op of a formula, as if the program had called it."""
-        scope = self.recorder.scope
+        scope = self.recorder.scope.ops
         count = len(scope)
         args, kwargs = self.recorder.concrete((op.args, op.kwargs), _Tensors(self))
         result = self.recorder.again(op.target, args, kwargs)
@@ -285,7 +297,7 @@ class InProgramBackward(Differentiation):
         self.record()
         recorder, name = self.recorder, RuleName(f"{op.target}.backward", "registered")
         operands = [v for v in op.args if isinstance(v, Value)]
-        with recorder.inner_scope(op.origin.frame) as ops:
+        with recorder.scope.inner(op.origin.frame) as ops:
             found = self._gradients_of(op)
             self.stale.check_unpacked(op, self.derivatives)
             fitted = fit(op.target, found, [self.tensor(value) for value in operands])
@@ -294,7 +306,7 @@ class InProgramBackward(Differentiation):
         for inner in ops:
             inner.because, inner.rule = inner.because or op, inner.rule or name
             inner.asked = True
-        recorder.scope.append(Op(
+        recorder.scope.ops.append(Op(
             Backward(op, name), tuple(v for v in values_used(ops) if v not in made), {}, None,
             tuple(dict.fromkeys(v for v in values if v in made and v is not None)),
             origin=self._own_origin(op.origin), below=ops, because=op, rule=name, asked=True,

@@ -61,7 +61,7 @@ class Engine:
     def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
         self.recorder, self.leaves, self.edges = recorder, leaves, Edges(recorder)
         self.original = torch_api.engine()
-        self.batches = Batches(recorder.lift, self._within)
+        self.batches = Batches(recorder.answers.lift, self._within)
         self.batch: Batch | None = None
         self.watched = torch_api.saving_watched()
         """by hooks of the caller's; they are off while the program runs"""
@@ -82,7 +82,7 @@ class Engine:
                         f"element {place} of tensors does not require grad and does not have a"
                         " grad_fn"
                     )
-            asked = [recorder.histories.place(self.edges.known(tensor)) for tensor in inputs]
+            asked = [recorder.autograd.place(self.edges.known(tensor)) for tensor in inputs]
             if not all(value.type.requires_grad for value in asked):
                 raise RuntimeError("One of the differentiated Tensors does not require grad")
             with self._task(values, asked, adds=accumulate_grad) as task:
@@ -104,7 +104,7 @@ class Engine:
         if self.watched:
             around = "is asked, and hooks on what autograd saves are on around the program"
             raise _refused(around, "put them inside, or call it outside of them")
-        if self.recorder.holding:
+        if self.recorder.scope.in_subgraph:
             raise _refused(
                 "is asked in a program that an operator holds, such as torch.cond's",
                 "ask it outside, or use torch.func.grad",
@@ -117,7 +117,7 @@ class Engine:
     @contextmanager
     def _task(self, roots: list[Value], asked: list[Value], *, adds: bool) -> Iterator[Task]:
         """Inside, a backward runs."""
-        ops, edges, places = list(self._so_far()), self.edges, self.recorder.histories.place
+        ops, edges, places = list(self._so_far()), self.edges, self.recorder.autograd.place
         wanted = _on_the_way(ops, asked) if asked else None
         edges.count += 1
         task = Task(edges.count, ops, list(map(places, roots)), asked, wanted, adds)
@@ -135,7 +135,7 @@ class Engine:
         origin = replace(recorder.origin(), grad_mode=again)
         gradients = [self._one(gradient) for gradient in gradients]
         given = list(map(self.edges.known, gradients))  # a leaf that they are is made before
-        with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
+        with torch.set_grad_enabled(again), recorder.scope.inner(origin.frame) as body:
             kind: type[InProgramBackward] = InProgramBackward if self.batch is None else InBatches
             walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
             task.by_itself = walk.by_itself
@@ -183,10 +183,10 @@ class Engine:
     def _so_far(self) -> Iterator[Op]:
         """The ops of the program; of a body that is being recorded, those that there are."""
         recorder = self.recorder
-        bodies = recorder.bodies
+        bodies = recorder.scope.bodies
         if any(body is None for body in bodies):
             raise _refused("is asked inside the kernel of an operator", "ask it outside")
-        return chain(recorder.root, *(body for body in bodies if body is not None))
+        return chain(recorder.scope.root, *(body for body in bodies if body is not None))
 
     def _found(self, walk: InProgramBackward, value: Value, *, allow_unused: bool) -> Any:
         if value in walk.gradients:

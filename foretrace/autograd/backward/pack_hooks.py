@@ -64,9 +64,9 @@ class Packing:
         if getattr(hooks.pack_hook, "__module__", "").startswith("torch."):
             self._push(hooks, None)
             return
-        recorder = self.recorder
-        if recorder.holding or recorder.checkpoint is not None:
-            where = "a checkpoint" if recorder.checkpoint else "a program that an operator holds"
+        recorder, scope = self.recorder, self.recorder.scope
+        if scope.in_subgraph or scope.checkpoint is not None:
+            where = "a checkpoint" if scope.checkpoint else "a program that an operator holds"
             raise Refusal(
                 f"hooks on what autograd saves (saved_tensors_hooks), inside {where}",
                 kind="hook",
@@ -89,11 +89,11 @@ class Packing:
 
     def _set(self) -> None:
         on = bool(self._stack) and self._stack[-1][1] is not None
-        self.recorder.saving = self if on else None
+        self.recorder.autograd.save_by(self if on else None)
 
     def check_checkpoint(self) -> None:
         """Refuse a checkpoint under hooks: they see what it was given, and nothing inside of it."""
-        if self.recorder.saving is not None and torch.is_grad_enabled():
+        if self.recorder.autograd.saving is not None and torch.is_grad_enabled():
             raise Refusal(
                 "a checkpoint under hooks on what autograd saves (saved_tensors_hooks), which give"
                 " it other arguments when it runs again",
@@ -113,8 +113,8 @@ class Packing:
     def around(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call, and let the hooks pack what its nodes save."""
         recorder = self.recorder
-        with torch_api.switched(vars(recorder), saving=None):
-            scope, count = recorder.scope, len(recorder.scope)
+        with recorder.autograd.without_hooks():
+            scope, count = recorder.scope.ops, len(recorder.scope.ops)
             answer = recorder.again(func, args, kwargs)
             new = scope[count:] if torch.is_grad_enabled() else []
             if any(out.type.requires_grad for op in new for out in op.outs):
@@ -126,7 +126,7 @@ class Packing:
 
     def _pack_all(self, new: list[Op], given: Any, answer: Any) -> None:
         tensors = Tensors(self.recorder, new, torch_api.tree_leaves((answer, given)))
-        given_now, before = list(tensors.known.items()), len(self.recorder.histories.packs)
+        given_now, before = list(tensors.known.items()), len(self.recorder.autograd.packs)
         for op in _nodes(new, self.saving.table):
             call, occurrences = _call_of(op)
             if not any(v.type.requires_grad for v in occurrences):
@@ -134,13 +134,13 @@ class Packing:
             slots = self.saving.slots(call)
             if slots:
                 saved = [tensors.of(slot, op, call, occurrences) for slot in slots]
-                count = len(self.recorder.scope)
+                count = len(self.recorder.scope.ops)
                 self.pack(op, call, saved)
-                if any(map(draws, self.recorder.scope[count:])):
+                if any(map(draws, self.recorder.scope.ops[count:])):
                     _check_draws(op, call, slots, new)
         if any(self._value(tensor) is not value for value, tensor in given_now):
             raise _writes()
-        if len(self.recorder.histories.packs) > before:
+        if len(self.recorder.autograd.packs) > before:
             self._note_results(new)
 
     def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
@@ -172,19 +172,19 @@ class Packing:
         return packed
 
     def _value(self, tensor: Any) -> Value:
-        known = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
+        known = tensor if isinstance(tensor, Abstract) else self.recorder.answers.lift(tensor)
         return value_of(known, self.recorder)
 
     def _note(self, op: Op, packed: Packed, registration: Op) -> None:
         if op.outs:
-            packs = self.recorder.histories.packs
+            packs = self.recorder.autograd.packs
             packs[op.outs[0]] = registration.target.packs[op.outs[0]] = packed
 
     def _note_results(self, ops: Iterable[Op]) -> None:
         """The registration is of what the program has of calls of which something was packed."""
         registration = self._stack[-1][1]
         if registration is not None:
-            hooks = self.recorder.histories.hooks
+            hooks = self.recorder.autograd.hooks
             hooks += [] if registration in hooks else [registration]
             registration.args += tuple(v for op in ops for v in op.outs if v.type.requires_grad)
 
@@ -202,7 +202,7 @@ class Tensors:
         self.recorder, self.known = recorder, dict[Value, Any]()
         for tensor in known:
             if isinstance(tensor, torch.Tensor):
-                mine = tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
+                mine = tensor if isinstance(tensor, Abstract) else recorder.answers.lift(tensor)
                 self.known.setdefault(value_of(mine, recorder), tensor)
         self._makers = {out: each for each in every_op(ops) for out in each.outs}
 

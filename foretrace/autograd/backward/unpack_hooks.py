@@ -9,7 +9,6 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.formula_tracer import current_value, flat_ops
-from foretrace.autograd.derivatives.run_hooks import lines_of
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, RuleName, Value, Write, values_in
@@ -46,21 +45,20 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
         Refusal: it does something that no graph can do, or gives what is no tensor.
     """
     op = packed.op
-    tape = walk.derivatives.tape(op.outs[0].type.device)
-    tape.results, tape.outside = (), walk.outside
-    lines_of(tape, op, unpacked.__code__)
+    tape = walk.derivatives.user_tape(op.outs[0].type.device, walk.outside)
+    tape.take_lines_of(op, unpacked.__code__)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), tape, torch.no_grad():
         try:
             with reported(tape), adding_nothing():
                 found = packed.taken_out()
-            _check_unwritten(packed, tape.scope)
+            _check_unwritten(packed, tape.scope.ops)
             known = [each if isinstance(each, Abstract) else tape.lift(each) for each in found]
         except Refusal as refusal:
             raise locate(refusal, op) from None
         values = [current_value(each, tape) for each in known]
     name = name_of_unpack(packed)
     walk.hooks.seen += tape.stand_ins()
-    walk.ops.extend(o.but(because=op, rule=name, alike=None) for o in flat_ops(tape.scope))
+    walk.ops.extend(o.but(because=op, rule=name) for o in flat_ops(tape.scope.ops))
     return values
 
 

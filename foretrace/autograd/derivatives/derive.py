@@ -5,7 +5,7 @@ its autograd node runs on stand-ins for the gradients. What the node does, seen 
 rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from foretrace.autograd.derivatives.registry import BackwardCall, Registered, Ru
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import RuleName, Tree, Value
+from foretrace.ir.program.op import RuleName, Subgraph, Tree, Value
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.shape_env import free_symbols
@@ -38,7 +38,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.inference.numeric_probe import NumberedOps, at_floats, with_any_number
+from foretrace.operators.inference.numeric_probe import at_floats, with_any_number
 from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
 from foretrace.operators.schemas.cache import Cache, frozen
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -58,6 +58,11 @@ class Forward:
     edges: list[Any]
     """for each operand, what its gradient is asked by; None if it is not followed"""
     outs: list[Abstract]
+
+    def only(self, wanted: Sequence[bool]) -> "Forward":
+        """The same, with no gradient asked for other operands than these."""
+        edges = [edge if on else None for edge, on in zip(self.edges, wanted, strict=True)]
+        return replace(self, edges=edges)
 
 
 Ask: TypeAlias = Callable[[Tree, dict[str, Tree]], Rule]
@@ -174,6 +179,8 @@ class Derivatives:
             again: whether the formula is differentiated once more: it may be another, as of silu.
             rows: how many gradients there are at once, as the rows of each; None: one.
 
+        A registered rule is taken, but for rows that are differentiated again where it is `once`.
+
         Raises:
             Refusal: torch has no derivative for the operator.
         """
@@ -186,8 +193,8 @@ class Derivatives:
                 raise no_derivative(func)
             registered = self.table.registered(func)
             with torch_api.CleanRoom(), torch_api.with_autograd():
-                if registered is not None and rows is None:
-                    return self._registered(registered, func, args, kwargs, tangents, known)
+                if registered is not None and not (registered.once and again and rows is not None):
+                    return self._registered(registered, func, args, kwargs, tangents, known, rows)
                 return self._derived(
                     func, args, kwargs, tangents, written, known, again=again, rows=rows
                 )
@@ -234,10 +241,10 @@ class Derivatives:
                 raise
         rules = list[Rule]()
 
-        def record(numbers: Mapping[sympy.Symbol, float]) -> NumberedOps:
+        def record(numbers: Mapping[sympy.Symbol, float]) -> Subgraph:
             rules.append(rule := ask(*at_floats(call, numbers)))
             params = (rule.operands, rule.results, rule.written, rule.tangents)
-            return NumberedOps(params, rule.ops, rule.gradients)
+            return Subgraph("rule", params, rule.ops, rule.gradients)
 
         found = with_any_number(record, floats, symbols.floats.known)
         if found is None:
@@ -284,9 +291,23 @@ class Derivatives:
         types = enumerate(types_in(result))
         return tuple(t.differentiable and i not in apart for i, t in types)
 
-    def tape(self, device: torch.device) -> Tape:
-        """What records a formula; `device` is where the program's tensors are."""
-        return Tape(self.types, self._semantics, device, self._meanings)
+    def tape(
+        self, device: torch.device, known: Tree = None, results: tuple[Value, ...] | None = None
+    ) -> Tape:
+        """What records a formula.
+
+        Args:
+            device: where the program's tensors are.
+            known: the types of what the operator returns, where they depend on data.
+            results: what it returns, where its call itself is not recorded.
+        """
+        made = self.types, self._semantics, device, self._meanings
+        return Tape(*made, known=known, results=results)
+
+    def user_tape(self, device: torch.device, outside: dict[int, Value]) -> Tape:
+        """What records a user's backward or hook; `outside`: real tensors that it may reach."""
+        made = self.types, self._semantics, device, self._meanings
+        return Tape(*made, results=(), outside=outside)
 
     def _registered(
         self,
@@ -296,23 +317,27 @@ class Derivatives:
         kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...],
         known: Tree,
+        rows: int | None,
     ) -> Rule:
         """Run a registered backward over stand-ins."""
         types = types_in((args, kwargs))
-        tape = self.tape(types[0].device)
         operands = tuple(Value(t.with_grad(False)) for t in types)
         inferred = known or self.inference.infer(func, *_unfollowed((args, kwargs)))
         results = tuple(Value(t.with_grad(False)) for t in types_in(inferred))
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
-        tape.results = results
+        tape = self.tape(types[0].device, results=results)
         with tape, torch.no_grad():
             placeholders = [tape.abstract(value) for value in operands]
             real_args, real_kwargs = self._concrete((args, kwargs), iter(placeholders))
             made = tuple(tape.abstract(value) for value in results)
             arrived = tuple(None if value is None else tape.abstract(value) for value in given)
             follows = tuple(t.requires_grad for t in types)
-            call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
-            gradients = fit(func, registered.backward(call), placeholders)
+
+            def of(tangents: Any) -> tuple[Any, ...]:
+                call = BackwardCall(real_args, real_kwargs, made, tangents, follows, tape.device)
+                return fit(func, registered.backward(call), placeholders)
+
+            gradients = of(arrived) if rows is None else _of_rows(of, arrived, rows)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)
@@ -328,10 +353,8 @@ class Derivatives:
     ) -> Forward:
         """Run a call under autograd; `around`: what is on meanwhile, for its tape."""
         types = types_in((args, kwargs))
-        tape = self.tape(types[0].device)
-        tape.known = map_tree(
-            known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t
-        )
+        known = map_tree(known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t)
+        tape = self.tape(types[0].device, known)
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
         with tape:
@@ -344,7 +367,7 @@ class Derivatives:
                     edges.append(tensor if tensor.requires_grad else None)
             given = iter(stand_ins)
             real = self._concrete((args, kwargs), given)
-            tape.main = func
+            tape.expect(func)
             with around(tape) if around is not None else nullcontext():
                 result = func(*real[0], **real[1])
         if tape.results is None:
@@ -440,8 +463,8 @@ def _of_rows(
     """What torch's first vmap over the rows of gradients gives, as `is_grads_batched` has it."""
     with torch_api.first_vmap_level() as level:
         with torch_api.no_dispatch():
-            mapped = [torch_api.add_batch_dim(tangent, 0, level) for tangent in tangents]
-        found = of(mapped)
+            mapped = [t if t is None else torch_api.add_batch_dim(t, 0, level) for t in tangents]
+        found = of(tuple(mapped))
         whole = torch_api.remove_batch_dim
         return tuple(None if g is None else whole(g, level, rows, 0) for g in found)
 

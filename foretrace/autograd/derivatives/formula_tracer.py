@@ -4,10 +4,11 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from types import CodeType, MappingProxyType
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -26,6 +27,7 @@ from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Given, Outcome
 from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -50,8 +52,11 @@ class FormulaSemantics(Semantics):
         self.inference, self.table, self.learned = inference, table, inference.learned
 
 
-class Tape(Recorder):
-    """Records what autograd runs for one op: with stand-ins, and writes made values."""
+class Tape(WithoutExample, Recorder):
+    """Records what autograd runs for one op: with stand-ins, and writes made values.
+
+    It answers itself: numbers become ops of the rule, and no data is known.
+    """
 
     def __init__(
         self,
@@ -59,28 +64,43 @@ class Tape(Recorder):
         semantics: FormulaSemantics,
         device: torch.device,
         outcomes: Cache[Outcome],
+        *,
+        results: tuple[Value, ...] | None = None,
+        outside: dict[int, Value] | None = None,
+        known: Tree = None,
     ) -> None:
-        super().__init__(
-            types, semantics, Sources(), self._outside, self._constant, _no_answer, outcomes
-        )
-        self.outside: dict[int, Value] = {}
+        super().__init__(types, semantics, Sources(), outcomes, self)
+        self.outside = {} if outside is None else outside
         """by id, real tensors that a user's backward may reach"""
         self.device = device
         self.main: Any = None
-        self.known: Tree = None
+        self.known = known
         """the types of what it returns, where they depend on data"""
-        self.results: tuple[Value, ...] | None = None
+        self.results = results
         self.written: tuple[Value, ...] = ()
         self.around: Origin | None = None
         """that of a hook, whose ops have lines of their own"""
         self._alive: list[Abstract] = []
 
-    def _outside(self, tensor: torch.Tensor) -> Abstract:
+    def expect(self, func: Any) -> None:
+        """Take the next call of an operator for the one whose rule is wanted."""
+        self.main = func
+
+    def take_lines_of(self, op: Op, caller: CodeType) -> None:
+        """Give what is recorded the lines of a hook, or else that of an op.
+
+        `caller`: the code of ours that runs the hook: no line above it is the hook's.
+        """
+        self.around = op.origin
+        self.sources.called_by(caller)
+        self.sources.define(op.origin.frame)
+
+    def lift(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that is an input of the program, too."""
         known = self.outside.get(id(tensor))
         return _no_lift(tensor) if known is None else self.abstract(known)
 
-    def _constant(self, tensor: torch.Tensor) -> Abstract:
+    def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """Numbers that a user's backward writes or computes with, as ops of the rule."""
         options = {"dtype": tensor.dtype, "device": self.device}
 
@@ -100,6 +120,16 @@ class Tape(Recorder):
         (flat,) = parts if len(parts) == 1 else self.call(aten.cat.default, (parts,)).outs
         return self.abstract(self.call(aten.view.default, (flat, list(tensor.shape))).outs[0])
 
+    def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """Answer no question for data.
+
+        Raises:
+            Refusal: the derivative asks for data.
+        """
+        if func is aten.allclose.default:
+            return True  # of a loss that has no gradient (complex svd): eager raises if not
+        raise Refusal(f"a derivative asks for data: {func}", kind="no derivative", do=RULE)
+
     def grad_mode(self) -> bool:
         """The rule itself is not differentiated."""
         return False
@@ -108,7 +138,7 @@ class Tape(Recorder):
         """A rule has no place in the program until it is used; what a hook does has its line."""
         if self.around is None:
             return NOWHERE
-        frame = self.frame_inside if self.depth else self.sources.here()
+        frame = self.scope.frame if self.scope.depth else self.sources.here()
         return replace(self.around, frame=frame or self.around.frame)
 
     def abstract(self, value: Value) -> Abstract:
@@ -205,17 +235,16 @@ def _no_lift(tensor: torch.Tensor) -> Abstract:
     )
 
 
-def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
-    if func is torch.ops.aten.allclose.default:
-        return True  # a check, of a loss that has no gradient (complex svd): eager raises if not
-    raise Refusal(f"a derivative asks for data: {func}", kind="no derivative", do=RULE)
-
-
 def _keeps_copy(func: Any, saving: bool) -> bool:
     """Calls by which autograd keeps a tensor for later; they compute nothing."""
-    return func is torch.ops.aten.detach.default or (
-        saving and func is torch.ops.aten.clone.default
-    )
+    only_saving = KEPT_COPIES.get(func)
+    return only_saving is not None and (saving or not only_saving)
+
+
+KEPT_COPIES: Final[Mapping[Any, bool]] = MappingProxyType(
+    {aten.detach.default: False, aten.clone.default: True}
+)
+"""By what autograd keeps a tensor; whether it is that only while it saves"""
 
 
 def current_value(tensor: Any, tape: Tape) -> Value:
@@ -226,7 +255,7 @@ def current_value(tensor: Any, tape: Tape) -> Value:
 def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
     """The ops of a rule: those of the tape on which its gradients depend, in order."""
     wanted, kept = set(values_in(gradients)), list[Op]()
-    for op in reversed(list(flat_ops(tape.scope))):
+    for op in reversed(list(flat_ops(tape.scope.ops))):
         if not wanted.isdisjoint(op.outs):
             kept.append(op)
             wanted.update(op.operands)

@@ -24,7 +24,7 @@ def own_rule(
     tangents: list[Value | None],
     held: Collection[Value],
     outside: dict[int, Value],
-    tape_on: Callable[[torch.device], Tape],
+    tape_on: Callable[[torch.device, dict[int, Value]], Tape],
 ) -> Rule:
     """The derivative of one call of a Function, in the call's own values.
 
@@ -33,14 +33,13 @@ def own_rule(
         tangents: for each result, the gradient that arrived.
         held: gradients of other values that still wait for their turn.
         outside: by id, real tensors that the backward may reach, and what they hold then.
-        tape_on: makes a tape for a device.
+        tape_on: makes a tape for a device, and such real tensors.
 
     Raises:
         Refusal: the backward does something that no graph can do, or gives what fits no input.
     """
     call, operands = op.target, [v for v in op.args if isinstance(v, Value)]
-    tape = tape_on(operands[0].type.device)
-    tape.results, tape.outside = (), outside
+    tape = tape_on(operands[0].type.device, outside)
     formals = _formals(call, tangents)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
         placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
@@ -57,7 +56,7 @@ def own_rule(
         for v in operands
     )
     arrived = tuple(t and formals[t] for t in tangents)
-    ops = tuple(flat_ops(tape.scope)) if call.hooks else ops_for(gradients, tape)
+    ops = tuple(flat_ops(tape.scope.ops)) if call.hooks else ops_for(gradients, tape)
     return Rule(_name(call), tuple(operands), (), (), arrived, ops, gradients)
 
 

@@ -70,10 +70,10 @@ def extremum_backward(call: BackwardCall) -> Any:
 
 
 REDUCTION_RULES: dict[Any, Registered] = {
-    torch.ops.aten.prod.default: Registered(prod_backward, "ProdBackward0"),
+    torch.ops.aten.prod.default: Registered(prod_backward, "ProdBackward0", once=True),
     torch.ops.aten.max.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.min.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.median.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.nanmedian.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
-    torch.ops.aten.prod.dim_int: Registered(prod_dim_backward, "ProdBackward1"),
+    torch.ops.aten.prod.dim_int: Registered(prod_dim_backward, "ProdBackward1", once=True),
 }

@@ -52,6 +52,8 @@ class Registered:
     not_followed: frozenset[int] = frozenset()
     only_whole: bool = False
     """used only where the target runs the op as one kernel"""
+    once: bool = False
+    """whether its own derivative may be NaN where torch's is not: rows have torch's formula then"""
 
 
 class RuleTable:

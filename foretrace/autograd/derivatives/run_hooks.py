@@ -40,7 +40,7 @@ def run_hook(
     op: Op,
     gradient: Value | None,
     outside: dict[int, Value],
-    tape_on: Callable[[torch.device], Tape],
+    tape_on: Callable[[torch.device, dict[int, Value]], Tape],
 ) -> Done:
     """What a hook does to a gradient.
 
@@ -48,28 +48,27 @@ def run_hook(
         op: the registration.
         gradient: what arrived in all; None where torch's engine comes without one.
         outside: by id, real tensors that the hook may reach, and what they hold then.
-        tape_on: makes a tape for a device.
+        tape_on: makes a tape for a device, and such real tensors.
 
     Raises:
         Refusal: the hook does something that no graph can do, or gives what eager refuses.
     """
     call, (value,) = op.target, op.operands
-    tape = tape_on(value.type.device)
-    tape.results, tape.outside = (), outside
-    lines_of(tape, op, run_hook.__code__)
+    tape = tape_on(value.type.device, outside)
+    tape.take_lines_of(op, run_hook.__code__)
     run = _reporting(call, tape)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
         if gradient is None:
             with torch.no_grad():
                 _check_none(call, run(None), op.origin.frame)
-            return Done(list(flat_ops(tape.scope)), None, False, tape.stand_ins())
+            return Done(list(flat_ops(tape.scope.ops)), None, False, tape.stand_ins())
         seed, leaf = _stand_in(gradient, tape), tape.abstract(Value(value.type.with_grad(True)))
         torch_api.attribute_of(leaf, "register_hook")(run)
         found = _through(call, leaf, seed, op.origin.frame)
         given = found if isinstance(found, Abstract) else tape.lift(found)
         new = current_value(given, tape)
         written = seed.ft_value is not gradient
-    return Done(list(flat_ops(tape.scope)), new, written, tape.stand_ins())
+    return Done(list(flat_ops(tape.scope.ops)), new, written, tape.stand_ins())
 
 
 def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeType) -> None:
@@ -79,7 +78,7 @@ def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeTyp
     the code of ours that runs the backward.
     """
     for op in hooks[:1]:
-        lines_of(tape, op, caller)
+        tape.take_lines_of(op, caller)
     for op in hooks:
         if not op.target.removed:
             told = partial(_but_last, _reporting(op.target, tape))
@@ -88,15 +87,6 @@ def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeTyp
 
 def _but_last(run: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
     return run(inputs, outputs[:-1])
-
-
-def lines_of(tape: Tape, op: Op, caller: CodeType) -> None:
-    """Let what is recorded have the lines of a hook, or else that of an op.
-
-    `caller`: the code of ours that runs the hook: no line above it is the hook's.
-    """
-    tape.around = op.origin
-    tape.sources.last, tape.sources.defined = caller, op.origin.frame
 
 
 def name_of_hook(op: Op, of: str) -> RuleName:

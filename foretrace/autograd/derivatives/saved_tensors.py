@@ -194,8 +194,7 @@ class Saving:
     ) -> Rule:
         hooks = _Hooks(given)
         with torch_api.CleanRoom(), torch_api.with_autograd():
-            forward = self._forward(call, hooks)
-            forward.edges = [e if on else None for e, on in zip(forward.edges, wanted, strict=True)]
+            forward = self._forward(call, hooks).only(wanted)
             try:
                 rule = self.derivatives.backward(call.func, forward, tangents, again)
             except RuntimeError as error:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op, Value, substitute
+from foretrace.ir.program.op import Choice, Op, Value
+from foretrace.ir.program.walk import makes_leaf
 
 aten = torch.ops.aten
 
@@ -53,23 +54,6 @@ def make_call(
     )  # fmt: skip
 
 
-def rename(op: Op, new: dict[Value, Value]) -> Op:
-    """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
-    if new.keys().isdisjoint((*op.operands, *op.outs)):
-        return op
-    args, kwargs = op.args, op.kwargs
-    if not new.keys().isdisjoint(op.operands):
-        args, kwargs = substitute((args, kwargs), new)
-    body = op.body  # a copy of what is shared would be no part of the tree
-    return op.but(
-        args=args,
-        kwargs=kwargs,
-        result=substitute(op.result, new),
-        outs=tuple(new.get(out, out) for out in op.outs),
-        below=[rename(inner, new) for inner in body] if body else body,
-    )
-
-
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
     """Leave in a value's memory what the program has left there, for the backward to find.
 
@@ -88,5 +72,5 @@ def unmark(op: Op) -> Op:
 
     Not what a backward op has to be given so.
     """
-    leaf = op.target is aten.requires_grad_.default and not op.late
+    leaf = makes_leaf(op) and not op.late
     return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

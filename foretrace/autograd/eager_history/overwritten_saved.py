@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace.autograd.derivatives.derive import Derivatives
-from foretrace.autograd.eager_history.history_ops import make_copy, rename
+from foretrace.autograd.eager_history.history_ops import make_copy
 from foretrace.autograd.eager_history.version_counters import VersionCounters, saved_by
 from foretrace.ir.program.op import Op, Value, Write
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.walk import freed_in
 
 RESHAPED = (

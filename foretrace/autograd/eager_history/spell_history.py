@@ -14,11 +14,12 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy, rename
+from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy
 from foretrace.autograd.eager_history.version_counters import written_operand
 from foretrace.autograd.eager_history.view_writes import through_views, writes_through_views
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Choice, Op, Value, Write, map_values, substitute
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.schemas.quirks import SCATTERED, WRONG_NOISE, overload
 from foretrace.operators.schemas.schema import schema_of
@@ -72,11 +73,11 @@ class EagerHistory:
         eager has. And it is one that leaves nothing of a followed tensor but its history, such as
         `y.copy_(c)`: eager's gradient goes on as zeros.
         """
-        if writes_through_views(op):
-            yield from through_views(op)
-            return
         if not op.writes:
             yield from op.body or ()
+            return
+        if writes_through_views(op):
+            yield from through_views(op)
             return
         followed, laid = _followed_in(op), dict[Value, Value]()
         for each in op.body or ():

@@ -230,7 +230,7 @@ def overwritten_in(recorder: RecorderBase) -> dict[Value, Overwritten]:
             held.detached,
             held.alone,
         )
-        for value, held in recorder.overwritten.items()
+        for value, held in recorder.aliasing.overwritten.items()
     }
 
 

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import make_call, make_copy
-from foretrace.ir.program.op import AS_STRIDED, Op, SharedBody, Value, ViewStep, Write, copy_ops
+from foretrace.ir.program.op import (
+    AS_STRIDED,
+    Instantiation,
+    Op,
+    SharedBody,
+    Value,
+    ViewStep,
+    Write,
+)
 from foretrace.ir.program.tensor_type import Size, TensorType
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -69,9 +77,7 @@ def _moved(type: TensorType, begins: Size) -> TensorType:
 
 def _with_body(call: Op, definition: SharedBody, begins: Size) -> Op:
     """A composite's call with its body, by which a lower level has it."""
-    env = dict(zip(definition.params, call.operands, strict=True))
-    env |= dict(zip(definition.outs, call.outs, strict=True))
-    made = {out for op in definition.ops for out in op.outs} - env.keys()
-    env |= {out: Value(_moved(out.type, begins)) for out in made}
-    inner = copy_ops(definition.ops, env, call)
-    return call.but(below=[op.but(piece_of=call) for op in inner])
+    body = Instantiation.of(definition, call)
+    made = {out for op in definition.ops for out in op.outs} - body.env.keys()
+    body.env |= {out: Value(_moved(out.type, begins)) for out in made}
+    return call.but(below=[op.but(piece_of=call) for op in body.ops(definition.ops)])

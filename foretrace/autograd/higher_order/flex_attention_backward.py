@@ -15,12 +15,12 @@ import torch
 from foretrace.autograd.higher_order.subgraph_backward import Walk
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, RuleName, Subgraph, Value, values_in
+from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.operators.schemas.higher_order_schema import (
     ATTENTION,
     ATTENTION_BACKWARD,
     attention_gradients,
 )
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 aten = torch.ops.aten
 RULE = RuleName("flex_attention_backward", "derived")

@@ -32,6 +32,10 @@ BREAK = (
     "capture again under pdb and stop at a step, as the rows of `break` call them: line (default),"
     " recorded, types, meta, opened, choice, rule, backward, ..."
 )
+PASSES = (
+    "print what each pass of the cut changed, in the place of its graph: how many ops it added,"
+    " removed and replaced, and their lines"
+)
 STOP_AT = argparse.SUPPRESS
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 
@@ -108,6 +112,7 @@ def parser() -> Parser:
 def _show(commands: Any) -> None:
     show = commands.add_parser("show", help="print a cut", description="Print a cut of a program.")
     show.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    show.add_argument("--passes", action="store_true", help=PASSES)
     _cut_options(show, "export")
 
 

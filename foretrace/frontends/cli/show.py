@@ -1,6 +1,8 @@
 """`foretrace show`: print a cut."""
 
-from typing import Any
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from torch import fx
 
@@ -9,17 +11,27 @@ from foretrace.frontends.cli.arguments import Options
 from foretrace.frontends.cli.capture_args import Made, made
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.explain.fx_nodes import call_text, type_text
+from foretrace.inspect.explain.pass_changes import PassChange, pass_changes
 from foretrace.ir.program.op import Op
 from foretrace.lowering.partition.partition import Saved
+
+LINES: Final = 24
+"""Lines of one pass that are printed; --json has all"""
+STYLES: Final = MappingProxyType({"-": "red", "+": "green"})
 
 
 def run(options: Options, screen: Screen) -> int:
     """Print the graph in torch's readable form, then what it is and what it cost."""
     with made(options, screen) as found:
+        changes = pass_changes(found.cut.passes) if options.passes else ()
         if screen.json:
-            screen.data(_data(found))
+            history = {"passes": [each.to_dict() for each in changes]} if options.passes else {}
+            screen.data({**_data(found), **history})
             return 0
-        screen.code(readable(found).strip("\n"))
+        if options.passes:
+            _print_passes(changes, screen)
+        else:
+            screen.code(readable(found).strip("\n"))
         screen.line()
         for guard in found.program.recorded.guards:
             where = f"  at {guard.frame}" if guard.frame is not None else ""
@@ -31,6 +43,21 @@ def run(options: Options, screen: Screen) -> int:
         screen.line(_summary(found), "bold")
         screen.line(f"captured in {found.capture_ms:.0f} ms, cut in {found.cut_ms:.0f} ms")
     return 0
+
+
+def _print_passes(changes: Sequence[PassChange], screen: Screen) -> None:
+    """Each pass with its purpose, what it changed, and the first lines of that."""
+    width = max((len(each.name) for each in changes), default=0)
+    for number, each in enumerate(changes, 1):
+        screen.line(f"{number:>2} {each.name:<{width}}  {each}", "bold" if each.lines else "dim")
+        if not each.lines:
+            continue
+        screen.line(f"   {each.purpose}", "dim")
+        for line in each.lines[:LINES]:
+            screen.line(f"   {line}", STYLES[line[0]])
+        if len(each.lines) > LINES:
+            more = counted(len(each.lines) - LINES, "more line")
+            screen.line(f"   ... and {more}", "dim")
 
 
 def readable(found: Made) -> str:

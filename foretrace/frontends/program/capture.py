@@ -14,6 +14,7 @@ from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import (
     RULES,
     Branches,
@@ -74,8 +75,8 @@ def _once(
 ) -> Captured:
     """One way through a program; `given`: what `capture` was, but how it is to answer."""
 
-    def make() -> Session:
-        run = prepare(*given, values=values, watch=True)
+    def make(assumed: Assumed) -> Session:
+        run = prepare(*given, values=values, assumed=assumed)
         run.questions.follow(path, run.recorder)
         return run
 

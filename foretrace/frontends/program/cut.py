@@ -1,6 +1,7 @@
 """One graph of a program."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,6 +23,7 @@ from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.lowering.partition.step_parts import PARTS
+from foretrace.lowering.pipelines.passes import PassRun
 from foretrace.runtime.calls.compiled import not_copied
 from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained
@@ -39,20 +41,34 @@ def _nobody_calls(*args: object) -> NoReturn:
     raise AssertionError(args)
 
 
+@dataclass(frozen=True, slots=True)
+class Remake:
+    """How a cut is made once more; of a half of a pair, both halves."""
+
+    again: Again = _nobody_calls
+    """for tangents with such strides"""
+    passes: Callable[[], tuple[PassRun, ...]] = tuple
+    """as it is, with each graph on the way"""
+
+
 class Cut:
     """One graph: callable, printable, explainable."""
 
     def __init__(
         self, program: Tree, graph: Graph, loss: int | None,
-        again: Again = _nobody_calls, pair: Pair | None = None, *, stored: Stored | None = None,
+        remake: Remake = Remake(), pair: Pair | None = None, *, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self.calls = program.calls
-        self.again: Again = cache(again)
-        """makes it, and the other half, for tangents with such strides"""
+        self.remake_by(remake)
         self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
         """what a file has of it"""
         self._module: fx.GraphModule | None = None
+
+    def remake_by(self, remake: Remake) -> None:
+        """Be made once more so; each remake is kept."""
+        self.again: Again = cache(remake.again)
+        self._passes = remake.passes
 
     def __repr__(self) -> str:
         graph = self.graph
@@ -90,6 +106,17 @@ class Cut:
     def saved(self) -> tuple[Saved, ...]:
         """What the forward half hands to the backward half; empty for the other cuts."""
         return self.pair.saved if self.pair is not None else ()
+
+    @property
+    def passes(self) -> tuple[PassRun, ...]:
+        """What each pass made of the program's tree, in order; the last graph is the cut's.
+
+        Nothing of it is kept: the graph is made once more, which takes as long as the cut took.
+
+        Raises:
+            Refusal: the cut is of a file, and was made with a function, which no file has.
+        """
+        return self._passes()
 
     @property
     def nodes(self) -> tuple[str, ...]:

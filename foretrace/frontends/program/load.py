@@ -10,6 +10,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.forks import cached_property
 from foretrace.frontends.program import HALVES, Cut, Form, Program, cut_at, halves_of
+from foretrace.frontends.program.cut import Remake
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.selectors import Selector
@@ -70,7 +71,7 @@ class Loaded(Loadable):
         kind = "joint" if stored.name == PAIR else stored.name
         cut = cut_at(self.program, Form(kind, stored.level, stored.loss), known=stored.graph)
         if stored.opened:
-            cut.again = GONE
+            cut.remake_by(Remake(GONE, GONE))
         if stored.pair is None:
             self._cuts[stored.name] = cut
             return

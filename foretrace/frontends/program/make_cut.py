@@ -1,23 +1,31 @@
 """How the cuts of a tree are made: its graph, and what makes it for other tangents."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.frontends.program.cut import STEP, Cut
+from foretrace.frontends.program.cut import Cut, Remake
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_pair
-from foretrace.lowering.cuts.cut import Level, forward_graph, inference_graph, joint_graph
-from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
-from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
-from foretrace.lowering.partition.recompute import made_again
-from foretrace.lowering.subclasses.desugar import unwrapped
+from foretrace.lowering.pipelines.kinds import CUTS
+from foretrace.lowering.pipelines.passes import (
+    Context,
+    History,
+    Pass,
+    PassRun,
+    Watch,
+    make_graph,
+    run_passes,
+)
+from foretrace.lowering.pipelines.rewrites import take_backward, take_forward
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
@@ -33,6 +41,29 @@ class Form:
     policy: Policy = SAVE_ALL
     """of a step"""
 
+    def graph(
+        self, recorded: Recording, semantics: TargetSemantics, given: TangentStrides | None,
+        watch: Watch | None = None,
+    ) -> Graph:  # fmt: skip
+        """The graph of a record.
+
+        Args:
+            recorded: the program.
+            semantics: what its ops mean.
+            given: how its tangents lie, where otherwise than expected.
+            watch: sees the graph after each pass.
+
+        Raises:
+            Refusal: there is no such cut, or the program has none.
+        """
+        if self.kind not in CUTS:
+            raise _no_cut(self.kind)
+        context = Context(
+            recorded, semantics, self.level, loss=self.loss, tangents=given, table=self.table,
+            policy=self.policy, watch=watch,
+        )  # fmt: skip
+        return make_graph(CUTS[self.kind], self.kind, context)
+
 
 def cut_at(
     tree: Tree, form: Form, given: TangentStrides | None = None, known: Graph | None = None
@@ -45,22 +76,24 @@ def cut_at(
         given: how its tangents lie, where otherwise than expected.
         known: its graph, where it was made before.
     """
-    kind, level, loss, table = form.kind, form.level, form.loss, form.table
 
-    def make(recorded: Recording, semantics: TargetSemantics) -> Graph:
-        graph = _graph(recorded, semantics, kind, level, loss, given)
-        graph = graph if table is None else decompose(graph, table, semantics, level.kept)
-        return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
+    def watched(watch: Watch | None) -> Graph:
+        with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
+            return form.graph(tree.recorded, tree.semantics, given, watch)
 
-    with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
-        graph = known or make(tree.recorded, tree.semantics)
-    tree.check(graph)
+    graph = known or watched(tree.watch)
+    if known is not None:
+        tree.check(known)
+
+    def passes() -> tuple[PassRun, ...]:
+        watched(history := History())
+        return tuple(history.runs)
 
     def again(given: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, given),)
 
-    stored = Stored(kind, graph, loss, level, table is not None)
-    return Cut(tree, graph, loss, again, stored=stored)
+    stored = Stored(form.kind, graph, form.loss, form.level, form.table is not None)
+    return Cut(tree, graph, form.loss, Remake(again, passes), stored=stored)
 
 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
@@ -77,33 +110,26 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
         (cut,) = cuts
         return halves_of(cut, policy)
 
+    def passes(take: Pass) -> tuple[PassRun, ...]:
+        runs, history = of.passes, History()
+        context = Context(tree.recorded, tree.semantics, Level(False), policy=policy)
+        with tree.asked(), torch_api.CleanRoom():
+            run_passes((take,), runs[-1].after, replace(context, watch=history))
+        return (*runs, *history.runs)
+
     stored = replace(of.stored, name=PAIR, pair=pair, policy=policy)
     first, second = (
-        Cut(tree, graph, of.loss, lambda given: split(of.again(given)), pair, stored=stored)
-        for graph in both
-    )
+        Cut(
+            tree, graph, of.loss,
+            Remake(lambda given: split(of.again(given)), partial(passes, take)),
+            pair, stored=stored,
+        ) for graph, take in zip(both, (take_forward, take_backward), strict=True)
+    )  # fmt: skip
     return first, second
 
 
-def _graph(
-    recorded: Recording,
-    semantics: TargetSemantics,
-    kind: str,
-    level: Level,
-    loss: int | None,
-    given: TangentStrides | None,
-) -> Graph:
-    if kind in ("joint", "step"):
-        check_gradients_bare(recorded)
-    if kind == "joint":
-        return unwrapped(joint_graph(recorded, semantics, level, loss, given), semantics)
-    if kind == "aten":
-        return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
-    if kind == "export":
-        return forward_graph(recorded, semantics, level, kind)
-    if kind == STEP:
-        return unwrapped(inference_graph(recorded, semantics, level, kind), semantics)
-    raise Refusal(
+def _no_cut(kind: str) -> Refusal:
+    return Refusal(
         f"there is no cut {kind!r}",
         kind="unknown cut",
         do='use one of "export", "aten", "step", "joint", "forward", "backward"',

@@ -67,8 +67,9 @@ class Program(Tree):
             )  # fmt: skip
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
-        with self.asked():
-            check_selectors(self.recorded.ops, (*level.keep, *level.open))
+        if level.keep or level.open:
+            with self.asked():
+                check_selectors(self.recorded.ops, (*level.keep, *level.open))
         return cut_at(self, Form(kind, level, loss, decompositions, policy or SAVE_ALL))
 
     def compile(self, backend: Backend = "eager") -> Compiled:

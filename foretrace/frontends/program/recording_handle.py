@@ -8,6 +8,7 @@ from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.symbols import Guard
+from foretrace.lowering.pipelines.passes import Watch, verifying
 from foretrace.runtime.guards.cut_guards import CallGuards
 
 
@@ -40,6 +41,13 @@ class Tree:
         """Hold graphs of it against docs/stages.md, where that was asked for."""
         for graph in graphs if self.verify else ():
             verify_graph(graph, self.recorded, self.semantics.inference.again)
+
+    @property
+    def watch(self) -> Watch | None:
+        """What looks at each graph on the way to a cut of it."""
+        if not self.verify:
+            return None
+        return verifying(self.recorded, self.semantics.inference.again)
 
     def asked(self) -> Asked:
         """Who asks, in refusals."""

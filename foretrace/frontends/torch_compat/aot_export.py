@@ -24,12 +24,15 @@ from foretrace.frontends.torch_compat.stateless_check import (
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.source.call_site import Asked
-from foretrace.lowering.cuts.cut import inference_graph
-from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.writeback import check_begins
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
+from foretrace.lowering.pipelines.kinds import INFERENCE
+from foretrace.lowering.pipelines.passes import Context, make_graph
+from foretrace.lowering.pipelines.rewrites import open_by_table
 from foretrace.session.run.run import record
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import prepare
 
 
@@ -80,9 +83,8 @@ def _cut(program: Program, loss: int | None, table: Table | None, written: bool)
         return program.cut("joint", loss=loss, decompositions=table)
     if written:
         return program.cut("export", decompositions=table)
-    graph = inference_graph(program.recorded, program.semantics)
-    if table is not None:
-        graph = decompose(graph, table, program.semantics)
+    context = Context(program.recorded, program.semantics, Level(False), table=table)
+    graph = make_graph((*INFERENCE, open_by_table), "inference", context)
     return Cut(program, graph, None)
 
 
@@ -118,7 +120,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
-    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", watch=True)
+    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed())
     return Program(record(mod, args, kwargs, run), run.semantics)
 
 

@@ -1,6 +1,7 @@
 """`foretrace.compile`: a callable in the place of a program, with torch.compile's arguments."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from foretrace.runtime.calls.compiled_module import compiled_module
 from foretrace.runtime.graph_breaks.partial_capture import in_pieces
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import (
     Branches,
     check_branches,
@@ -110,12 +112,12 @@ def captured(
     counts.guess(each for each in found.numbers if not of_optimizer(each[0]))
 
     def once(path: AnswerPath | None) -> Captured:
-        def make() -> Session:
-            run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+        def make(known: Assumed) -> Session:
+            known = replace(known, moved=[*found.tensors.values(), *known.moved])
+            run = set_up(target, partial(Dynamic, sizes), values="guard", assumed=known)
             if holes and run.outside is not None:
-                run.outside.holes = SideEffects(run.recorder.refused)
+                run.outside.refuse_by(SideEffects(run.recorder.refused))
             run.questions.follow(path, run.recorder)
-            run.moved = [*found.tensors.values()]
             return run
 
         return record_to_fixpoint(counts, make, fn, args, kwargs, guesses=True)

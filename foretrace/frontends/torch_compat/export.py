@@ -31,13 +31,15 @@ from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.input_symbols import WithoutSmall
 from foretrace.ir.symbols.shapes_spec import of_function
-from foretrace.lowering.cuts.cut import Level, forward_graph, written_over
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
-from foretrace.lowering.cuts.scalar_ops import in_file
 from foretrace.lowering.cuts.writeback import Written, with_writes
 from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
 from foretrace.lowering.emit.export_inputs import Interface, interface, separated
 from foretrace.lowering.emit.fx import SPELLED
+from foretrace.lowering.pipelines.kinds import TRAINED
+from foretrace.lowering.pipelines.passes import Context, as_pass, make_graph
+from foretrace.lowering.pipelines.rewrites import spell_scalars
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.run import record
@@ -50,7 +52,7 @@ from foretrace.session.run.setup import (
 )
 from foretrace.tracer.concrete.concrete_values import GUARD
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
-from foretrace.tracer.recorder.submodule_io import CallSite, submodule_calls
+from foretrace.tracer.recorder.module_calls import CallSite, submodule_calls
 
 
 def export(  # noqa: PLR0913 - torch's own signature, and what values do
@@ -250,7 +252,8 @@ def _exported_program(
 
 
 def _forward(program: Program, around: bool) -> Graph:
-    return forward_graph(program.recorded, program.semantics, LEVEL, "export", around=around)
+    context = Context(program.recorded, program.semantics, LEVEL, around=around)
+    return make_graph(TRAINED, "export", context)
 
 
 def _at_sizes(
@@ -277,10 +280,17 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
         check_leaf(leaf, f"the argument {name}")
     for output in recorded.outputs:
         check_leaf(output.value, f"the output {output.role.name}")
-    graph = forward_graph(recorded, program.semantics, LEVEL, "export", around=around, also=seen)
+    context = Context(recorded, program.semantics, LEVEL, around=around, also=seen)
+    graph = make_graph((*TRAINED, check_ops, spell_scalars), "export", context)
+    return with_writes(recorded, graph.ops, context.overwritten.hidden)
+
+
+@as_pass("check file")
+def check_ops(graph: Graph, _: Context) -> Graph:
+    """Refuse an op that no file of torch.export can hold."""
     for op in graph.ops:
         _check_op(op)
-    return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).hidden)
+    return graph
 
 
 def _check_op(op: Op) -> None:
@@ -347,5 +357,4 @@ def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface
     fakes = program.semantics.fakes
     emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
-    ops = in_file(written.ops, recorded.symbols)
-    return to_export(inputs.lifted, ops, news, written.outputs, emitter)
+    return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)

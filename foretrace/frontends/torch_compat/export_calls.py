@@ -11,7 +11,7 @@ from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import positional_names
 from foretrace.lowering.emit.export_graph import Exported, argument_of
-from foretrace.tracer.recorder.submodule_io import CallSite
+from foretrace.tracer.recorder.module_calls import CallSite
 
 
 def module_calls(

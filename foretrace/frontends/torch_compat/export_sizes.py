@@ -16,10 +16,14 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Attempt
+from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.names import calls_target
+from foretrace.ir.program.op import Op, Subgraph, ViewStep
 from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.substitution import Numbers, put_in
-from foretrace.ir.symbols.symbols import MANY
-from foretrace.lowering.specialize.equivalence import Equality
+from foretrace.ir.symbols.symbols import MANY, Symbols
+from foretrace.session.both_branches.op_equality import same_bits
 
 PAIRED: Final = 2
 """With so many open sizes each two are tried together; of more, one may be small at a time"""
@@ -104,16 +108,16 @@ class SameGraph:
 
     def _same(self, now: Recording, graph: Graph, small: Numbers) -> bool:
         before, names = self.recorded, self._names(now)
-        held = Equality(lambda size: _renamed(put_in(size, small), names), now.symbols, {})
+        compared = AtSizes(lambda size: _renamed(put_in(size, small), names), now.symbols)
         tensors = [
             (one.tensor, other.tensor) for one, other in zip(before.inputs, now.inputs, strict=True)
         ]
         return (
-            held.graphs(self.make(), graph)
+            compared.graphs(self.make(), graph)
             and before.out_structure == now.out_structure
             and [each.index for each in before.mutations] == [each.index for each in now.mutations]
             and not (now.answered or now.requires.asks_strides)
-            and all(one is other or _same_bits(one, other) for one, other in tensors)
+            and all(one is other or same_bits(one, other) for one, other in tensors)
         )
 
 
@@ -121,12 +125,75 @@ def _renamed(size: Any, names: dict[sympy.Symbol, Any]) -> Any:
     return size.xreplace(names) if isinstance(size, sympy.Basic) else size
 
 
-def _same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two constants of a program are the same."""
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    parts = (each.detach().reshape(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(*parts)
+class AtSizes(Equality):
+    """Two graphs are one with numbers in the place of open sizes of the first.
+
+    Args:
+        put: puts the numbers in for the symbols of an expression.
+        symbols: of the second.
+    """
+
+    def __init__(self, put: Callable[[Any], Any], symbols: Symbols) -> None:
+        super().__init__()
+        self.put, self.symbols = put, symbols
+
+    def graphs(self, one: Graph, other: Graph) -> bool:
+        """Whether two cuts are one."""
+        roles = [([i.role for i in g.inputs], [o.role for o in g.outputs]) for g in (one, other)]
+        return roles[0] == roles[1] and equal(_closed(one), _closed(other), self)
+
+    def type(self, one: TensorType, other: TensorType) -> bool:
+        """Whether two types are one; strides of a size 1, or of no elements, do not count."""
+        facts = [(t.dtype, t.device, t.lazy, t.sparse, t.requires_grad) for t in (one, other)]
+        if facts[0] != facts[1] or len(one.shape) != len(other.shape):
+            return False
+        if not all(map(self.size, one.shape, other.shape)):
+            return False
+        read = [] if 0 in other.shape else [d for d, size in enumerate(other.shape) if size != 1]
+        return all(self.size(one.stride[d], other.stride[d]) for d in read)
+
+    def leaf(self, one: Any, other: Any) -> bool:
+        """Whether two constants are one, with the numbers put in."""
+        if isinstance(one, sympy.Basic) or isinstance(other, sympy.Basic):
+            return self.size(one, other)
+        return super().leaf(one, other)
+
+    def size(self, old: Any, new: Any) -> bool:
+        """Whether an expression with the numbers put in is what the other one is."""
+        one = self.put(old)
+        if type(one) is type(new) and one == new:
+            return True
+        if not isinstance(one, sympy.Basic) and not isinstance(new, sympy.Basic):
+            return type(one) is type(new) and bool(one == new)
+        one, other = (self.symbols.simplify(sympy.sympify(size)) for size in (one, new))
+        if bool(one == other) or self.symbols.simplify(one - other) == 0:
+            return True
+        return self.symbols.decide(sympy.Eq(one, other))  # so it is a condition on the others
+
+    def below(self, one: Op, other: Op) -> None:
+        """Compare bodies and choices, if a graph does not call both operators themselves."""
+        if _called(one) and _called(other):
+            return
+        chosen = [op.choice and (op.choice.what, op.choice.value) for op in (one, other)]
+        if chosen[0] != chosen[1]:
+            raise self.differ("another choice", one, other)
+        super().below(one, other)
+
+    def step(self, one: ViewStep, other: ViewStep) -> bool:
+        """Whether two views are taken in one way, of bases that begin at one place."""
+        same = self.size(one.base.type.offset, other.base.type.offset)
+        return same and super().step(one, other)
+
+
+def _closed(graph: Graph) -> Subgraph:
+    """The graph as a program that an operator would hold."""
+    params = tuple([each.value for each in graph.inputs])
+    return Subgraph("", params, tuple(graph.ops), [each.value for each in graph.outputs])
+
+
+def _called(op: Op) -> bool:
+    """Whether a graph calls the operator itself, whatever that comes to with its operands."""
+    return not op.leaf and isinstance(op.target, torch_api.OpOverload) and calls_target(op)
 
 
 class Shown:

@@ -4,7 +4,7 @@ torch's own are `default_partition` and `min_cut_rematerialization_partition` of
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -18,8 +18,9 @@ from foretrace.frontends.torch_compat.joint_module import JointModule, joint_mod
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.lowering.cuts.cut import Level, differentiated
 from foretrace.lowering.partition.partition import Pair
+from foretrace.lowering.pipelines.kinds import DERIVED
+from foretrace.lowering.pipelines.passes import make_graph, run_passes
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves
 from foretrace.runtime.backends.autograd_function import Flat, Partial, zeros
 from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
@@ -41,7 +42,8 @@ class WithPartitioner(TorchCompilers):
         Where a tangent is missing, the one backward there is gets zeros, as torch has it; but what
         no gradient reaches gets None.
         """
-        joint = self.opened(joint, semantics)
+        context = self.context(recorded, semantics)
+        joint = run_passes(self.passes, joint, context)
         found = joint_module(Cut(Program(recorded, semantics), joint, None))
         vals = [node.meta["val"] for node in found.module.graph.find_nodes(op="placeholder")]
         count = len(found.primals)
@@ -54,7 +56,7 @@ class WithPartitioner(TorchCompilers):
         both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
 
         def partial(given: TangentStrides) -> Flat:
-            part = differentiated(recorded, semantics, Level(False), None, given)
+            part = make_graph(DERIVED, "joint", replace(context, tangents=given))
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
             return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
 

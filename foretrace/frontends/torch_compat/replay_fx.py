@@ -28,6 +28,10 @@ class NodeSources(Sources):
         self.node: fx.Node | None = None
         self._known: dict[fx.Node, Frame | None] = {}
 
+    def run(self, node: fx.Node) -> None:
+        """Note the node that runs."""
+        self.node = node
+
     def here(self, above: int = 1) -> Frame | None:
         """The innermost line in the node's stack that is not torch's own, or the program's."""
         node = self.node
@@ -67,9 +71,9 @@ class Replay(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """One node, as fx runs it."""
-        self.sources.node = n
+        self.sources.run(n)
         if self.recorder is not None:
-            self.recorder.module = self._module_of(n)
+            self.recorder.scope.set_module(self._module_of(n))
         return super().run_node(n)
 
     def _module_of(self, node: fx.Node) -> ModuleCall | None:

@@ -5,7 +5,7 @@ counter that nothing depends on may stay behind; one that the results depend on 
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -16,9 +16,10 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
+from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, target_name
 from foretrace.ir.program.recording import Input, Recording, Role
+from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.places import Change, OnData, State
 from foretrace.tracer.recorder.autograd_hooks import SAVED
@@ -184,9 +185,8 @@ def _alike(one: Recording, other: Recording) -> bool:
     """Whether ops, arguments, results and constants are the same, and no state is read."""
     if _reads_state(one) or _reads_state(other):
         return False
-    return _Numbered().recorded(one) == _Numbered().recorded(other) and all(
-        map(_same_constant, _given(one), _given(other))
-    )
+    same = equal(_as_program(one), _as_program(other), _Repeated())
+    return same and all(map(_same_constant, _given(one), _given(other)))
 
 
 def _given(recorded: Recording) -> list[Input]:
@@ -206,39 +206,28 @@ def _same_constant(one: Any, other: Any) -> bool:
     return torch.equal(one.tensor, other.tensor)
 
 
-class _Numbered:
-    """Values of a record as numbers, in the order in which they appear."""
+def _as_program(recorded: Recording) -> Subgraph:
+    """All that a graph of it could have."""
+    news = [(mutation.index, mutation.value) for mutation in recorded.mutations]
+    results = (news, [output.value for output in recorded.outputs])
+    inputs = tuple(item.value for item in _given(recorded))
+    return Subgraph("program", inputs, tuple(recorded.ops), results)
 
-    def __init__(self) -> None:
-        self._numbers: dict[Value, int] = {}
 
-    def recorded(self, recorded: Recording) -> list[Any]:
-        """All that a graph of it could have."""
-        inputs = [self.tree(item.value) for item in _given(recorded)]
-        news = [(mutation.index, self.tree(mutation.value)) for mutation in recorded.mutations]
-        results = [self.tree(output.value) for output in recorded.outputs]
-        return [inputs, self.ops(recorded.ops), news, results]
+class _Repeated(Equality):
+    """Two records are one if they show the same: neither lines nor strides are in what is shown."""
 
-    def ops(self, ops: Iterable[Op]) -> list[Any]:
-        """Ops with those that ran inside of them."""
-        return [
-            (
-                target_name(op.target),
-                self.tree(op.args),
-                self.tree(op.kwargs),
-                self.tree(op.outs),
-                self.ops(op.region or ()),
-            )
-            for op in ops
-        ]
+    def type(self, one: TensorType, other: TensorType) -> bool:
+        """Whether dtypes and shapes are one."""
+        return str(one) == str(other)
 
-    def tree(self, tree: Tree) -> Any:
-        """Arguments: values as numbers with their types, all else as it is written."""
-        return map_tree(tree, self._leaf)
+    def leaf(self, one: Any, other: Any) -> bool:
+        """Whether constants are, as they are written."""
+        return repr(one) == repr(other)
 
-    def _leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, Subgraph):
-            return self.tree(leaf.params), self.ops(leaf.ops), self.tree(leaf.result)
-        if not isinstance(leaf, Value):
-            return repr(leaf)
-        return self._numbers.setdefault(leaf, len(self._numbers)), str(leaf.type)
+    def target(self, one: Target, other: Target) -> bool:
+        """Whether functions have one name; those that a program makes are others each time."""
+        return target_name(one) == target_name(other)
+
+    def shared(self, one: SharedBody, other: SharedBody) -> None:
+        """A body that calls share follows from the call."""

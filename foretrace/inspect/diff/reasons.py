@@ -6,6 +6,7 @@ import torch
 
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
+from foretrace.autograd.eager_history.spell_history import spell_history
 from foretrace.inspect.diff.capture_settings import Settings
 from foretrace.inspect.diff.cut_coverage import Node
 from foretrace.inspect.diff.difference import Reason, lines_of, op_name, place_of
@@ -23,11 +24,12 @@ from foretrace.inspect.dispatcher.registrations import registered
 from foretrace.inspect.explain.pair_links import AGAIN
 from foretrace.inspect.explain.tree_path import TABLE, has_composite_kernel, of_history
 from foretrace.ir.program.op import Choice, Op, Value, target_name
-from foretrace.lowering.cuts.cut import Level, forward_graph, joint_graph
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import live
 from foretrace.lowering.cuts.decompose import decompose
 from foretrace.lowering.partition.partition import SAVED_COPY, partition
 from foretrace.lowering.partition.policies import choose
+from foretrace.lowering.pipelines.joint import differentiate
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.targets.sdpa import WHAT as ATTENTION_KERNEL, choose_attention
 
@@ -60,7 +62,7 @@ class Reasons:
         if a.differentiates == b.differentiates:
             return None
         without, with_ = (b, a) if a.differentiates else (a, b)
-        place = place_of(joint_graph if with_.kind == "joint" else choose)
+        place = place_of(differentiate.change if with_.kind == "joint" else choose)
         return Reason(
             "cut",
             f"the {without.kind} cut is the forward alone; the {with_.kind} cut has the gradients",
@@ -91,7 +93,7 @@ class Reasons:
         ops = [*opened.history, *whole.history, *opened.forward_ops()]
         found = next((r for r in map(self.of_choice, ops) if r is not None), None)
         text = "a forward cut spells out what autograd follows; the others need not"
-        return found or Reason("history", text, place_of(forward_graph))
+        return found or Reason("history", text, place_of(spell_history))
 
     @staticmethod
     def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
@@ -314,7 +316,7 @@ class Reasons:
         choice = op.choice
         if choice is None:
             return None
-        place = place_of(choose if choice.what == SAVED_COPY else forward_graph)
+        place = place_of(choose if choice.what == SAVED_COPY else spell_history)
         return Reason("table" if choice.what == TABLE else "history", choice.reason, place)
 
     def fallback(self, ops: Sequence[Op]) -> Reason:

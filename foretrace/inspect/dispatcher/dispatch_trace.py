@@ -70,7 +70,7 @@ class Notes:
         self.calls: list[Ran] = []
         self.running: list[Ran] = []
         self._sources = Sources()
-        self._sources.last = dispatch_trace.__code__
+        self._sources.called_by(dispatch_trace.__code__)
         self._fallbacks = fallbacks()
         self._tables: dict[Any, Table] = {}
         self._served: dict[tuple[Any, str], Served] = {}

@@ -41,7 +41,7 @@ def stop_in(frame: FrameType) -> Stop:
     while at is not None and builder is None:
         ops = ops or tuple(item for item in at.f_locals.values() if isinstance(item, Op))
         builder, at = _builder_in(at), at.f_back
-    log = None if builder is None else builder.log
+    log = None if builder is None else builder.scope.log
     return Stop(ops, log, len(log or ()), _call_in(frame))
 
 

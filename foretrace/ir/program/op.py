@@ -10,16 +10,15 @@ from typing import Any, TypeAlias
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.nested import CONTAINERS, map_tree
 from foretrace.ir.program.tensor_type import TensorType
 
 Target: TypeAlias = Any
 """What an op calls: an OpOverload, a ModuleCall, a Backward, or a Python operator."""
 Tree: TypeAlias = Any
-"""Values and constants, nested in tuples, lists, dicts and slices, as the call had them."""
+"""Values and constants, nested in tuples, lists and dicts (`nested.py`), as the call had them."""
 
-
-NESTED = frozenset({tuple, list, dict})
+NESTED = frozenset(CONTAINERS)
 ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 """Types of arguments in which no value is"""
 AS_STRIDED = torch.ops.aten.as_strided.default
@@ -277,7 +276,8 @@ class Op:
         values.
         """
         if isinstance(self.below, SharedBody):
-            self.below = InstantiatedBody(self.below, instantiate(self.below, self))
+            shared = self.below
+            self.below = InstantiatedBody(shared, Instantiation.of(shared, self).ops(shared.ops))
         return self.below
 
     @property
@@ -357,20 +357,19 @@ def values_in(tree: Tree) -> list[Value]:
 
 
 def _collect(tree: Tree, found: list[Value]) -> None:
-    kind = type(tree)
+    kind = tree.__class__
     if kind is Value:
         found.append(tree)
-    elif kind is tuple or kind is list:
+    elif isinstance(tree, (tuple, list)):
         for item in tree:
-            if type(item) is Value:
+            kind = item.__class__
+            if kind is Value:
                 found.append(item)
-            elif item.__class__ in NESTED:
+            elif kind in NESTED or (kind not in ATOMS and isinstance(item, CONTAINERS)):
                 _collect(item, found)
-    elif kind is dict:
+    elif isinstance(tree, dict):
         for item in tree.values():
             _collect(item, found)
-    elif isinstance(tree, (tuple, list)):
-        _collect(list(tree), found)
 
 
 def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
@@ -386,22 +385,142 @@ def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:
     if kind in ATOMS:
         return tree
     if isinstance(tree, (tuple, list)):
-        return kind([item if type(item) in ATOMS else substitute(item, env) for item in tree])
+        found = [item if type(item) in ATOMS else substitute(item, env) for item in tree]
+        return found if isinstance(tree, list) else tuple(found)
     if isinstance(tree, dict):
         return {key: substitute(item, env) for key, item in tree.items()} if tree else tree
     return tree
 
 
-def substitute_operands(op: Op, env: dict[Value, Any]) -> tuple[Value, ...]:
-    """The operands of the op with every value that `env` knows replaced; `env` gives values."""
-    return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
+class Rewriter:
+    """Copies ops with other values; a subclass says what else is another in the copies.
+
+    The values that the ops make are new ones in the copies, unless `env` says what stands for them.
+    A body that an op shares with other calls is shared, and a subgraph is the same. `rewrite.py`
+    has the rewriters that several rooms need.
+
+    Args:
+        env: what stands for each value. It learns the values that the copies make.
+    """
+
+    def __init__(self, env: dict[Value, Any] | None = None) -> None:
+        self.env: dict[Value, Any] = {} if env is None else env
+
+    def ops(self, ops: Iterable[Op]) -> list[Op]:
+        """Copies of ops, in order."""
+        return [self.op(op) for op in ops]
+
+    def op(self, op: Op) -> Op:
+        """The copy of one op; its arguments are rewritten before what it makes."""
+        args, kwargs, target = self.tree(op.args), self.tree(op.kwargs), self.target(op.target)
+        outs = tuple([self.out(out) for out in op.outs])
+        return Op(
+            target, args, kwargs, self.tree(op.result), outs, origin=self.origin(op.origin),
+            below=self.below(op), because=op.because, rule=op.rule, choice=op.choice,
+            writes=op.writes, piece_of=op.piece_of, operands=self.operands(op), asked=op.asked,
+        )  # fmt: skip
+
+    def below(self, op: Op) -> "list[Op] | SharedBody | None":
+        """The body of the copy."""
+        own = op.own
+        return op.definition if own is None else self.ops(own)
+
+    def operands(self, op: Op) -> tuple[Value, ...] | None:
+        """The values among the arguments of the copy; None: they are looked for when asked."""
+        return None
+
+    def tree(self, tree: Tree) -> Any:
+        """Nested arguments with each leaf rewritten."""
+        return map_tree(tree, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        kind = type(leaf)
+        if kind is Value:
+            return self.value(leaf)
+        return self.subgraph(leaf) if kind is Subgraph else self.leaf(leaf)
+
+    def step(self, step: ViewStep) -> ViewStep:
+        """A view of a rewritten base."""
+        base, args, kwargs = self.value(step.base), self.tree(step.args), self.tree(step.kwargs)
+        return replace(step, base=base, args=args, kwargs=kwargs)
+
+    # ---- what a subclass may say ---------------------------------------------------------------
+
+    def value(self, value: Value) -> Tree:
+        """What stands for a value that an op reads."""
+        return self.env.get(value, value)
+
+    def out(self, value: Value) -> Value:
+        """What stands for a value that an op makes."""
+        found = self.env.get(value)
+        if found is None:
+            found = self.env[value] = Value(self.type(value.type), value.hint)
+        return found
+
+    def type(self, type: TensorType) -> TensorType:
+        """The type of a new value."""
+        return type
+
+    def leaf(self, leaf: Any) -> Any:
+        """An argument that is no value."""
+        return leaf
+
+    def subgraph(self, subgraph: Subgraph) -> Subgraph:
+        """A program that an op holds."""
+        return subgraph
+
+    def target(self, target: Target) -> Target:
+        """What the copy calls."""
+        return target
+
+    def origin(self, origin: Origin) -> Origin:
+        """Where the copy comes from."""
+        return origin
 
 
-def instantiate(definition: SharedBody, call: Op) -> list[Op]:
-    """The definition's ops in the words of one call of it."""
-    env: dict[Value, Any] = dict(zip(definition.params, call.operands, strict=True))
-    env.update(zip(definition.outs, call.outs, strict=True))
-    return copy_ops(definition.ops, env, call)
+class Substitution(Rewriter):
+    """Copies ops with other values, and nothing else; quick, as each body of a call is one."""
+
+    def tree(self, tree: Tree) -> Any:
+        """Nested arguments with other values."""
+        return substitute(tree, self.env)
+
+
+class Instantiation(Substitution):
+    """Copies ops as the body of a call.
+
+    Each copy has the line, the reason and the rule of the call, unless it has its own.
+    """
+
+    def __init__(self, env: dict[Value, Any], call: Op) -> None:
+        super().__init__(env)
+        self.call = call
+
+    @classmethod
+    def of(cls, shared: SharedBody, call: Op) -> "Instantiation":
+        """For a body that a call shares with others: its params are the operands of the call."""
+        env: dict[Value, Any] = dict(zip(shared.params, call.operands, strict=True))
+        env.update(zip(shared.outs, call.outs, strict=True))
+        return cls(env, call)
+
+    def op(self, op: Op) -> Op:
+        """The copy of one op, whose operands are of the same types."""
+        new, call = super().op(op), self.call
+        new.alike, new.asked = op.alike, op.asked or call.asked
+        new.because, new.rule = op.because or call.because, op.rule or call.rule
+        return new
+
+    def operands(self, op: Op) -> tuple[Value, ...]:
+        """Those of the op are known, and `env` has values for them."""
+        env = self.env
+        return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
+
+    def origin(self, origin: Origin) -> Origin:
+        """That of the call, in the grad mode of the op; nearly always it has it."""
+        whole = self.call.origin
+        if whole.grad_mode == origin.grad_mode:
+            return whole
+        return replace(whole, grad_mode=origin.grad_mode)
 
 
 def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:
@@ -409,27 +528,7 @@ def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:
 
     Each copy has the origin, `because` and `rule` of `call`, unless it has its own.
     """
-    return [_copy_op(op, env, call) for op in ops]
-
-
-def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
-    for out in op.outs:
-        if out not in env:
-            env[out] = Value(out.type, out.hint)
-    return Op(
-        op.target, substitute(op.args, env), substitute(op.kwargs, env), substitute(op.result, env),
-        tuple([env[out] for out in op.outs]),
-        origin=_under(call.origin, grad_mode=op.origin.grad_mode),
-        below=op.definition or (op.own and copy_ops(op.own, env, call)),
-        because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
-        writes=op.writes, piece_of=op.piece_of, operands=substitute_operands(op, env),
-        alike=op.alike, asked=op.asked or call.asked,
-    )  # fmt: skip
-
-
-def _under(origin: Origin, *, grad_mode: bool) -> Origin:
-    """The origin with this grad mode; nearly always it has it."""
-    return origin if origin.grad_mode == grad_mode else replace(origin, grad_mode=grad_mode)
+    return Instantiation(env, call).ops(ops)
 
 
 def target_name(target: Target) -> str:

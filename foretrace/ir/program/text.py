@@ -1,6 +1,7 @@
 """Ops as text, one a line: `%2 = aten.mul(%0, %1)   f32[8, s0]`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import sympy
 
@@ -11,15 +12,15 @@ SHOWN = 8
 
 
 class Spelling:
-    """Numbers values as they appear; inputs go by their own names."""
+    """Numbers values as they appear; inputs go by their own names, and so do those in `names`."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Value, int] = {}
+    def __init__(self, names: Mapping[Value, str] = MappingProxyType({})) -> None:
+        self._names, self._numbers = names, dict[Value, int]()
 
     def value(self, value: Value) -> str:
         """`%x` for an input, `%7` for anything else."""
-        if value.hint:
-            return f"%{value.hint}"
+        if name := self._names.get(value) or value.hint:
+            return f"%{name}"
         return f"%{self._numbers.setdefault(value, len(self._numbers))}"
 
     def tree(self, tree: Tree) -> str:

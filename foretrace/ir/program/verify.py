@@ -27,10 +27,12 @@ from foretrace.ir.symbols.symbols import Symbols
 RECORDED: Final = "recorded"
 BODY: Final = "body"
 """What an op is made of, written once for every call; its ops come from the lines of the calls"""
-TREES: Final = frozenset({RECORDED, BODY})
+DIFFERENTIATED: Final = "differentiated"
+"""A tree, and after it the ops of its derivative"""
+TREES: Final = frozenset({RECORDED, BODY, DIFFERENTIATED})
 RUN: Final = "run"
 """A forward cut in which ops that write are whole, for one who runs it with its writes"""
-FORWARD: Final = TREES | {"export", "aten", "inference", RUN}
+FORWARD: Final = frozenset({RECORDED, BODY, "export", "aten", "inference", RUN})
 """Stages that have no op of a backward"""
 
 Infer: TypeAlias = Callable[[Any, Tree, dict[str, Tree]], Tree]
@@ -57,15 +59,32 @@ def verify_record(recorded: Recording, infer: Infer | None) -> None:
     _raise([*stage.ops(recorded.ops), *stage.outputs([*recorded.outputs, *written])])
 
 
-def verify_graph(graph: Graph, recorded: Recording, infer: Infer | None) -> None:
+def verify_graph(
+    graph: Graph,
+    recorded: Recording,
+    infer: Infer | None,
+    *,
+    stage: str = "",
+    subgraphs: str = "",
+    made_by: str = "",
+) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
+
+    Args:
+        graph: the cut, finished or on its way.
+        recorded: the program.
+        infer: the types of what a leaf returns; None asks for no types.
+        stage: the stage whose rules hold; empty: that of the graph's kind.
+        subgraphs: the stage of the programs that ops hold; empty: the same.
+        made_by: the pass that made the graph, for the message.
 
     Raises:
         Refusal: it breaks a rule.
     """
     given = {item.value for item in graph.inputs}
-    stage = _Stage(graph.kind, recorded, infer, given, [item.size for item in graph.inputs])
-    _raise([*stage.ops(graph.ops), *stage.outputs(graph.outputs)])
+    sizes = [item.size for item in graph.inputs]
+    rules = _Stage(stage or graph.kind, recorded, infer, given, sizes, subgraphs=subgraphs)
+    _raise([*rules.ops(graph.ops), *rules.outputs(graph.outputs)], made_by)
 
 
 def verify_pair(joint: Graph, forward: Graph, backward: Graph) -> None:
@@ -94,13 +113,14 @@ def verify_module(graph: Graph, module: fx.GraphModule, symbols: Symbols) -> Non
     _raise(list(_node_faults(graph.kind, module.graph, symbols)))
 
 
-def _raise(faults: list[Fault]) -> None:
+def _raise(faults: list[Fault], made_by: str = "") -> None:
     if not faults:
         return
     first, *more = faults
     others = f" (and {len(more)} more)" if more else ""
+    after = f" by the pass {made_by!r}" if made_by else ""
     raise Refusal(
-        f"foretrace made a {first.stage} stage that is malformed: {first.what}{others}",
+        f"foretrace made a {first.stage} stage that is malformed{after}: {first.what}{others}",
         kind="malformed",
         at=first.op.origin.frame if first.op is not None else None,
         near=neighbourhood((), first.op) if first.op is not None else (),
@@ -118,8 +138,11 @@ class _Stage:
         infer: Infer | None,
         made: set[Value],
         sizes: Iterable[Any] = (),
+        *,
+        subgraphs: str = "",
     ) -> None:
         self.name, self.recorded, self.infer = name, recorded, infer
+        self.subgraphs = subgraphs or name
         self.symbols = recorded.symbols
         self.made, self.given = made, frozenset(made)
         self.definitions: set[int] = set()
@@ -234,7 +257,7 @@ class _Stage:
         """A program that an op holds is closed, and of the stage that it is in."""
         for held in subgraphs_of(op):
             given = set(held.values)
-            below = _Stage(self.name, self.recorded, self.infer, given, held.params)
+            below = _Stage(self.subgraphs, self.recorded, self.infer, given, held.params)
             below.definitions = self.definitions
             yield from below.ops(held.ops)
             if not below.made.issuperset(values_in(held.result)):

@@ -63,7 +63,7 @@ def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
 
 def subgraphs_of(op: Op) -> Sequence[Subgraph]:
     """The programs that an op holds."""
-    if type(op.target) is torch_api.OpOverload:
+    if not op.args or type(op.target) is torch_api.OpOverload:
         return ()
     return [leaf for leaf in leaves(op.args) if type(leaf) is Subgraph]
 
@@ -113,6 +113,14 @@ def _as_far_as_opened(ops: Iterable[Op]) -> Iterator[Op]:
         yield op
 
 
+REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+def makes_leaf(op: Op) -> bool:
+    """Whether the program makes a leaf of autograd by an op."""
+    return op.target is REQUIRES_GRAD
+
+
 MissingHistory: TypeAlias = Literal["leaf", "loose", "spent"]
 """How a value does: made so, a view that was taken under no_grad, or of what a backward has run"""
 
@@ -121,7 +129,7 @@ def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, MissingHistory]]:
     """The values that require grad without a history that a gradient takes."""
     yield from ((value, "spent") for value in spent_in(ops))
     for op in called_in(ops):
-        if op.target is torch.ops.aten.requires_grad_.default:
+        if makes_leaf(op):
             yield op.outs[0], "leaf"
         elif not op.origin.grad_mode:
             kept = set(_with_history_in(op))

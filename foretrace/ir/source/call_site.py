@@ -32,7 +32,7 @@ class Sources:
         self._library, self._others = set[int](), set[int]()
         """ids of code objects, of a library and of the user: to hash one is to hash its constants
 
-        One that `last` is belongs to neither.
+        One that calls the program belongs to neither.
         """
         self._noted: set[int] = set()
         """ids of those that were looked at for `ran`"""
@@ -42,15 +42,15 @@ class Sources:
         self._codes: list[CodeType] = []
         """those whose ids are keys, kept alive so that no other gets the same"""
 
-    @property
-    def last(self) -> CodeType | None:
-        """The code of ours that calls the program: no frame above it is the program's."""
-        return self._last
-
-    @last.setter
-    def last(self, code: CodeType) -> None:
+    def called_by(self, code: CodeType) -> None:
+        """Note the code of ours that calls the program: no frame above it is the program's."""
         self._last = code
         self._library.discard(id(code))
+
+    def define(self, at: Frame | None) -> Frame | None:
+        """Note the line of the program; gives it."""
+        self.defined = at
+        return at
 
     def here(self, above: int = 1) -> Frame | None:
         """The user's line that is running now; so many frames up, the first that may be his."""
@@ -82,7 +82,7 @@ class Sources:
 
     def _note(self, at: FrameType | None) -> None:
         """Keep which of the user's functions are running."""
-        while at is not None and at.f_code is not self.last:
+        while at is not None and at.f_code is not self._last:
             code = at.f_code
             if id(code) not in self._noted:
                 self._noted.add(id(code))

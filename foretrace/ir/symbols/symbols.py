@@ -44,8 +44,7 @@ class Symbols:
         self, where: Callable[[], Frame | None] = lambda: None, env: ShapeEnv | None = None
     ) -> None:
         self._where = where
-        self.compared: Callable[[sympy.Basic], bool | None] = lambda relation: None
-        """tells what the program itself compares, where both answers are recorded"""
+        self._compared: Callable[[sympy.Basic], bool | None] = lambda relation: None
         self.env = env
         self.floats = Floats()
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
@@ -54,10 +53,14 @@ class Symbols:
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 
+    def compare_by(self, compared: Callable[[sympy.Basic], bool | None]) -> None:
+        """Let what the program itself compares be answered so, where both answers are recorded."""
+        self._compared = compared
+
     def start(self) -> ShapeEnv:
         """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
         if self.env is None:
-            self.env = NotingShapeEnv(self._where, self.compared)
+            self.env = NotingShapeEnv(self._where, self._compared)
         return self.env
 
     @property

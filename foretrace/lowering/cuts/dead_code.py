@@ -9,9 +9,8 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.spell_history import is_hidden_write
 from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Output
-from foretrace.ir.program.walk import binds, every_op, subgraphs_of
+from foretrace.ir.program.walk import binds, every_op, makes_leaf, subgraphs_of
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 PRINT = torch.ops.higher_order.print
 
@@ -35,14 +34,19 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
 
 
 def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantics) -> list[Op]:
-    """The ops without writes that autograd does not see and that nothing reads.
+    """The ops without writes that autograd does not see and no result reads, and their readers.
 
     Spelled out, each would be an op in place, which stays whoever reads it.
     """
     if not any(map(is_hidden_write, ops)):
         return ops
-    read = set(live(ops, wanted, semantics))
-    return [op for op in ops if op in read or not is_hidden_write(op)]
+    read, gone, left = set(live(ops, wanted, semantics)), set[Value](), list[Op]()
+    for op in ops:
+        if op not in read and (is_hidden_write(op) or not gone.isdisjoint(needs(op))):
+            gone.update(all_outs(op))
+        else:
+            left.append(op)
+    return left
 
 
 def needs(op: Op) -> Collection[Value]:
@@ -80,7 +84,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     """
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
-    if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
+    if not hasattr(op.target, "overloadpacket") or makes_leaf(op):
         if op.target is PRINT:
             return True
         held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)

@@ -9,8 +9,10 @@ result is typed again, as it would be if the graph were run with the table; outp
 a value that it cannot take so, get the layout that they had.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import sympy
 import torch
@@ -73,9 +75,14 @@ def _is_for_autograd(op: Op) -> bool:
 
     See `autograd/eager_history/spell_history.py`.
     """
-    if op.target is aten.copy_.default:
-        return True
-    return op.target is aten.detach.default and any(v.type.requires_grad for v in op.operands)
+    follows = FOR_AUTOGRAD.get(op.target)
+    return follows is not None and (not follows or any(v.type.requires_grad for v in op.operands))
+
+
+FOR_AUTOGRAD: Mapping[Any, bool] = MappingProxyType(
+    {aten.copy_.default: False, aten.detach.default: True}
+)
+"""What spells a history; whether it does so only of what requires grad"""
 
 
 class _Decomposition:
@@ -171,7 +178,7 @@ class _Decomposition:
         functional = schema_of(op.target).functional
         if functional is None:
             raise AssertionError(op)
-        with self.plain.inner_scope() as ops:
+        with self.plain.scope.inner() as ops:
             made = self.plain.call(functional.call, *functional.arguments(op.args, op.kwargs))
             news = [
                 self._fitted(new, out.type)
@@ -218,7 +225,7 @@ class _Decomposition:
         stood = {v: Value(now.type.with_grad(False)) for v, now in actual.items()}
         stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
         env = {stood[v]: now for v, now in actual.items()}
-        with self.recorder.inner_scope() as ops:
+        with self.recorder.scope.inner() as ops:
             answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
         relaid = {}
         for value, tensor in pairs(op.result, answer):
@@ -244,7 +251,7 @@ class _Decomposition:
         if made not in taken:
             return made
         views = schema_of(op.target).viewed
-        with self.plain.inner_scope() as more:
+        with self.plain.scope.inner() as more:
             made = self.plain.call(
                 aten.alias.default if views else aten.clone.default, (made,)
             ).outs[0]
@@ -257,7 +264,7 @@ class _Decomposition:
             if value not in self.relaid:
                 continue
             now, maker = self.relaid.pop(value)
-            with self.plain.inner_scope() as ops:
+            with self.plain.scope.inner() as ops:
                 made = lay_out(self.plain, value.type, now)
             for op in copy_ops(ops, {made: value}, maker):
                 op.choice, op.piece_of = RESTORED, maker

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -15,6 +15,8 @@ from foretrace.ir.source.call_site import Sources
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache, Learned
+from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.recorder.recorder import Recorder
 
 aten = torch.ops.aten
@@ -86,21 +88,15 @@ class _Reported:
         )
 
 
-class EntryRecorder(Recorder):
-    """Records what a table makes of calls that are given in values."""
+class EntryRecorder(WithoutExample, Recorder):
+    """Records what a table makes of calls in values; numbers become ops, and no data is known."""
 
     def __init__(self, entries: Entries) -> None:
         types = entries.target.derivatives.types
         with _quiet():
-            super().__init__(
-                types,
-                entries,
-                Sources(),
-                self.constant,
-                self.constant,
-                _no_answer,
-                Cache(entries.learned.outcomes, entries.learned.settled, types.symbols),
-            )
+            learned = entries.learned
+            outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
+            super().__init__(types, entries, Sources(), outcomes, self)
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], stand_ins: dict[Value, Abstract]
@@ -109,7 +105,11 @@ class EntryRecorder(Recorder):
         with _quiet():
             return self.again(func, *self.concrete((args, kwargs), stand_ins))
 
-    def constant(self, tensor: torch.Tensor) -> Abstract:
+    def lift(self, tensor: torch.Tensor) -> Abstract:
+        """As a constant."""
+        return self.lift_constant(tensor)
+
+    def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that a decomposition made from a Python number, as an op that makes it."""
         if tensor.numel() != 1:
             raise Refusal(
@@ -123,13 +123,13 @@ class EntryRecorder(Recorder):
         made = self.call(aten.full.default, (list(tensor.shape), number), options)
         return self.abstract(made.outs[0])
 
-
-def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
-    raise Refusal(
-        f"a decomposition asks for the data of a tensor, by {target_name(func)}",
-        kind="data-dependent",
-        do="take the operator out of the table",
-    )
+    def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> NoReturn:
+        """Raise the refusal of a decomposition that asks for data."""
+        raise Refusal(
+            f"a decomposition asks for the data of a tensor, by {target_name(func)}",
+            kind="data-dependent",
+            do="take the operator out of the table",
+        )
 
 
 @contextmanager

@@ -27,7 +27,7 @@ MATRIX: Final = 2
 
 def folded_for_grad(op: Op) -> bool:
     """Whether an op under `no_grad` is folded for the sole reason that an operand requires grad."""
-    if op.target not in PRODUCTS or op.origin.grad_mode:
+    if op.target not in PRODUCTS:
         return False
     first, second = op.args[:2]
     assert isinstance(first, Value)

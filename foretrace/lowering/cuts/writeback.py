@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
 

@@ -6,12 +6,11 @@ is there anyway. What ran in a checkpoint is made again under every policy, as i
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import rename
-from foretrace.ir.program.op import Choice, Op, Value, substitute
+from foretrace.ir.program.op import Choice, Op, Substitution, Value
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.walk import binds, made_in
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
@@ -103,18 +102,9 @@ def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
 def _once_more(op: Op, new: dict[Value, Value]) -> Op:
     """The op, on what was made again of its operands if any was; `new` learns what it makes."""
     choice = Choice(AGAIN, "a second run", "the policy does not keep what it made")
-    operands = dict(new)
-    made = op.outs if op.definition is not None or op.leaf else {*op.outs, *made_in((op,))}
-    for value in made:
-        new[value] = operands[value] = Value(value.type, value.hint)
-    if op.own is not None:
-        return rename(op, operands).but(choice=choice, piece_of=op)
-    args, kwargs, result = substitute((op.args, op.kwargs, op.result), dict[Value, Any](operands))
-    outs = tuple([new[out] for out in op.outs])
-    return op.but(
-        args=args, kwargs=kwargs, result=result, outs=outs, below=op.definition, operands=None,
-        choice=choice, piece_of=op,
-    )  # fmt: skip
+    for value in (*op.outs, *made_in(op.own or ())):
+        new.pop(value, None)  # it runs a third time
+    return Substitution(new).op(op).but(choice=choice, piece_of=op)
 
 
 def made_twice(graph: Graph) -> Iterator[Op]:

@@ -69,10 +69,10 @@ def keeping_state(op: Op, state: Value) -> Op:
     made: Tree = (state, op.result)
     func: Any = torch_api.RUN_AND_SAVE_RNG_STATE
     args = (op.target, *op.args)
-    return op.but(target=func, args=args, result=made, outs=(state, *op.outs), operands=None)
+    return op.but(target=func, args=args, result=made, outs=(state, *op.outs))
 
 
 def from_state(op: Op, state: Value) -> Op:
     """The op once more, which draws from a state, and leaves the generator as it is."""
     func: Any = torch_api.RUN_WITH_RNG_STATE
-    return op.but(target=func, args=(state, op.target, *op.args), operands=None)
+    return op.but(target=func, args=(state, op.target, *op.args))

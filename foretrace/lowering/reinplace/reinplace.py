@@ -8,9 +8,9 @@ afterwards as it was: neither the value that is written over, nor a view of it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.ir.program.op import Op, Value, substitute, values_in
 from foretrace.ir.program.recording import Graph, Output, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.lowering.reinplace.in_place_calls import (
@@ -141,7 +141,7 @@ class _Writing:
         if op.region or subgraphs_of(op):
             return rename(op, same)
         args, kwargs = substitute((op.args, op.kwargs), same)
-        return op.but(args=args, kwargs=kwargs, operands=None)
+        return op.but(args=args, kwargs=kwargs)
 
     def _now(self, op: Op, call: Called) -> Op:
         func, args, kwargs = call

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value, substitute
 from foretrace.ir.program.recording import Graph, Input, Output, Role
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 

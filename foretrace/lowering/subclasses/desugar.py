@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import pairs
 from foretrace.ir.program.op import Op, Value, copy_ops, substitute
 from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.lowering.cuts.dead_code import live, values_of
@@ -73,7 +73,7 @@ class _Opening:
         stood = {v: Value(v.type.with_grad(False)) for v in op.operands}
         stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
         env: dict[Value, Any] = {each: v for v, each in stood.items()}
-        with self.recorder.inner_scope() as ops:
+        with self.recorder.scope.inner() as ops:
             try:
                 answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
             except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:

@@ -1,7 +1,6 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -49,8 +48,34 @@ def of_a_call(*_: object) -> Refusal:
     )
 
 
+class TensorAnswers:
+    """Answers what the program asks of tensors of a run; here as where no program is recorded."""
+
+    hooking: Any = None
+    """what records hooks; None where no program is recorded"""
+
+    def switch(self, tensor: "Abstract", wanted: bool) -> bool:
+        """Let a leaf of autograd be none, or be one again; False where no call can."""
+        return False
+
+    def take(self, tensor: "Abstract", other: Any) -> bool:
+        """Let a tensor have the memory of another; False where no call can."""
+        return False
+
+    def written(self, tensor: "Abstract") -> int:
+        """How often the memory of a tensor that the program has made was written to."""
+        raise of_a_call()
+
+    def room(self, tensor: "Abstract", needed: Size, number: int) -> Size:
+        """For how many elements the owner of a memory has room there, of which it needs some.
+
+        A later call's input may have more. `number`: what is needed, in the captured run.
+        """
+        return needed
+
+
 class TensorQueries:
-    """What the program asks of all tensors of a run, and is told."""
+    """What the program asks of all tensors of a run."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -58,17 +83,11 @@ class TensorQueries:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
-        self.switch: Callable[[Abstract, bool], bool] | None = None
-        """lets a leaf of autograd be none, or be one again, if it can; None where no call can"""
-        self.take: Callable[[Abstract, Any], None] | None = None
-        """lets a tensor have the memory of another, likewise"""
-        self.hooking: Any = None
-        """what records hooks; None where no program is recorded"""
-        self.written: Callable[[Abstract], int]
-        """how often the memory of one that the program has made was written to"""
-        self.room: Callable[[Abstract, Size, int], Size] = lambda _, needed, __: needed
-        """for how many elements there is room in memory: of its owner, what that needs, that as a
-        number; a later call's input may have more"""
+        self.answers = TensorAnswers()
+
+    def answer_by(self, answers: TensorAnswers) -> None:
+        """Let a session answer, which is made after the tensors' types are."""
+        self.answers = answers
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -129,7 +148,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.ft_leaf and requires_grad != self.requires_grad:
-            if self.ft_told.switch is not None and self.ft_told.switch(self, requires_grad):
+            if self.ft_told.answers.switch(self, requires_grad):
                 return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
@@ -154,7 +173,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def grad_fn(self) -> Any:  # type: ignore[override]
         """None for a leaf; of what a Function gave, what hooks can be registered on."""
         self._tell()
-        node, hooking = torch_api.node_of(self), self.ft_told.hooking
+        node, hooking = torch_api.node_of(self), self.ft_told.answers.hooking
         if node is None and not self.is_leaf:
             node = hooking and hooking.node(self)
         if node is None and not self.is_leaf:
@@ -194,12 +213,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def _is_view(self) -> bool:
         """False for what owns memory that the program has made; of others a call may decide."""
-        self.ft_told.written(self)
+        self.ft_told.answers.written(self)
         if self.ft_alias is not None and self.ft_alias.parent is not None:
             raise of_a_call()
         return False
 
-    _version = property(lambda self: self.ft_told.written(self))
+    _version = property(lambda self: self.ft_told.answers.written(self))
     _base = property(lambda self: self._is_view() or None)
 
     def _gradient(self) -> Any:
@@ -272,21 +291,20 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`: an op that notes it."""
-        return self.ft_told.hooking.on_gradient(self, hook)
+        return self.ft_told.answers.hooking.on_gradient(self, hook)
 
     def retain_grad(self) -> None:
         """As `Tensor.retain_grad`."""
-        self.ft_told.hooking.retain(self)
+        self.ft_told.answers.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
         """Nothing for its own memory, as `p.data -= x` sets; each call gives it another's."""
         if new is self or _same_memory(self, new):
             return
-        if self.ft_told.take is None or not isinstance(new, torch.Tensor):
+        if not (isinstance(new, torch.Tensor) and self.ft_told.answers.take(self, new)):
             raise Refusal(
                 "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
             )
-        self.ft_told.take(self, new)
 
     data = property(_data, _set_data)
 

@@ -11,6 +11,7 @@ from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.schemas.quirks import (
     COMPLEX_IN_ORDER,
+    COMPUTED_OPERAND,
     IN_ORDER,
     INDEXING,
     ITERATED,
@@ -18,6 +19,7 @@ from foretrace.operators.schemas.quirks import (
     MIXED,
     ONE_EXAMPLE,
     SUGGESTED,
+    WHERE_IT_TRAINS,
 )
 from foretrace.operators.schemas.schema import schema_of
 
@@ -86,8 +88,8 @@ def as_iterated(func: Any, args: Any, result: Any) -> Any:
     """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand."""
     if func in ITERATED:
         order = ITERATED[func]
-        if func is aten.rrelu_with_noise_backward.default and not args[5]:
-            order = ITERATED[aten.leaky_relu_backward.default]
+        if func in WHERE_IT_TRAINS and not args[WHERE_IT_TRAINS[func][0]]:
+            order = WHERE_IT_TRAINS[func][1]
         operands = [args[n] for n in order if n < len(args) and isinstance(args[n], torch.Tensor)]
         return _iterated(func, operands, result)
     if func in INDEXING and all(i is None or i.dtype != torch.bool for i in args[1]):
@@ -103,8 +105,9 @@ def _iterated(func: Any, operands: list[Any], result: Any) -> Any:
     if dtype is torch.bool:
         dtype = reduce(torch.promote_types, [one.dtype for one in operands])
     cast = [one.to(dtype) for one in operands]
-    if func is aten.ldexp.Tensor:
-        cast[1] = cast[1].contiguous()  # as `2 ** x` is
+    if func in COMPUTED_OPERAND:
+        place = COMPUTED_OPERAND[func]
+        cast[place] = cast[place].contiguous()
     spread = torch.broadcast_tensors(*cast)
     return result.as_strided(result.shape, torch_api.iterated_strides(*spread))
 

@@ -7,15 +7,16 @@ Strides without gaps are products of the sizes.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sympy
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Remedy
+from foretrace.ir.program.equality import Equality, equal, same_constant
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, SharedBody, Tree, Value
+from foretrace.ir.program.op import Op, Rewriter, SharedBody, Subgraph, Tree, Value
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.symbols.symbols import Symbols
 
@@ -159,17 +160,8 @@ SPECIAL: Final = (0.0, 1.0, 2.0, -1.0, 0.5, 3.0, math.inf, math.nan)
 """Floats for which a formula may have a case of its own: `x * 1` is left out"""
 
 
-@dataclass(frozen=True)
-class NumberedOps:
-    """Ops that were recorded with numbers in the place of symbols."""
-
-    params: tuple[Any, ...]
-    ops: tuple[Op, ...]
-    result: Tree
-
-
 def with_any_number(
-    record: Callable[[Floats], NumberedOps], symbols: Collection[sympy.Symbol], known: Floats
+    record: Callable[[Floats], Subgraph], symbols: Collection[sympy.Symbol], known: Floats
 ) -> tuple[list[Op], list[tuple[sympy.Symbol, float]]] | None:
     """What is recorded whatever floats the symbols are, and the floats that they must not be.
 
@@ -180,25 +172,23 @@ def with_any_number(
         recorded depends on the numbers in another way, or those of the captured run are special.
     """
     sets = [_numbers_for(symbols, number) for number in GENERIC]
-    first, *others = [_words(record(numbers)) for numbers in sets]
-    if not all(_alike(first, sets[0], *pair) for pair in zip(others, sets[1:], strict=True)):
+    first, *others = map(record, sets)
+    if not all(_same(first, sets[0], *pair) for pair in zip(others, sets[1:], strict=True)):
         return None
     apart = list[tuple[sympy.Symbol, float]]()
     for symbol in symbols:
         for number in SPECIAL:
             numbers = {**sets[0], symbol: number}
-            if not _alike(first, sets[0], _words(record(numbers)), numbers):
+            if not _same(first, sets[0], record(numbers), numbers):
                 apart.append((symbol, number))
-    special = any(_same_float(known[symbol], number) for symbol, number in apart)
+    special = any(same_constant(known[symbol], number) for symbol, number in apart)
     if special or not all(math.isfinite(number) for _, number in apart):
         return None
-    ops = list(record(sets[0]).ops)
-    put_back(ops, symbols)
-    return ops, apart
+    return with_symbols(record(sets[0]).ops, symbols), apart
 
 
 def stand_in_numbers(symbols: Collection[sympy.Symbol]) -> dict[sympy.Symbol, float]:
-    """Numbers by which `put_back` knows the symbols again."""
+    """Numbers by which `with_symbols` knows the symbols again."""
     return _numbers_for(symbols, GENERIC[0])
 
 
@@ -206,67 +196,46 @@ def _numbers_for(symbols: Collection[sympy.Symbol], number: float) -> dict[sympy
     return {symbol: number * (1 + i / 7) for i, symbol in enumerate(symbols)}
 
 
-def _words(recording: NumberedOps) -> list[Any]:
-    """All that a recording says, in order; values go by numbers."""
-    names: dict[Value, int] = {}
-    words = list[Any]()
-
-    def tell(tree: Any) -> None:
-        for leaf in torch_api.tree_leaves(tree):
-            if isinstance(leaf, Value):
-                words.append((names.setdefault(leaf, len(names)), leaf.type))
-            else:
-                words.append(leaf)
-
-    def tell_ops(ops: Iterable[Op]) -> None:
-        for op in ops:
-            words.append(op.target)
-            tell((op.args, op.kwargs, op.result))
-            definition = op.definition
-            if definition is not None:
-                tell_ops(definition.ops)
-            elif op.region is not None:
-                tell_ops(op.region)
-
-    tell(recording.params)
-    tell_ops(recording.ops)
-    tell(recording.result)
-    return words
+def _same(one: Subgraph, its: Floats, other: Subgraph, others: Floats) -> bool:
+    """Whether two recordings are one, but for the numbers of each."""
+    return equal(one, other, _OfAnyNumber(its, others))
 
 
-def _alike(one: list[Any], its: Floats, other: list[Any], others: Floats) -> bool:
-    if len(one) != len(other):
-        return False
-    back = {number: symbol for symbol, number in its.items()}
-    for word, then in zip(one, other, strict=True):
-        if type(word) is float and word in back:
-            if type(then) is not float or not _same_float(then, others[back[word]]):
-                return False
-        elif type(word) is not type(then) or not _same_word(word, then):
-            return False
-    return True
+class _OfAnyNumber(Equality):
+    """A number that stands for a symbol in the one is that which stands for it in the other."""
+
+    def __init__(self, its: Floats, others: Floats) -> None:
+        super().__init__()
+        self.numbers = {number: others[symbol] for symbol, number in its.items()}
+
+    def leaf(self, one: Any, other: Any) -> bool:
+        """Whether two constants are one, or two numbers that stand for one symbol."""
+        return same_constant(self.numbers.get(one, one) if type(one) is float else one, other)
 
 
-def _same_word(one: Any, other: Any) -> bool:
-    return _same_float(one, other) if type(one) is float else bool(one == other)
+def with_symbols(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> list[Op]:
+    """Copies of new ops that speak of the symbols in whose place numbers stood."""
+    return _WithSymbols(symbols).ops(ops)
 
 
-def _same_float(one: float, other: float) -> bool:
-    return one.hex() == other.hex()
+class _WithSymbols(Rewriter):
+    """Puts symbols in the place of the numbers that stand for them; the values stay."""
 
+    def __init__(self, symbols: Collection[sympy.Symbol]) -> None:
+        super().__init__()
+        self.symbols = {number: symbol for symbol, number in stand_in_numbers(symbols).items()}
 
-def put_back(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> None:
-    """Let new ops speak of the symbols in whose place the numbers stood."""
-    back = {number: symbol for symbol, number in stand_in_numbers(symbols).items()}
+    def leaf(self, leaf: Any) -> Any:
+        """The symbol for which a number stands."""
+        return self.symbols.get(leaf, leaf) if type(leaf) is float else leaf
 
-    def of(leaf: Any) -> Any:
-        return back.get(leaf, leaf) if type(leaf) is float else leaf
+    def out(self, value: Value) -> Value:
+        """The same."""
+        return value
 
-    for op in ops:
-        op.args, op.kwargs, op.alike = map_tree(op.args, of), map_tree(op.kwargs, of), None
-        if (shared := op.definition) is not None:
-            copies = [each.but() for each in shared.ops]
-            put_back(copies, symbols)
-            op.below = SharedBody(shared.params, tuple(copies), shared.outs, shared.seen)
-        elif op.region is not None:
-            put_back(op.region, symbols)
+    def below(self, op: Op) -> list[Op] | SharedBody | None:
+        """A shared body with symbols is another."""
+        shared = op.definition
+        if shared is None:
+            return super().below(op)
+        return replace(shared, ops=tuple(self.ops(shared.ops)))

@@ -200,6 +200,21 @@ ITERATED = Quirk(
     | _each((2, 0), "rrelu_with_noise_backward"),
     "aten/src/ATen/TensorIterator.cpp", SEEN, "operators/inference/eager_strides.py",
 )  # fmt: skip
+WHERE_IT_TRAINS = Quirk(
+    "lays results out as TensorIterator does only where this argument is set; else as the operator"
+    " that it calls then, which sees these operands",
+    {"aten::rrelu_with_noise_backward": (5, (1, 0))},
+    NATIVE + "Activation.cpp: rrelu_with_noise_backward calls leaky_relu_backward",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
+COMPUTED_OPERAND = Quirk(
+    "computes with a contiguous tensor that it makes of this operand",
+    {"aten::ldexp.Tensor": 1},
+    NATIVE + "BinaryOps.cpp: ldexp multiplies by `2 ** other`",
+    SEEN,
+    "operators/inference/eager_strides.py",
+)
 INDEXING = Quirk(
     "lies by the strides of what is indexed and by those of the indices",
     _none("index.Tensor", "_unsafe_index.Tensor"),
@@ -260,7 +275,16 @@ READS_NUMBERS = Quirk(
     ),
     NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
     SEEN,
-    "tracer/recorder/dispatch.py",
+    "tracer/recorder/op_handlers.py",
+)
+
+DRAWS_IN_ANY_ORDER = Quirk(
+    "draws in the order of memory, but on a processor of Intel's in that of the elements; its"
+    " functional form gives a contiguous result, unlike all others that draw",
+    _none("bernoulli_.float"),
+    NATIVE + "cpu/DistributionKernels.cpp: bernoulli_scalar_kernel, as read in a torch before 2.5",
+    SEEN,
+    "tracer/functionalization/written_layout.py",
 )
 
 SIZED_BY_NUMBERS = Quirk(
@@ -314,8 +338,10 @@ QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
      (HIDDEN_WRITES, HIDDEN_VIEWS, KEPT_OPERANDS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER,
       SHAPELESS)),
     ("What meta kernels say of layouts and dtypes",
-     (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
-    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, SIZED_BY_NUMBERS)),
+     (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, WHERE_IT_TRAINS,
+      COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
+    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER,
+      SIZED_BY_NUMBERS)),
     ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
 )  # fmt: skip
 """All of them, under the headings of the page."""

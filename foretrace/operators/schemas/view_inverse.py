@@ -62,8 +62,7 @@ def _put_by_place(
     if any(step.func is aten.as_strided.default for step in steps):
         _check_contiguous(whole.type)
     for step, seen in zip(steps, types[1:], strict=True):
-        plain = step.func in (aten._conj.default, aten.conj.default, aten._neg_view.default)
-        if step.base.type.dtype == seen.dtype and not plain:  # else the same elements
+        if step.base.type.dtype == seen.dtype and step.func not in SAME_PLACES:
             places = append(step.func, *step.of(places)).outs[step.position]
     put_off = [PUT_OFF[step.func] for step in steps if step.func in PUT_OFF]
     for undo in (each for each in dict.fromkeys(put_off) if put_off.count(each) % 2):
@@ -153,6 +152,12 @@ PUT_OFF: dict[Any, Any] = dict.fromkeys(
      aten.matrix_H.default), aten.conj_physical.default,
 ) | {aten._neg_view.default: aten.neg.default}  # fmt: skip
 """Views that put off an operator, which is its own inverse"""
+
+SAME_PLACES = frozenset((
+    aten.view.dtype, aten._conj.default, aten.conj.default, aten._neg_view.default,
+))  # fmt: skip
+"""Views whose elements lie where those of the base do, if both have one size. They read bytes as
+another type or sign, and numbers of places have neither"""
 
 VIEW_INVERSES: dict[Any, Inverse] = {
     aten.select.int: _scatter_of(aten.select_scatter.default),

@@ -97,6 +97,14 @@ class AccessMonitor(Unmonitored):
         self.resting = 0
         """how deep work of ours is going on"""
 
+    def refuse_by(self, holes: Refusing) -> None:
+        """Refuse what the run is about to do outside of a graph."""
+        self.holes = holes
+
+    def has_type(self) -> None:
+        """Note that the program's code has Python's own `type` at hand."""
+        self.asks_types = self.tells_apart = True
+
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
         """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""

@@ -346,7 +346,7 @@ def watched(
             yield
     finally:
         if outside is not None and before.has_met(type):  # in a table, a default, an attribute
-            outside.asks_types = outside.tells_apart = True
+            outside.has_type()
         changes = outside.changes() if outside is not None else []
         changes = [each for each in changes if not before.keeps(each.place)]
         # one that keeps a tensor stays as it is, for `states.py` and `leaks.py` to find

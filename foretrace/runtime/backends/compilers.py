@@ -20,15 +20,19 @@ from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.walk import binds, leaves_that_run
 from foretrace.ir.source.call_site import asking_line
-from foretrace.lowering.cuts.cut import Level, forward_graph
-from foretrace.lowering.cuts.decompose import decompose
-from foretrace.lowering.partition.partial_tangents import partial_backward
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
-from foretrace.lowering.partition.recompute import made_again
-from foretrace.lowering.reinplace.final_copies import losses_first, written_at_end
+from foretrace.lowering.pipelines.kinds import UNTRAINED_LEAVES
+from foretrace.lowering.pipelines.partial_tangents import partial_backward
+from foretrace.lowering.pipelines.passes import Context, Pass, make_graph, run_passes
+from foretrace.lowering.pipelines.rewrites import (
+    open_by_table,
+    order_losses,
+    recompute,
+)
+from foretrace.lowering.reinplace.final_copies import written_at_end
 from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
-from foretrace.lowering.subclasses.desugar import unwrapped
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves, with_sizes
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of
@@ -53,28 +57,34 @@ class TorchCompilers:
     """the compiler asks FakeTensor again for the types of a graph"""
     relaid: ClassVar[bool] = False
 
-    def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
-        """The graph with the operators of the table opened.
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """What each graph goes through before a compiler gets it, or before it is split."""
 
-        Raises:
-            Refusal: it has an operator that torch has no rule for where data decides its sizes, or
-                an input that is sparse.
-        """
-        _check_sizes(graph, retypes=self.retypes)
-        _check_dense(graph)
-        return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
+        def check(graph: Graph, _: Context) -> Graph:
+            _check_sizes(graph, retypes=self.retypes)
+            _check_dense(graph)
+            return graph
+
+        return (Pass("check compilers", "Refuse what torch's compilers do not take.", check),
+                open_by_table)  # fmt: skip
+
+    def context(self, recorded: Recording, semantics: TargetSemantics) -> Context:
+        """What the passes of its graphs read."""
+        return Context(
+            recorded, semantics, Level(False), table=self.decompositions, policy=self.policy
+        )
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What runs a forward that is not trained."""
-        graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
+        context = self.context(recorded, semantics)
+        graph = make_graph(UNTRAINED_LEAVES, "aten", context)
         halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
-        graph, written = unwrapped(graph, semantics), frozenset[int]()
-        writes = self.writes and recorded.asks_gradients
+        written, writes = frozenset[int](), self.writes and recorded.asks_gradients
         if writes:
             early = found_early(graph, recorded)
-            graph = losses_first(early.given(graph))
-        graph = self.opened(graph, semantics)
-        graph = made_again(graph, recorded, semantics, self.policy)
+            graph = run_passes((order_losses,), early.given(graph), context)
+        graph = run_passes((*self.passes, recompute), graph, context)
         if writes:
             graph, written = written_at_end(graph, recorded, semantics.may_raise)
         edges = Edges(graph)
@@ -89,7 +99,8 @@ class TorchCompilers:
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair of a joint graph, and what runs each half, and a half for some tangents."""
-        joint = self.opened(joint, semantics)
+        context = self.context(recorded, semantics)
+        joint = run_passes(self.passes, joint, context)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         counts = gradient_counts(pair.backward)
@@ -100,9 +111,8 @@ class TorchCompilers:
         both = CompiledPair(self, flat, forward, backward, halves)
 
         def partial(given: TangentStrides) -> Flat:
-            part = partial_backward(
-                recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
-            )
+            there = replace(context, tangents=given)
+            part = partial_backward(joint, pair, there, self.passes)
             edges = Edges(part, counts)
             arrived = edges.spread([strides is not None for strides in given], "tangent", part)
             return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))

@@ -15,8 +15,10 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
-from foretrace.lowering.cuts.cut import Level, forward_graph
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
+from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.reinplace.reinplace import InPlace
 from foretrace.runtime.backends.autograd_function import TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded, write_body
@@ -119,7 +121,8 @@ def flat_eager(recorded: Recording, semantics: TargetSemantics) -> Callable[...,
     """The ops as straight-line Python that torch's own autograd follows."""
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
-    graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
+    passes, context = TRAINED if followed else UNTRAINED, Context(recorded, semantics, Level(True))
+    graph = make_graph(passes, "export", context)
     run = InPlace(graph, {})
     leaves = write_body(inside, recorded, run, written.inputs, spelled=followed)
     result = result_text(inside, recorded.out_structure, leaves)

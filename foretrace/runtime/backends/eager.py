@@ -8,11 +8,13 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.lowering.cuts.cut import Level, forward_graph
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.emit.python_code import Instead, Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
-from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
+from foretrace.lowering.pipelines.passes import Context, make_graph
+from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.runtime.backends.inline_guards import asked_inside, give_up
@@ -42,8 +44,7 @@ def eager_entry(
     Raises:
         Refusal: the program changes Python state in a way that cannot be repeated.
     """
-    recorded, source = captured.recorded, Source()
-    followed = follows(recorded.ops)
+    recorded, source, followed = captured.recorded, Source(), follows(captured.recorded.ops)
     alone = recorded.asks_gradients and not recorded.trained_outside
     trains = (torch.is_grad_enabled() or followed) and not alone
     level = Level(True, open=(_applies,) if alone else (), writes=alone)
@@ -51,7 +52,8 @@ def eager_entry(
     if alone:
         graph, early, run = _alone(captured, level, policy)
     else:
-        graph = forward_graph(recorded, captured.semantics, level, "export", trains=trains)
+        context = Context(recorded, captured.semantics, level)
+        graph = make_graph(TRAINED if trains else UNTRAINED, "export", context)
         early, run = NOTHING, InPlace(graph, {})
     inside = asked_inside(recorded, early.without(graph))
     guards = Guards(source, recorded)
@@ -76,10 +78,12 @@ def _alone(
 ) -> tuple[Graph, ScalarPrelude, InPlace]:
     """A step with new contents as values, what is done before it, and the rest as it is run."""
     recorded, semantics = captured.recorded, captured.semantics
-    whole = forward_graph(recorded, semantics, level, "run", trains=False)
+    context = Context(recorded, semantics, level, policy=policy)
+    whole = make_graph(UNTRAINED, "run", context)
     values = as_values(whole, level)
     early = found_early(values, recorded)
-    again = made_again(early.without(whole), recorded, semantics, policy)
+    # no whole graph, which nobody could verify: the numbers of what is early are free in it
+    again = recompute.change(early.without(whole), context)
     return values, early, written_in_place(again, recorded, level, semantics.may_raise)
 
 

@@ -1,6 +1,7 @@
 """Any backend `fn(graph_module, example_inputs)`: it gets the two halves, autograd joins them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import sympy
@@ -8,22 +9,23 @@ import torch
 from torch import fx
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
-from foretrace.autograd.eager_history.history_ops import unmark
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.lowering.cuts.cut import Level, differentiated, forward_graph
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import interpretable, to_fx
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import Source
-from foretrace.lowering.partition.partial_tangents import partial_backward
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
-from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.pipelines.forward import unmark_leaves
+from foretrace.lowering.pipelines.kinds import DERIVED, UNTRAINED, UNTRAINED_LEAVES
+from foretrace.lowering.pipelines.partial_tangents import partial_backward
+from foretrace.lowering.pipelines.passes import Context, make_graph, run_passes
+from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.subclasses.boundary import Edges
-from foretrace.lowering.subclasses.desugar import unwrapped
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
@@ -94,7 +96,8 @@ def join(
     core = core_of(recorded)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core)
-    joint = unwrapped(differentiated(core, semantics, Level(False), None), semantics)
+    context = Context(core, semantics, Level(False))
+    joint = make_graph(DERIVED, "joint", context)
     return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 
@@ -128,14 +131,15 @@ class ByBackend:
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What the backend makes of the forward, its ops as written."""
-        graph = forward_graph(recorded, semantics, Level(written=True), "export", trains=False)
+        context = Context(recorded, semantics, Level(written=True), policy=self.policy)
+        graph = make_graph(UNTRAINED, "export", context)
         made = (out for op in graph.ops for out in op.outs)
         if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
-            level = Level(written=False)
-            graph = forward_graph(recorded, semantics, level, "aten", trains=False)
-            graph = unwrapped(graph, semantics)
-        graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
-        graph = made_again(graph, recorded, semantics, self.policy)
+            context = replace(context, level=Level(written=False))
+            graph = make_graph(UNTRAINED_LEAVES, "aten", context)
+        graph = run_passes(
+            (unmark_leaves, recompute), graph, context
+        )  # leaves are made after the call
         return InferenceGraph(self._compiled(graph, recorded, semantics))
 
     def halves(
@@ -148,13 +152,14 @@ class ByBackend:
         # As eager saves: a value that runs again would make an input needed that eager does not
         # need, and writing to it before the backward an error.
         pair = partition(joint, recorded, semantics, "save_all")
+        context = Context(recorded, semantics, Level(False))
 
         def partial(given: TangentStrides) -> Flat:
             whole = given == pair.strides
             graph = (
                 pair.backward
                 if whole
-                else partial_backward(recorded, semantics, joint, pair, given)
+                else partial_backward(joint, pair, replace(context, tangents=given))
             )
             if None in given:
                 return straight_call(graph, recorded.symbols)

@@ -14,6 +14,8 @@ from foretrace import torch_api
 from foretrace.runtime.backends.scalar_custom_op import with_opaque_steps
 
 aten: Final = torch.ops.aten
+SCALES: Final = frozenset({aten.mul.Tensor, aten.div.Tensor})
+"""By what Inductor multiplies a maximum again, if it is a number"""
 CONVERT: Final = torch.ops.prims.convert_element_type.default
 
 
@@ -63,7 +65,7 @@ def scale_by_tensors(graph: fx.Graph) -> None:
         scaled = largest.args[0]
         if scaled.target is CONVERT:
             scaled = scaled.args[0]
-        if scaled.target in (aten.mul.Tensor, aten.div.Tensor):
+        if scaled.target in SCALES:
             _scale_by_tensor(scaled)
 
 

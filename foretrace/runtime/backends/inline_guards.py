@@ -13,13 +13,13 @@ from foretrace import torch_api
 from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.walk import makes_leaf
 from foretrace.lowering.emit.python_code import Instead, Straight
 from foretrace.lowering.emit.python_source import Source
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, Relation
 from foretrace.runtime.guards.guarded_entry import FailedValueGuard
 from foretrace.tracer.concrete.rng_draws import draws
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
@@ -86,7 +86,7 @@ def _undone(op: Op) -> bool:
     """Whether a call leaves nothing that has to be undone, but what it has drawn."""
     if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
         return False
-    return op.target is REQUIRES_GRAD or not schema_of(op.target).writes
+    return makes_leaf(op) or not schema_of(op.target).writes
 
 
 def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:

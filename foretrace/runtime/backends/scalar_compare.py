@@ -63,7 +63,7 @@ def _as_relation(op: Op, makers: Mapping[Value, Op]) -> Op:
     relation = _relation(op.args[0], makers) if isinstance(op.args[0], Value) else None
     if relation is None:
         return op
-    return op.but(args=(relation, *op.args[1:]), operands=None)
+    return op.but(args=(relation, *op.args[1:]))
 
 
 def _relation(asked: Value, makers: Mapping[Value, Op]) -> Relation | None:

@@ -8,8 +8,10 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.lowering.partition.partial_tangents import partial_backward
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair
+from foretrace.lowering.pipelines.partial_tangents import partial_backward
+from foretrace.lowering.pipelines.passes import Context
 from foretrace.runtime.backends.autograd_function import Flat, TrainableCall
 from foretrace.runtime.backends.graph_backend import straight_call
 from foretrace.runtime.calls.epilogue import core_of
@@ -59,7 +61,9 @@ def _second(
     """The second half for tangents that lie so: the stored one, or one made of the tree."""
     if given == pair.strides:
         return backward.graph_module
-    graph = partial_backward(recorded, semantics, joint, pair, given)
+    graph = partial_backward(
+        joint, pair, Context(recorded, semantics, Level(False), tangents=given)
+    )
     return straight_call(graph, recorded.symbols)
 
 

@@ -12,18 +12,18 @@ import sympy
 import torch
 
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
-from foretrace.ir.program.walk import binds, every_op, leaves_that_run, read_outside
+from foretrace.ir.program.walk import binds, every_op, leaves_that_run, makes_leaf, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.schemas.higher_order_schema import HOLDERS, SIDES
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.gradient_order import used_twice
-from foretrace.session.both_branches.join import Apart, Pair, Same
-from foretrace.session.both_branches.op_equality import told
+from foretrace.session.both_branches.join import Pair
+from foretrace.session.both_branches.op_equality import TwoRuns, described
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 COND: Final = torch.ops.higher_order.cond
 CLONE: Final = torch.ops.aten.clone.default
@@ -52,11 +52,11 @@ class Side:
 
 def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str]:
     """The question, and where each answer leads, for a refusal."""
-    told = [
+    lead = [
         f"  {so!s:<5} at {frame or 'no line'}"
         for so, frame in sorted(lines, key=lambda line: not line[0])
     ]
-    return [f"> asked at {mark.origin.frame}", *told]
+    return [f"> asked at {mark.origin.frame}", *lead]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +69,15 @@ class Around:
     written: Callable[[Value], bool]
     """whether a value's memory is an input's that gets a new content in the end"""
     check_unused: Callable[[Value], None]
-    """raises Apart of a value that is used after the meeting"""
+    """raises ProgramsDiffer of a value that is used after the meeting"""
 
 
 class Sides:
     """A question with both sides, while they become an op."""
 
-    def __init__(self, mark: Op, both: Sequence[Side], pairs: Sequence[Pair], known: Same) -> None:
+    def __init__(
+        self, mark: Op, both: Sequence[Side], pairs: Sequence[Pair], known: TwoRuns
+    ) -> None:
         self.mark, self.both, self.pairs, self.known = mark, both, pairs, known
 
     def check(self) -> None:
@@ -111,7 +113,7 @@ class Sides:
         cond of their own, which autograd does not follow.
 
         Raises:
-            Apart: a result cannot be a tensor of its own.
+            ProgramsDiffer: a result cannot be a tensor of its own.
         """
         found = list[Op]()
         for group in self._groups():
@@ -191,7 +193,7 @@ class _Giving:
         """The side with results that are tensors of its own, each with memory of its own.
 
         Raises:
-            Apart: a clone would lie otherwise.
+            ProgramsDiffer: a clone would lie otherwise.
         """
         memory, owners = Memory(self.side.ops), set[Value]()
         ops, results = list(self.side.ops), list[Value]()
@@ -208,7 +210,9 @@ class _Giving:
 
     def _clone(self, pair: Pair, value: Value) -> Op:
         if not value.type.dense or value.type.offset != 0 or value.type.lazy:
-            raise Apart(pair.place, f"{told(value)} is a view of what is outside")
+            raise ProgramsDiffer(
+                f"{described(value)} is a view of what is outside", place=pair.place
+            )
         return _clone(value, self.origin)
 
 
@@ -254,7 +258,7 @@ def _clone(value: Value, origin: Origin) -> Op:
     return Op(CLONE, (value,), {}, new, (new,), origin=origin)
 
 
-def _as_known(known: Same, values: Iterable[Value], place: int) -> list[Value]:
+def _as_known(known: TwoRuns, values: Iterable[Value], place: int) -> list[Value]:
     """Values in the words of one of the runs."""
     return [known.there.get(value, value) if place else value for value in values]
 
@@ -269,7 +273,7 @@ def _forbidden(op: Op) -> str:
     """What an op does that a branch of a cond may not do; empty if nothing."""
     if draws(op):
         return "draws random numbers, which the backward of a cond would draw again"
-    return "makes a leaf of autograd" if op.target is REQUIRES_GRAD else ""
+    return "makes a leaf of autograd" if makes_leaf(op) else ""
 
 
 def _checks(op: Op) -> bool:

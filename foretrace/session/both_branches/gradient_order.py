@@ -7,9 +7,11 @@ sum for each operand: of a value that a side uses twice, it would be added to th
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
-from foretrace.session.both_branches.join import Apart, Pair, Same
+from foretrace.session.both_branches.join import Pair
 from foretrace.session.both_branches.join_point import Met
+from foretrace.session.both_branches.op_equality import TwoRuns
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 USED_TWICE = "a side uses a tensor more than once, and the program returns it"
@@ -29,15 +31,15 @@ def check_unused(met: Met, value: Value, ends: Sequence[Value]) -> None:
     """Let the sides reach so far that nothing after them uses a value.
 
     Raises:
-        Apart: at the last use after both sides; without a place where the program returns it.
+        ProgramsDiffer: at the last use after both sides; without a place, if it is returned.
     """
     if value in ends:
-        raise Apart(None, USED_TWICE)
+        raise ProgramsDiffer(USED_TWICE)
     for depth, ops in reversed(list(enumerate(met.joined))):
         for index in range(len(ops) - 1, -1, -1):
             used = (values_in((op.args, op.kwargs)) for op in _nodes(ops[index : index + 1]))
             if any(value in each for each in used):
-                raise Apart((met.level - depth, index), USED_TWICE)
+                raise ProgramsDiffer(USED_TWICE, place=(met.level - depth, index))
 
 
 def _nodes(ops: Iterable[Op]) -> Iterator[Op]:
@@ -52,13 +54,13 @@ def uses_after(joined: Iterable[Op], ends: Sequence[Value]) -> Counter[Value]:
     return counts
 
 
-def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> None:
+def check_order(pairs: Iterable[Pair], known: TwoRuns, counts: Counter[Value]) -> None:
     """Hold apart the names of one tensor whose gradients autograd adds up one after the other.
 
     A tensor that goes on under two names, as itself and as a result of a side, has two sums there.
 
     Raises:
-        Apart: where the second name is used first.
+        ProgramsDiffer: where the second name is used first.
     """
     pairs = [pair for pair in pairs if pair.value.type.requires_grad]
     for run in (0, 1):
@@ -66,8 +68,9 @@ def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> N
         for pair in pairs:
             names.setdefault((pair.one, pair.other)[run], []).append(pair)
         for value, several in names.items():
-            word = known.back.get(value, value) if run else value
-            own = counts[word] if known.there.get(word) is not None else 0
+            here = known.back.get(value, value) if run else value
+            own = counts[here] if known.there.get(here) is not None else 0
             uses = own + sum(counts[pair.value] for pair in several)
             if uses > 2 and len(several) + bool(own) > 1:  # noqa: PLR2004 - two can be swapped
-                raise Apart(several[-1].place, "the gradients of one tensor under two names")
+                what = "the gradients of one tensor under two names"
+                raise ProgramsDiffer(what, place=several[-1].place)

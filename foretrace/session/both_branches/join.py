@@ -1,88 +1,35 @@
-"""What two runs do alike, in words of one program: the prefix is matched, what follows is joined.
+"""What two runs do from some place on, written down once.
 
 A value that only one of the runs has, and that both need in the same place, is a pair: a result of
 the two sides.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import sympy
 
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, ViewStep, Write, values_in
-from foretrace.ir.program.recording import Input
-from foretrace.ir.program.walk import binds
-from foretrace.session.both_branches.op_equality import (
-    same_constant,
-    same_leaf,
-    same_numbers,
-    same_op,
-    same_type,
-    told,
+from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.op import (
+    Op,
+    Rewriter,
+    SharedBody,
+    Subgraph,
+    Target,
+    Tree,
+    Value,
+    ViewStep,
+    Write,
+    values_in,
 )
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import binds
+from foretrace.session.both_branches.op_equality import TwoRuns, described
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 Place: TypeAlias = tuple[int, int]
 """Where an op is that both runs have: how deep in module calls, and which in its list"""
-
-
-class Apart(Exception):
-    """The runs are not one here: at a place, or in what the program leaves (None)."""
-
-    def __init__(self, place: Place | None, what: str = "") -> None:
-        super().__init__(what)
-        self.place, self.what = place, what
-
-
-@dataclass(eq=False)
-class Same:
-    """The values that two runs have in common, by what the first calls them."""
-
-    there: dict[Value, Value] = field(default_factory=dict)
-    back: dict[Value, Value] = field(default_factory=dict)
-    constants: dict[Value, Input] = field(default_factory=dict)
-    """the constants of both that have not met yet"""
-
-    def bind(self, one: Value, other: Value) -> None:
-        """Let two values be one."""
-        met = self.there.setdefault(one, other), self.back.setdefault(other, one)
-        if met != (other, one):
-            raise Apart(None)
-
-    def same(self, one: Value, other: Value) -> bool:
-        """Whether they are one; a constant is met when it is used."""
-        if self.there.get(one) is other:
-            return True
-        if one not in self.constants or other not in self.constants:
-            return False
-        if one in self.there or other in self.back:
-            return False
-        equal = same_constant(self.constants[one].tensor, self.constants[other].tensor)
-        if equal:
-            self.bind(one, other)
-        return equal
-
-    def match(self, ones: Sequence[Op], others: Sequence[Op]) -> None:
-        """Let what ops make be one, of two runs that have had the same answers.
-
-        Raises:
-            Apart: they have not done the same.
-        """
-        if len(ones) != len(others):
-            raise Apart(None)
-        for one, other in zip(ones, others, strict=True):
-            operands = zip(one.operands, other.operands, strict=False)
-            like = same_op(one, other) and same_numbers(one, other)
-            if not like or not all(self.same(a, b) for a, b in operands):
-                raise Apart(None, f"{one.origin.frame} and {other.origin.frame}")
-            self.match(one.own or (), other.own or ())
-            for mine, theirs in zip(one.outs, other.outs, strict=True):
-                self.bind(mine, theirs)
-
-    def copy(self) -> "Same":
-        """The same, to be tried out."""
-        return Same(dict(self.there), dict(self.back), self.constants)
 
 
 @dataclass(eq=False)
@@ -96,58 +43,76 @@ class Pair:
     """where it is needed first"""
 
 
-class Joining:
-    """Writes down once what two runs do from some place on.
+class Joining(TwoRuns):
+    """Compares what two runs do from some place on, and copies it in the values that go on.
+
+    `there` and `back` have what both make from there on.
 
     Args:
         known: what they have in common before.
         closed: nothing is paired: both have to read the same.
+        numbers: of the other run's numbers that data decides after the meeting, what the first has.
     """
 
     def __init__(
         self,
-        known: Same,
+        known: TwoRuns,
         *,
         closed: bool = False,
         numbers: dict[sympy.Symbol, sympy.Symbol] | None = None,
     ) -> None:
+        super().__init__()
         self.known, self.closed = known.copy(), closed
         self.numbers = {} if numbers is None else numbers
-        """of the other run's numbers that data decides after the meeting: what the first has"""
-        self.made: dict[Value, tuple[Value, Value]] = {}
-        """what the first run makes from there on: what the other calls it, and what it is now"""
-        self.back: dict[Value, Value] = {}
+        self.now: dict[Value, Value] = {}
+        """by the values that the first run makes from there on, those that go on"""
         self.pairs: dict[tuple[Value, Value], Pair] = {}
         self.ops_of: dict[Op, Op] = {}
-        """each op, as either run had it, and what it is now"""
+        """each op, as either run had it, and its copy"""
+        self.programs: dict[Subgraph, Subgraph] = {}
+        """each program that an op of the first run holds, and its copy"""
         self.place: Place | None = None
         self._placed: dict[Value, Place | None] = {}
+        self.read: list[Value] = []
+        """the values that go on in the place of those that were compared, in order"""
 
     def walk(self, ones: Sequence[Op], others: Sequence[Op], level: int) -> list[Op]:
         """The ops of two lists at one depth; each is a place.
 
         Raises:
-            Apart: at the place where they are not one.
+            ProgramsDiffer: at the place where they are not one.
         """
-        joined = list[Op]()
         for index, (one, other) in enumerate(zip(ones, others, strict=True)):
             self.place = level, index
-            joined.append(self.op(one, other))
+            self.op(one, other)
         self.place = None
-        return joined
+        return [self.ops_of[one] for one in ones]
+
+    def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
+        """That they differ, at the place that is compared."""
+        return ProgramsDiffer(what, place=self.place)
 
     # ---- values ---------------------------------------------------------------------------------
 
-    def word(self, one: Value, other: Value) -> Value:
-        """The value in the place of two."""
-        if one in self.made or other in self.back:
-            if one in self.made and self.made[one][0] is other:
-                return self.made[one][1]
-            raise Apart(self._where(one, other), "")
-        if self.known.same(one, other):
+    def value(self, one: Value, other: Value) -> bool:
+        """Two values that are read are one from there on."""
+        self.read.append(self.joined(one, other))
+        return True
+
+    def joined(self, one: Value, other: Value) -> Value:
+        """The value in the place of two.
+
+        Raises:
+            ProgramsDiffer: each has another partner, or they cannot be results of the sides.
+        """
+        if one in self.there or other in self.back:
+            if self.there.get(one) is other:
+                return self.now[one]
+            raise ProgramsDiffer(place=self._where(one, other))
+        if self.known.value(one, other):
             return one
         if self.closed:
-            raise Apart(self.place)
+            raise self.differ("", None)
         pair = self.pairs.get((one, other))
         if pair is None:
             pair = self.pairs[one, other] = Pair(one, other, self._paired(one, other), self.place)
@@ -159,113 +124,95 @@ class Joining:
         return next((place for place in places if place is not None), None)
 
     def _paired(self, one: Value, other: Value) -> Value:
-        if not self._same_type(one, other) or one.type.sparse:
-            raise Apart(self.place, f"{told(one)} on the one side, {told(other)} on the other")
-        followed = one.type.requires_grad or other.type.requires_grad
-        return Value(one.type.with_grad(followed), one.hint or other.hint)
+        if not self.type(one.type, other.type) or one.type.sparse:
+            what = f"{described(one)} on the one side, {described(other)} on the other"
+            raise self.differ(what, None)
+        return _followed_by_either(one, other)
 
-    def bind(self, one: Value, other: Value, model: Value) -> Value:
-        """The value in the place of two that an op makes."""
-        if one in self.made or other in self.back:
-            return self.word(one, other)
-        if not self._same_type(one, other):
-            raise Apart(self.place)
-        value = Value(model.type, model.hint)
-        self.made[one], self.back[other] = (other, value), one
+    def bind(self, one: Value, other: Value) -> bool:
+        """Let one value go on in the place of two that both make."""
+        if not super().bind(one, other):
+            return False
+        self.now.setdefault(one, _followed_by_either(one, other))
         self._placed[one] = self._placed[other] = self.place
-        return value
+        return True
 
     # ---- ops ------------------------------------------------------------------------------------
 
-    def op(self, one: Op, other: Op) -> Op:
-        """The op in the place of two.
+    def op(self, one: Op, other: Op) -> None:
+        """Compare two ops, and copy them once.
 
         Raises:
-            Apart: they are not the same call.
+            ProgramsDiffer: they are not the same call.
         """
-        if not same_op(one, other) or isinstance(one.target, FunctionCall):
-            raise Apart(self.place)  # what a Function saved are the tensors of its own run
-        target = self._target(one.target, other.target)
-        args, kwargs = self.tree(one.args, other.args), self.tree(one.kwargs, other.kwargs)
-        model = self._model(one, other, values_in((args, kwargs)))
-        below: Any = model.definition
-        if one.own is not None and other.own is not None:
-            below = self.ops(one.own, other.own)
+        if isinstance(one.target, FunctionCall):
+            raise self.differ("what a Function saved are tensors of its own run", one, other)
+        outer, self.read = self.read, []
+        self.call(one, other)
+        model = self._model(one, other)
+        self.below(one, other)
         self._meet_numbers(one, other)
-        named = zip(one.outs, other.outs, model.outs, strict=True)
-        outs = tuple(self.bind(a, b, like) for a, b, like in named)
-        joined = Op(
-            target, args, kwargs, self.tree(one.result, other.result), outs,
-            origin=one.origin, below=below, choice=model.choice, writes=one.writes,
-            alike=model.alike,
-        )  # fmt: skip
-        self.ops_of[one] = self.ops_of[other] = joined
-        return joined
+        for mine, theirs, like in zip(one.outs, other.outs, model.outs, strict=True):
+            if mine in self.there or theirs in self.back:
+                self.joined(mine, theirs)
+            elif self.bind(mine, theirs):
+                self.now[mine] = Value(like.type, like.hint)
+            else:
+                raise self.differ("", one, other)
+        if not self.tree(one.result, other.result):
+            raise self.differ("", one, other)
+        copied = _Joined(self, self.read).op(one)
+        copied.choice, copied.alike = model.choice, model.alike
+        if one.own is None:
+            copied.below = model.definition
+        self.ops_of[one] = self.ops_of[other] = copied
+        self.read = outer
 
-    def ops(self, ones: Sequence[Op], others: Sequence[Op]) -> list[Op]:
-        """The ops of two bodies."""
-        if len(ones) != len(others):
-            raise Apart(self.place)
-        return [self.op(one, other) for one, other in zip(ones, others, strict=True)]
-
-    def _model(self, one: Op, other: Op, values: list[Value]) -> Op:
+    def _model(self, one: Op, other: Op) -> Op:
         """The one of them whose operands are as those now: as many, and as many followed."""
+        values = self.read[: len(values_in((one.args, one.kwargs)))]
         flags = [value.type.requires_grad for value in dict.fromkeys(values)]
         for op in (one, other) if not self._renamed(other) else (one,):
             if [value.type.requires_grad for value in op.operands] == flags:
                 return op
-        raise Apart(self.place)
-
-    def _target(self, one: Any, other: Any) -> Any:
-        if not isinstance(one, Write):
-            return one
-        steps = zip(one.steps, other.steps, strict=True)
-        return replace(one, steps=tuple(self.step(a, b) for a, b in steps))
-
-    def step(self, one: ViewStep, other: ViewStep) -> ViewStep:
-        """The view in the place of two."""
-        facts = [
-            (s.func, s.position, s.grad_mode, s.followed, s.several, s.own) for s in (one, other)
-        ]
-        if facts[0] != facts[1]:
-            raise Apart(self.place)
-        return replace(
-            one,
-            base=self.word(one.base, other.base),
-            args=self.tree(one.args, other.args),
-            kwargs=self.tree(one.kwargs, other.kwargs),
-        )
+        raise self.differ("", one, other)
 
     # ---- arguments ------------------------------------------------------------------------------
 
-    def tree(self, one: Tree, other: Tree) -> Any:
-        """The structure in the place of two."""
-        if type(one) is not type(other):
-            raise Apart(self.place)
-        if isinstance(one, (tuple, list)):
-            if len(one) != len(other):
-                raise Apart(self.place)
-            items = [self.tree(a, b) for a, b in zip(one, other, strict=True)]
-            return items if isinstance(one, list) else tuple(items)
-        if isinstance(one, dict):
-            if one.keys() != other.keys():
-                raise Apart(self.place)
-            return {key: self.tree(item, other[key]) for key, item in one.items()}
-        return self._leaf(one, other)
+    def copied_tree(self, one: Tree, other: Tree) -> Any:
+        """The structure in the place of two.
 
-    def _leaf(self, one: Any, other: Any) -> Any:
-        if isinstance(one, Value):
-            return self.word(one, other)
-        if isinstance(one, Subgraph):
-            return self._subgraph(one, other)
-        if isinstance(one, slice):
-            ends = zip(_ends(one), _ends(other), strict=True)
-            return slice(*(self._leaf(a, b) for a, b in ends))
-        if isinstance(other, sympy.Basic):
-            other = other.xreplace(self.numbers)
-        if not same_leaf(one, other):
-            raise Apart(self.place)
-        return one
+        Raises:
+            ProgramsDiffer: they are not one.
+        """
+        self.read = []
+        if not self.tree(one, other):
+            raise self.differ("", None)
+        return _Joined(self, self.read).tree(one)
+
+    def copied_step(self, one: ViewStep, other: ViewStep) -> ViewStep:
+        """The view in the place of two.
+
+        Raises:
+            ProgramsDiffer: they are not one.
+        """
+        self.read = []
+        if not self.step(one, other):
+            raise self.differ("", None)
+        return _Joined(self, self.read).step(one)
+
+    def subgraph(self, one: Subgraph, other: Subgraph) -> bool:
+        """Whether two programs are one: closed, so they know nothing of what is around."""
+        inside = Joining(TwoRuns(), closed=True, numbers=self.numbers)
+        inside.place = self.place
+        if not inside.program(one, other):
+            return False
+        self.ops_of |= inside.ops_of
+        params = tuple(inside.now.get(param, param) for param in one.params)
+        result = _Joined(inside, inside.read).tree(one.result)
+        ops = tuple(inside.ops_of[op] for op in one.ops)
+        self.programs[one] = Subgraph(one.name, params, ops, result)
+        return True
 
     # ---- numbers that data decides --------------------------------------------------------------
 
@@ -286,49 +233,57 @@ class Joining:
         values = (*op.outs, *op.operands) if self.numbers else ()
         return any(value.type.symbols & self.numbers.keys() for value in values)
 
-    def _same_type(self, one: Value, other: Value) -> bool:
-        type = other.type
-        if type.symbols & self.numbers.keys():
-            parts = {"shape": type.shape, "stride": type.stride}
-            type = type.but(
-                **{
-                    name: tuple(self._number(size) for size in sizes)
-                    for name, sizes in parts.items()
-                }
-            )
-        return same_type(one.type, type)
+    def type(self, one: TensorType, other: TensorType) -> bool:
+        """Whether two types are one, in the numbers of the first run."""
+        if other.symbols & self.numbers.keys():
+            shape, stride = (tuple(map(self._number, n)) for n in (other.shape, other.stride))
+            other = other.but(shape=shape, stride=stride)
+        return super().type(one, other)
+
+    def leaf(self, one: Any, other: Any) -> bool:
+        """Whether two constants are one, in the numbers of the first run."""
+        return super().leaf(one, self._number(other))
 
     def _number(self, size: Any) -> Any:
         return size.xreplace(self.numbers) if isinstance(size, sympy.Basic) else size
 
-    def _subgraph(self, one: Subgraph, other: Subgraph) -> Subgraph:
-        """The program in the place of two: closed, so it knows nothing of what is around."""
-        inside = Joining(Same(), closed=True, numbers=self.numbers)
-        inside.place = self.place
-        if len(one.params) != len(other.params):
-            raise Apart(self.place)
-        params = [self._param(inside, a, b) for a, b in zip(one.params, other.params, strict=True)]
-        ops = inside.ops(one.ops, other.ops)
-        result = inside.tree(one.result, other.result)
-        self.ops_of |= inside.ops_of
-        return Subgraph(one.name, tuple(params), tuple(ops), result)
 
-    def _param(self, inside: "Joining", one: Any, other: Any) -> Any:
-        if not isinstance(one, Value) or not isinstance(other, Value):
-            return self._leaf(one, other)
-        followed = one.type.requires_grad or other.type.requires_grad
-        return inside.bind(one, other, Value(one.type.with_grad(followed), one.hint))
+def _followed_by_either(one: Value, other: Value) -> Value:
+    followed = one.type.requires_grad or other.type.requires_grad
+    return Value(one.type.with_grad(followed), one.hint or other.hint)
 
 
-def _ends(each: slice) -> tuple[Any, Any, Any]:
-    return each.start, each.stop, each.step
+class _Joined(Rewriter):
+    """Copies what the first run has in the values that go on, which were read in this order."""
+
+    def __init__(self, joining: Joining, read: Iterable[Value]) -> None:
+        super().__init__(joining.now)
+        self.joining, self.read = joining, iter(read)
+
+    def value(self, value: Value) -> Value:
+        """The next that was read."""
+        return next(self.read)
+
+    def target(self, target: Target) -> Target:
+        """What is called; a write has its views."""
+        if not isinstance(target, Write):
+            return target
+        return replace(target, steps=tuple(map(self.step, target.steps)))
+
+    def subgraph(self, subgraph: Subgraph) -> Subgraph:
+        """Its copy."""
+        return self.joining.programs[subgraph]
+
+    def below(self, op: Op) -> list[Op] | SharedBody | None:
+        """The copies of the ops that it has for itself."""
+        return op.definition if op.own is None else [self.joining.ops_of[each] for each in op.own]
 
 
 def tail(ones: Sequence[Op], others: Sequence[Op]) -> int:
     """How many ops at the end look like the same calls."""
-    found = 0
+    found, similar = 0, TwoRuns().similar
     for one, other in zip(reversed(ones), reversed(others), strict=False):
-        if not same_op(one, other):
+        if not similar(one, other):
             break
         found += 1
     return found

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import ModuleCall, Op
-from foretrace.session.both_branches.join import Apart, Joining, Same, tail
+from foretrace.session.both_branches.join import Joining, tail
+from foretrace.session.both_branches.op_equality import TwoRuns
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 
 
@@ -91,20 +93,20 @@ class Met:
         return target
 
 
-def in_common(ones: Levels, others: Levels, known: Same) -> None:
+def in_common(ones: Levels, others: Levels, known: TwoRuns) -> None:
     """Let what both runs did before the question be one.
 
     Raises:
-        Apart: they have not done the same.
+        ProgramsDiffer: they have not done the same.
     """
     if len(ones) != len(others):
-        raise Apart(None)
+        raise ProgramsDiffer
     for one, other in zip(ones, others, strict=True):
-        known.match(one.before, other.before)
-    known.match(*([mark_of(levels)] for levels in (ones, others)))
+        known.ops(one.before, other.before)
+    known.ops(*([mark_of(levels)] for levels in (ones, others)))
 
 
-def meet(ones: Levels, others: Levels, known: Same, end: Callable[[Met], T]) -> T:
+def meet(ones: Levels, others: Levels, known: TwoRuns, end: Callable[[Met], T]) -> T:
     """What becomes of two runs from the earliest place on from which both do the same.
 
     Args:
@@ -114,7 +116,7 @@ def meet(ones: Levels, others: Levels, known: Same, end: Callable[[Met], T]) -> 
         end: makes one program of them, with what they leave.
 
     Raises:
-        Apart: what they leave is not one, wherever they meet.
+        ProgramsDiffer: what they leave is not one, wherever they meet.
     """
     level = len(ones) - 1
     count = tail(ones[level].rest, others[level].rest)
@@ -123,10 +125,10 @@ def meet(ones: Levels, others: Levels, known: Same, end: Callable[[Met], T]) -> 
         try:
             joined = _walked(joining, ones, others, level, count)
             return end(Met(level, count, joining, joined))
-        except Apart as apart:
-            if apart.place is None:
+        except ProgramsDiffer as differ:
+            if differ.place is None:
                 raise
-            level, count = _behind(ones, others, apart.place, (level, count))
+            level, count = _behind(ones, others, differ.place, (level, count))
 
 
 def _walked(
@@ -138,7 +140,7 @@ def _walked(
         if depth == level:
             one, other = one[len(one) - count :], other[len(other) - count :]
         elif len(one) != len(other):
-            raise Apart((depth, -1))
+            raise ProgramsDiffer(place=(depth, -1))
         joined.append(joining.walk(one, other, depth))
     return joined
 

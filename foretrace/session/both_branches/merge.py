@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from foretrace.errors import Frame, Refusal, line_of
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.session.both_branches.aliasing import Memory
@@ -14,7 +15,6 @@ from foretrace.session.both_branches.gradient_order import (
     check_unused,
     uses_after,
 )
-from foretrace.session.both_branches.join import Apart, Same
 from foretrace.session.both_branches.join_point import (
     Levels,
     Met,
@@ -25,12 +25,11 @@ from foretrace.session.both_branches.join_point import (
 )
 from foretrace.session.both_branches.merge_outputs import Leavings
 from foretrace.session.both_branches.merge_requirements import (
-    Otherwise,
     assume,
     check_python,
     required_of_both,
 )
-from foretrace.session.both_branches.op_equality import key_of
+from foretrace.session.both_branches.op_equality import TwoRuns, key_of
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 
 LET_BOTH = "let both sides give tensors of their own, of equal dtypes, sizes and strides"
@@ -69,24 +68,25 @@ class _Merging:
         one, other, known = self.one.recorded, self.other.recorded, self._inputs()
         try:
             in_common(self.one.levels, self.other.levels, known)
-        except Apart as apart:
-            what = f"before a question of data the program does something else each time {apart}"
+        except ProgramsDiffer as differ:
+            what = f"before a question of data the program does something else each time {differ}"
             raise self._refused(what, None, "let it do the same at each call") from None
         try:
             check_python(one, other)
-            return meet(self.one.levels, self.other.levels, known, self._one)
-        except Otherwise as differ:
+        except ProgramsDiffer as differ:
             raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
-        except Apart as apart:
-            what = f"the sides of a question of data do not give the same: {apart.what}"
-            do = RETURN_CLONE if apart.what == USED_TWICE else LET_BOTH
+        try:
+            return meet(self.one.levels, self.other.levels, known, self._one)
+        except ProgramsDiffer as differ:
+            what = f"the sides of a question of data do not give the same: {differ.what}"
+            do = RETURN_CLONE if differ.what == USED_TWICE else LET_BOTH
             raise self._refused(what, None, do) from None
 
     def _one(self, met: Met) -> Recording:
         """The record of both, if they meet there."""
         one, other, joining = self.one.recorded, self.other.recorded, met.joining
         if one.hooks or other.hooks:
-            raise Apart(None, "a hook on a gradient is of one run alone")
+            raise ProgramsDiffer("a hook on a gradient is of one run alone")
         inputs, places = self._all_inputs(joining.known)
         leavings = Leavings(one, other, joining, inputs, places)
         outputs, mutations = leavings.outputs(), leavings.mutations()
@@ -127,22 +127,22 @@ class _Merging:
 
     # ---- inputs ---------------------------------------------------------------------------------
 
-    def _inputs(self) -> Same:
+    def _inputs(self) -> TwoRuns:
         """The inputs that both runs have, and the constants that may turn out to be one."""
-        known, ones, others = Same(), self.one.recorded.inputs, self.other.recorded.inputs
+        known, ones, others = TwoRuns(), self.one.recorded.inputs, self.other.recorded.inputs
         keys = {key_of(item): item for item in ones}
         for item in others:
             key = key_of(item)
             if key is not None:
-                known.bind(keys[key].value if key in keys else item.value, item.value)
+                known.unify(keys[key].value if key in keys else item.value, item.value)
         for item in ones:
             if item.value not in known.there and item.role.kind != "constant":
-                known.bind(item.value, item.value)
+                known.unify(item.value, item.value)
         constants = (item for item in (*ones, *others) if item.role.kind == "constant")
         known.constants.update((item.value, item) for item in constants)
         return known
 
-    def _all_inputs(self, known: Same) -> tuple[list[Input], dict[int, int]]:
+    def _all_inputs(self, known: TwoRuns) -> tuple[list[Input], dict[int, int]]:
         """The inputs of both, and where each of the other run is among them."""
         inputs, places = list(self.one.recorded.inputs), dict[int, int]()
         index = {item.value: place for place, item in enumerate(inputs)}
@@ -154,7 +154,7 @@ class _Merging:
             places[place] = index[value]
         return inputs, places
 
-    def _added(self, item: Input, inputs: list[Input], known: Same) -> Input:
+    def _added(self, item: Input, inputs: list[Input], known: TwoRuns) -> Input:
         """An input of the other run alone, under a name of its own."""
         taken = {each.role.name for each in inputs}
         names = (f"{item.role.name}_{number}" for number in count(1))

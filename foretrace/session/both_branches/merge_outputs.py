@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
 from foretrace.session.both_branches.aliasing import Memory
-from foretrace.session.both_branches.join import Apart, Joining
-from foretrace.session.both_branches.op_equality import told
+from foretrace.session.both_branches.join import Joining
+from foretrace.session.both_branches.op_equality import described
 
 
 class Leavings:
@@ -39,24 +40,24 @@ class Leavings:
         """What the program returns.
 
         Raises:
-            Apart: one run returns what the other does not.
+            ProgramsDiffer: one run returns what the other does not.
         """
         ones, others = self.one.outputs, self.other.outputs
         if self.one.out_structure != self.other.out_structure or len(ones) != len(others):
-            raise Apart(None, "what the program returns is nested otherwise on each")
+            raise ProgramsDiffer("what the program returns is nested otherwise on each")
         return [self._output(a, b) for a, b in zip(ones, others, strict=True)]
 
     def _output(self, one: Output, other: Output) -> Output:
         name = f"the output {one.role.name}".rstrip()
         handed = [(o.same_as, o.view_of) for o in (one, self._here(other))]
         if handed[0] != handed[1]:
-            raise Apart(None, f"{name} is an input, or a view of one, on one of them alone")
+            raise ProgramsDiffer(f"{name} is an input, or a view of one, on one of them alone")
         facts = [(o.view_type, o.apart, o.through is None, o.step is None) for o in (one, other)]
         value = self._value(name, one.value, other.value)
         if facts[0] != facts[1]:
-            raise Apart(None, f"{name} is a view of a written input in two ways")
+            raise ProgramsDiffer(f"{name} is a view of a written input in two ways")
         through = one.through and other.through and self._output(one.through, other.through)
-        step = one.step and other.step and self.joining.step(one.step, other.step)
+        step = one.step and other.step and self.joining.copied_step(one.step, other.step)
         return replace(one, value=value, through=through, step=step)
 
     def _here(self, output: Output) -> Output:
@@ -66,16 +67,16 @@ class Leavings:
 
     def _value(self, name: str, one: Any, other: Any) -> Any:
         try:
-            return self.joining.tree(one, other)
-        except Apart as apart:
-            what = f"{name} is {told(one)} on the one, {told(other)} on the other"
-            raise Apart(apart.place, what) from None
+            return self.joining.copied_tree(one, other)
+        except ProgramsDiffer as differ:
+            what = f"{name} is {described(one)} on the one, {described(other)} on the other"
+            raise ProgramsDiffer(what, place=differ.place) from None
 
     def check_memory(self, ops: list[Op], ends: list[Output | Mutation]) -> None:
         """Refuse what would share other memory in eager.
 
         Raises:
-            Apart: of an output, or a buffer that was bound anew.
+            ProgramsDiffer: of an output, or a buffer that was bound anew.
         """
         here = {item.value: index for index, item in enumerate(self.inputs)}
         found = Memory(ops).shared(ends, here)
@@ -84,7 +85,9 @@ class Leavings:
             eager = Memory(run.ops).shared([*run.outputs, *self._ordered(run, place)], inputs)
             for end, one, other in zip(ends, found, eager, strict=True):
                 if one != other:
-                    raise Apart(None, f"{self._name(end)} shares memory with what is outside of it")
+                    raise ProgramsDiffer(
+                        f"{self._name(end)} shares memory with what is outside of it"
+                    )
 
     def _ordered(self, run: Recording, place: dict[int, int]) -> list[Mutation]:
         """The mutations of a run in the order of the inputs of both; written to in none: itself."""
@@ -103,7 +106,7 @@ class Leavings:
         """What inputs hold after the run.
 
         Raises:
-            Apart: a write of one run alone cannot be told of both.
+            ProgramsDiffer: a write of one run alone cannot be told of both.
         """
         ones = {m.index: m for m in self.one.mutations}
         others = {self.places[m.index]: m for m in self.other.mutations}
@@ -114,7 +117,7 @@ class Leavings:
         some = one or other
         facts = {(m.hidden, m.rebound, m.kept) for m in (one, other) if m is not None}
         if some is None or len(facts) > 1:
-            raise Apart(None, f"the {name} is written to in two ways")
+            raise ProgramsDiffer(f"the {name} is written to in two ways")
         held = self.inputs[index].value
         theirs = self.joining.known.there.get(held, held)
         value = self._value(
@@ -122,9 +125,9 @@ class Leavings:
         )
         made_by_sides = any(pair.value is value for pair in self.joining.pairs.values())
         if made_by_sides and (some.rebound and not (one and other)):
-            raise Apart(None, f"the {name} is bound to another tensor on one of them alone")
+            raise ProgramsDiffer(f"the {name} is bound to another tensor on one of them alone")
         if made_by_sides and value.type.requires_grad:
-            raise Apart(None, f"the {name}, which requires grad, is written to")
+            raise ProgramsDiffer(f"the {name}, which requires grad, is written to")
         return Mutation(index, value, *next(iter(facts)))
 
     # ---- written over ---------------------------------------------------------------------------
@@ -138,7 +141,7 @@ class Leavings:
             if one in ones or other in others
         }
         for value, over in (*ones.items(), *others.items()):
-            seen = over.now not in self.joining.back and over.now not in self.joining.made
+            seen = over.now not in self.joining.back and over.now not in self.joining.there
             found.setdefault(value, over if seen else replace(over, now=None))
         return found
 
@@ -146,7 +149,7 @@ class Leavings:
         """The values that both runs know, as each has them and as they are now."""
         joining = self.joining
         known = [(one, other, one) for one, other in joining.known.there.items()]
-        made = [(one, other, now) for one, (other, now) in joining.made.items()]
+        made = [(one, other, joining.now[one]) for one, other in joining.there.items()]
         pairs = [(pair.one, pair.other, pair.value) for pair in joining.pairs.values()]
         return [*known, *made, *pairs]
 
@@ -158,7 +161,7 @@ class Leavings:
         some, now = both[0], None
         if all(over.now is not None for over in both):
             last = [over.now if over and over.now else value for value, over in (mine, theirs)]
-            now = self.joining.word(*last)
+            now = self.joining.joined(*last)
         form, before = (self._op(each) for each in (some.form, some.before))
         return replace(some, now=now, form=form, before=before)
 

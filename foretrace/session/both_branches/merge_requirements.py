@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.pydata.plain_data import plain, same
@@ -17,42 +17,34 @@ Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 """What a run calls symbols of another"""
 
 
-class Otherwise(Exception):
-    """The runs differ in what no graph has, at a line of the user's."""
-
-    def __init__(self, what: str, at: Frame | LazyFrame | None) -> None:
-        super().__init__(what)
-        self.what, self.at = what, at
-
-
 def check_python(one: Recording, other: Recording) -> None:
     """Hold what two runs have done to Python's state, and assumed of sizes, against each other.
 
     Raises:
-        Otherwise: they differ.
+        ProgramsDiffer: they differ.
     """
     ones, others = one.requires.changed, other.requires.changed
     for mine, theirs in ((ones, others), (others, ones)):
         for change in mine:
             if not any(_same_change(change, each) for each in theirs):
-                raise Otherwise(
+                raise ProgramsDiffer(
                     f"{change.place.name} is bound on one side of a question of data, or otherwise"
                     " on the other",
                     change.at,
                 )
     for run in (one, other):
         for state in run.requires.states:
-            raise Otherwise(
+            raise ProgramsDiffer(
                 f"{state.place.name} is bound to a tensor beside a question of data", state.at
             )
     if one.requires.cleared != other.requires.cleared:
-        raise Otherwise("one side of a question of data sets .grad to None", None)
+        raise ProgramsDiffer("one side of a question of data sets .grad to None")
     if one.requires.reshaped != other.requires.reshaped:
-        raise Otherwise("one side of a question of data gives an input another shape", None)
-    told = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
-    if told[0] != told[1]:
+        raise ProgramsDiffer("one side of a question of data gives an input another shape")
+    said = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
+    if said[0] != said[1]:
         extra = [*one.answered, *other.answered][-1]
-        raise Otherwise(f"one side of a question of data asks {extra.about}, too", extra.frame)
+        raise ProgramsDiffer(f"one side of a question of data asks {extra.about}, too", extra.frame)
 
 
 def _same_change(one: Change, other: Change) -> bool:

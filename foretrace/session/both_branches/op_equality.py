@@ -1,87 +1,91 @@
-"""Whether two runs have done the same, as far as that is said without their values."""
+"""Two runs of one program, as they are compared: without the values that they compute with."""
 
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 
-from foretrace import torch_api
-from foretrace.ir.program.op import ModuleCall, Op, Origin, Value, Write
+from foretrace.ir.program.equality import Equality, ProgramsDiffer
+from foretrace.ir.program.op import Op, Origin, Target, Value
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall
 
-PLAIN = (bool, int, float, complex, str)
+
+class TwoRuns(Equality):
+    """What two runs do that have had the same answers; `there` and `back` have their values.
+
+    A value that no op makes is one of the other run's only where somebody has said so, or where
+    both are constants of the same bits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constants: dict[Value, Input] = {}
+        """the constants of both that have not met yet"""
+
+    def unify(self, one: Value, other: Value) -> None:
+        """Let two values be one.
+
+        Raises:
+            ProgramsDiffer: one of them is another one already.
+        """
+        if not self.bind(one, other):
+            raise ProgramsDiffer
+
+    def value(self, one: Value, other: Value) -> bool:
+        """Whether they are one; a constant is met when it is used."""
+        if one in self.there or other in self.back:
+            return self.there.get(one) is other
+        if one not in self.constants or other not in self.constants:
+            return False
+        same = same_bits(self.constants[one].tensor, self.constants[other].tensor)
+        return same and self.bind(one, other)
+
+    def type(self, one: TensorType, other: TensorType) -> bool:
+        """Whether two types are one, whether autograd follows or not."""
+        return one.with_grad(False) == other.with_grad(False)
+
+    def target(self, one: Target, other: Target) -> bool:
+        """Whether two ops call the same, whatever each run has kept of its call."""
+        if isinstance(one, BranchMarker) and isinstance(other, BranchMarker):
+            return one.number == other.number
+        if isinstance(one, HookCall) and isinstance(other, HookCall):
+            return one.like(other)
+        if isinstance(one, FunctionCall) and isinstance(other, FunctionCall):
+            return one.function is other.function
+        return super().target(one, other)
+
+    def origin(self, one: Origin, other: Origin) -> bool:
+        """Whether two ops come from the same line, module call and modes."""
+        modes = [(o.grad_mode, o.inference, o.checkpoint is None) for o in (one, other)]
+        paths = [[str(call) for call in o.module.stack()] if o.module else [] for o in (one, other)]
+        return one.frame == other.frame and modes[0] == modes[1] and paths[0] == paths[1]
+
+    def similar(self, one: Op, other: Op) -> bool:
+        """Whether two ops are the same call, of values that may be others."""
+        return super().similar(one, other) and (one.own is None) == (other.own is None)
+
+    def below(self, one: Op, other: Op) -> None:
+        """Compare the ops that each has for itself; a body that is shared follows from the call."""
+        self.ops(one.own or (), other.own or ())
+
+    def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
+        """That they differ, at the lines of both."""
+        if one is None or other is None:
+            return ProgramsDiffer()
+        return ProgramsDiffer(f"{one.origin.frame} and {other.origin.frame}")
+
+    def copy(self) -> Self:
+        """The same, to be tried out."""
+        new = copy(self)
+        new.there, new.back = dict(self.there), dict(self.back)
+        return new
 
 
-def same_target(one: Any, other: Any) -> bool:
-    """Whether two ops call the same, whatever each run has kept of its call."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, ModuleCall):
-        return (one.path, one.qualified_class) == (other.path, other.qualified_class)
-    if isinstance(one, Write):
-        steps = len(one.steps), len(other.steps)
-        return one.func is other.func and one.followed == other.followed and steps[0] == steps[1]
-    if isinstance(one, BranchMarker):
-        return one.number == other.number
-    if isinstance(one, HookCall):
-        return one.like(other)
-    return isinstance(one, FunctionCall) and one.function is other.function
-
-
-def same_origin(one: Origin, other: Origin) -> bool:
-    """Whether two ops come from the same line, module call and modes."""
-    modes = [(o.grad_mode, o.inference, o.checkpoint is None) for o in (one, other)]
-    return one.frame == other.frame and modes[0] == modes[1] and same_module(one, other)
-
-
-def same_module(one: Origin, other: Origin) -> bool:
-    """Whether two ops are in calls of the same modules."""
-    paths = [[str(call) for call in o.module.stack()] if o.module else [] for o in (one, other)]
-    return paths[0] == paths[1]
-
-
-def same_op(one: Op, other: Op) -> bool:
-    """Whether two ops are the same call, of values that may be others."""
-    return (
-        same_target(one.target, other.target)
-        and same_origin(one.origin, other.origin)
-        and one.writes == other.writes
-        and (one.own is None) == (other.own is None)
-        and len(one.outs) == len(other.outs)
-        and len(one.args) == len(other.args)
-        and one.kwargs.keys() == other.kwargs.keys()
-    )
-
-
-def same_numbers(one: Op, other: Op) -> bool:
-    """Whether two calls of the same have as many operands, and the same numbers and words."""
-    plain = [
-        [leaf for leaf in torch_api.tree_leaves((op.args, op.kwargs)) if isinstance(leaf, PLAIN)]
-        for op in (one, other)
-    ]
-    counts = len(one.operands), len(other.operands)
-    same = counts[0] == counts[1] and len(plain[0]) == len(plain[1])
-    return same and all(map(same_leaf, *plain))
-
-
-def same_leaf(one: Any, other: Any) -> bool:
-    """Whether two constants of an op are one: 0.0 is not -0.0, nor 0."""
-    if one is other:
-        return True
-    if isinstance(one, (float, complex)):
-        return type(one) is type(other) and repr(one) == repr(other)
-    return type(one) is type(other) and bool(one == other)
-
-
-def same_type(one: TensorType, other: TensorType) -> bool:
-    """Whether two types are one, whoever follows."""
-    return one.with_grad(False) == other.with_grad(False)
-
-
-def same_constant(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors that a program has made from Python numbers are one, to the last bit."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -102,7 +106,7 @@ def key_of(item: Input) -> Any:
     return None if item.role.kind == "constant" else ("tensor", id(item.tensor))
 
 
-def told(value: Any) -> str:
+def described(value: Any) -> str:
     """What a side gives, in words."""
     if not isinstance(value, Value):
         return repr(value)

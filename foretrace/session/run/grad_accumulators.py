@@ -118,7 +118,7 @@ class RunLeaves:
         Raises:
             Refusal: its gradient goes on to what made an argument, outside of the program.
         """
-        made = self.run.recorder.histories.leaves.get(value)
+        made = self.run.recorder.autograd.leaves.get(value)
         if made is not None:
             return made()
         index = self._place(value)
@@ -156,7 +156,7 @@ class RunLeaves:
 
     def begins(self, value: Value) -> bool:
         """Whether it is what an input or a leaf of the program's has, and no op makes it."""
-        return value in self.run.recorder.histories.leaves or self._place(value) is not None
+        return value in self.run.recorder.autograd.leaves or self._place(value) is not None
 
     def outside(self) -> dict[int, Value]:
         """By id, the real tensors behind inputs, and what they hold now."""

@@ -3,8 +3,13 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from foretrace.ir.source.call_site import function_of
+from foretrace.ir.source.call_site import Sources, function_of
+from foretrace.operators.abstract_tensors.tensor_types import Types
+from foretrace.operators.inference.semantics_protocol import Semantics
+from foretrace.operators.schemas.cache import Cache
+from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.tracer.functionalization.builder import Answers
 from foretrace.tracer.recorder.recorder import Recorder
 
 RECORD = Recorder.__torch_dispatch__
@@ -17,9 +22,17 @@ class WatchedRecorder(Recorder):
     above = Recorder.above + 1
     """One more frame of ours is between"""
 
-    def __init__(self, outside: AccessMonitor, *args: Any) -> None:
-        super().__init__(*args)
-        self.outside = self.unwatched = outside
+    def __init__(
+        self,
+        types: Types,
+        semantics: Semantics,
+        sources: Sources,
+        outcomes: Cache[Outcome],
+        answers: Answers,
+        unwatched: AccessMonitor,
+    ) -> None:
+        super().__init__(types, semantics, sources, outcomes, answers, unwatched)
+        self.outside = unwatched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call, unseen: nobody has watched since torch asked for this mode."""

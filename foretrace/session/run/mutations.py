@@ -42,14 +42,14 @@ def mutations_of(
     `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
     which the program has set `requires_grad`, and which have other memory now.
     """
-    found, makers = [], {out: op for op in recorder.log for out in op.outs}
+    found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
         taken = leaves.taken.get(index)
         alias = taken.before if taken is not None else alias_of(placeholder).before_moving
         new = current(alias, recorder)
-        new = recorder.histories.switched.get(new, new)
+        new = recorder.autograd.switched.get(new, new)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.moved is not None:
@@ -125,13 +125,13 @@ def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) ->
         Refusal: it was written to, and a graph gives each in memory of its own.
     """
     owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
-    for each in given if recorder.overwritten else ():
+    for each in given if recorder.aliasing.overwritten else ():
         alias = each.ft_alias if isinstance(each, Abstract) else None
         if alias is None or alias.root.initial in apart or alias.root.initial is alias.root.last:
             continue
         owner, _ = holder(recorder, alias)
         if owners.setdefault(alias.root, owner) is not owner:
-            held = recorder.overwritten.values()
+            held = recorder.aliasing.overwritten.values()
             raise Refusal(
                 "two outputs share memory that the program has written to, and each has a history"
                 " of its own",
@@ -196,7 +196,7 @@ def begins_read(
     for mutation in mutations:
         steps = (member.step for member in alias_of(placeholders[mutation.index]).members())
         asked = [step.args for step in steps if step is not None and step.absolute]
-        if any(op.args is args for args in asked for op in recorder.log):
+        if any(op.args is args for args in asked for op in recorder.scope.log):
             found.setdefault(mutation.index, None)
     return found
 
@@ -230,7 +230,7 @@ def line_of(recorder: Recorder, value: Value) -> Frame | None:
 
 
 def _maker(recorder: Recorder, value: Value) -> Op | None:
-    return next((op for op in recorder.log if value in op.outs), None)
+    return next((op for op in recorder.scope.log if value in op.outs), None)
 
 
 def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:

@@ -126,7 +126,7 @@ class Outputs:
         retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
         followed = value.type.requires_grad and not placeholder.ft_leaf
         if retyped or (followed and alias.share is Share.MEMORY):
-            held = recorder.overwritten.values()
+            held = recorder.aliasing.overwritten.values()
             raise Refusal(
                 "the program returns a view of an input it writes to, of another type or history",
                 kind="aliased outputs",
@@ -143,7 +143,7 @@ class Outputs:
         """The refusal of a leaf that has a gradient; as state, later calls find both."""
         recorder = self.recorder
         with torch.enable_grad():
-            made = recorder.histories.place(value_of(leaf, recorder))
+            made = recorder.autograd.place(value_of(leaf, recorder))
         later = (FIRST_CALL,) if role.kind == "state" else ()
         return Refusal(
             f"the {role} is a tensor that the program has made, and has a gradient, which a"

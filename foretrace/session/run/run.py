@@ -92,14 +92,13 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     modules = [leaf for leaf in leaves_of(args, kwargs) if isinstance(leaf, torch.nn.Module)]
     before = HeapSnapshot((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
-    capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
         check_none_escaped(capture.types, recorded, capture.lines(fn))
-        capture.fills.check_none_left()
+        capture.assumed.fills.check_none_left()
     return recorded
 
 
@@ -107,16 +106,16 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
-    capture.names = before.name_modules() | names_of_tensors(fn)
+    capture.name(before.name_modules() | names_of_tensors(fn))
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
-        capture.names |= before.name_optimizers(capture.names | capture.roles())
-        absent = target.device.type not in torch_api.device_types_here()
-        with running(recorder, loan.paths(), absent, capture.engine), capture.steps:
+        capture.name(before.name_optimizers(capture.known.names | capture.roles()))
+        away, steps = _is_absent(target.device), capture.steps.following(before.casts)
+        with running(recorder, loan.paths(), away, capture.engine), steps:
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
@@ -130,7 +129,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, (result, call), kept, requires, lines)
-            add_state_inputs(kept, capture.moved, capture, requires)
+            add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
@@ -139,10 +138,15 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
-        recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
+        recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, recorder.histories.hooks,
+        capture.questions.again, overwritten, recorder.autograd.hooks,
     )  # fmt: skip
+
+
+def _is_absent(device: torch.device) -> bool:
+    """Whether this machine has no such device."""
+    return device.type not in torch_api.device_types_here()
 
 
 def _filled(kept: list[Change]) -> list[Any]:
@@ -172,8 +176,8 @@ def _put(
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_apart(filled, [given, *others], known)
-    put = capture.fills.left(given, changed, known)
-    requires.filled = capture.fills.part(capture.outside)
+    put = capture.assumed.fills.left(given, changed, known)
+    requires.filled = capture.assumed.fills.part(capture.outside)
     return put
 
 
@@ -242,14 +246,14 @@ def _mutations(
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
-    read = idle(recorder.log, capture.inputs, placeholders, given)
+    read = idle(recorder.scope.log, capture.inputs, placeholders, given)
     requires.idle = read.difference(written)
-    capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
+    capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
     check_shared_memory(
         apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
-        cache(lambda: minded_writes(recorder.log, [item.value for item in capture.inputs])),
+        cache(lambda: minded_writes(recorder.scope.log, [item.value for item in capture.inputs])),
     )
     return mutations
 
@@ -278,16 +282,16 @@ def _required_of_call(
     fn: Any, names: list[str], in_structure: Structure, recorder: Recorder
 ) -> CallRequirements:
     modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
-    defined = recorder.sources.defined = place_of(fn)
+    defined = recorder.sources.define(place_of(fn))
     return CallRequirements(in_structure, names, defined, *modes)
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
-    recorder.sources.last = _run.__code__
+    recorder.sources.called_by(_run.__code__)
     with reported(recorder):
         result = fn(*args, **kwargs)
         recorder.view_rebased()
     check_unwritten(recorder)
-    if recorder.first_refusal is not None:  # the program caught it
-        raise recorder.first_refusal
+    if recorder.failures.first is not None:  # the program caught it
+        raise recorder.failures.first
     return result

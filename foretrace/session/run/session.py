@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace import torch_api
@@ -24,7 +23,7 @@ from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, of_a_call
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import has_blocks
 from foretrace.operators.abstract_tensors.supported_inputs import (
     check_admitted,
@@ -33,12 +32,11 @@ from foretrace.operators.abstract_tensors.supported_inputs import (
 )
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
+from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.aliased_inputs import check_held_once, sharing
-from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.monitored_recorder import WatchedRecorder
@@ -46,11 +44,11 @@ from foretrace.session.run.mutations import (
     lend_attributes,
     viewed_anew,
 )
+from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
-from foretrace.tracer.functionalization.alias import alias_of, part, written
-from foretrace.tracer.recorder.autograd_hooks import Hooking
+from foretrace.tracer.functionalization.alias import alias_of, part
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
@@ -60,56 +58,34 @@ class Session:
 
     def __init__(
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
-        device: torch.device | None, *, guarded: bool = False, watch: bool = False,
+        device: torch.device | None, assumed: Assumed | None = None, *, guarded: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
-        self.constants = Constants(types.symbols.concrete, guarded=guarded)
-        self.questions = ValueGuards(self.constants)
+        self.questions = ValueGuards(Constants(types.symbols.concrete, guarded=guarded))
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""
         self.placeholders: list[Any] = []
         """what the program computes with in the place of each"""
-        self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
-        self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
-        self.counts = SymbolicCounters()  # numbers that earlier runs have shown to be counted with
-        self.fills = AppendOnlyContainers()  # containers of which it may read nothing
-        self.moved: list[Change] = []  # places with other tensors than earlier captures found there
-        self._themselves, self.anew = set[int](), set[int]()
-        """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
-        self.together = False  # whether arguments that share memory are views of one input
-        self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
-        """placeholders, of such arguments the views; for these, their memory's, and the real one"""
-        self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
-        """such numbers, and the symbols in their places"""
-        self.outside = AccessMonitor() if watch else None
+        self.assumed, self.known = assumed or Assumed(), KnownTensors()
+        self.outside = None if assumed is None else AccessMonitor()
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             self.outside,
         )  # fmt: skip
-        made: Any = (
-            types, semantics, sources, self.lift, self.lift_constant, self.answer,
-            Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
-        )  # fmt: skip
-        self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
+        learned = semantics.learned
+        outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
+        made: Any = WatchedRecorder if self.outside else Recorder
+        self.recorder: Recorder = made(types, semantics, sources, outcomes, self, self.outside)
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.engine = Engine(self.recorder, self.leaves)
-        self._answer_tensors()
+        leaves = None if self.outside is None else self.leaves
+        types.told.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)
-
-    def _answer_tensors(self) -> None:
-        """Let abstract tensors, and the recorder, be told what is asked of all of the run."""
-        self.recorder.example = self.example
-        self.recorder.number = self.questions.number  # type: ignore[method-assign]
-        told = self.types.told
-        told.hooking, told.written = Hooking(self.recorder), self._written
-        told.room = self.gradients.room
-        if self.outside is not None:
-            told.switch, told.take = self.leaves.switch, self.leaves.take
 
     def placeholder(
         self,
@@ -120,7 +96,7 @@ class Session:
         like: TensorType | None = None,
     ) -> Abstract:
         """The abstract tensor for a real one; the same one each time."""
-        known = self._known.get(id(tensor))
+        known = self.known.abstract.get(id(tensor))
         if known is not None:
             return known
         check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
@@ -137,16 +113,16 @@ class Session:
             abstract.__class__ = AbstractParameter
         if not value.type.wrapped:
             lend_attributes(abstract, tensor)
-        self._known[id(tensor)] = abstract
+        self.known.abstract[id(tensor)] = abstract
         live = None if kind == "input" else tensor
-        role = Role(kind, self._unique(name))
+        role = Role(kind, self.known.unique(name))
         hooked = torch_api.has_hooks(tensor)
         item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
         self._append(item, tensor, abstract)
         if kind == "constant":
-            self.constants.give(value, tensor)
+            self.questions.constants.give(value, tensor)
         elif not (tensor.is_meta or value.type.wrapped or self.dynamic.knows(tensor)):
-            self.constants.lend(value, tensor, len(self.inputs) - 1)
+            self.questions.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
@@ -157,8 +133,8 @@ class Session:
         here = self.device is None or tensor.device == self.device
         plain = plain_class(type(tensor)) and not self.dynamic.knows(tensor)
         if id(tensor) in reached and here and plain:
-            self._themselves.add(id(tensor))
-        return id(tensor) in self._themselves
+            self.known.themselves.add(id(tensor))
+        return id(tensor) in self.known.themselves
 
     def ties(self, held: Iterable[object]) -> Iterator[ReadLocation]:
         """That the modules still have these tensors: whatever leads to one, too, goes on to it.
@@ -168,12 +144,20 @@ class Session:
         before = {id(each.before) for each in held if isinstance(each, ReadLocation)}
         for index, item in enumerate(self.inputs):
             known = id(item.tensor)
-            if item.owner is None or known not in self._themselves:
+            if item.owner is None or known not in self.known.themselves:
                 continue
-            if index not in self.anew or known in before:
+            if index not in self.known.rebound or known in before:
                 (module, name), role = item.owner, item.role
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
+
+    def name(self, names: dict[int, str]) -> None:
+        """Call tensors so, by id, that the program reaches from outside."""
+        self.known.names.update(names)
+
+    def rebind(self, indices: set[int]) -> None:
+        """Note the inputs that the program binds to other tensors."""
+        self.known.rebound.update(indices)
 
     def note_asked(self, requires: CallRequirements) -> None:
         """What the program asked that more than its arguments decides."""
@@ -184,24 +168,10 @@ class Session:
         requires.asks_strides = self.types.told.strides
         requires.hooked, requires.flags = self.leaves.hooked, self.leaves.flags
 
-    def _written(self, tensor: Abstract) -> int:
-        if self.recorder.inferred:  # an inference tensor has no version counter
-            raise of_a_call()
-        return written(tensor, self.recorder.log, self.inputs)
-
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)
         self.real.append(real)
         self.placeholders.append(placeholder)
-
-    def _unique(self, name: str) -> str:
-        """The name, with a number after it if a parameter or argument has it already."""
-        count, found = 0, name
-        while found in self._taken:
-            count += 1
-            found = f"{name}_{count}"
-        self._taken.add(found)
-        return found
 
     def arguments(self, leaves: list[tuple[str, Any]], requires: CallRequirements) -> list[Any]:
         """Abstract tensors for the tensors among the arguments; open numbers are inputs too.
@@ -219,17 +189,17 @@ class Session:
                 place = next(places)
                 if first.setdefault(id(leaf), place) != place:
                     requires.repeated.append((first[id(leaf)], place))
-                known = id(leaf) in self._known
+                known = id(leaf) in self.known.abstract
                 placeholders.append(self.placeholder(leaf, "input", name))
                 if not known:
                     self.inputs[-1] = replace(self.inputs[-1], argument=place)
-            elif name in self.counts.names and type(leaf) in NUMBERS:
+            elif name in self.assumed.counts.names and type(leaf) in NUMBERS:
                 placeholders.append(self._count(leaf, "input", name, argument=next(places)))
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
-        check_held_once(leaves, self._known)
-        if self.together and not self.dynamic.opens:
+        check_held_once(leaves, self.known.abstract)
+        if self.assumed.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
         return placeholders
@@ -243,23 +213,23 @@ class Session:
         self.inputs[-1] = replace(self.inputs[-1], argument=first.argument, memory=True)
         requires.together[len(self.inputs) - 1] = indices
         for index in indices:
-            self._views[id(self.placeholders[index])] = memory, self.real[index]
+            self.known.views[id(self.placeholders[index])] = memory, self.real[index]
 
     def _begins(self) -> None:
         """The program has not begun: no line of anybody's does what follows."""
-        self.recorder.sources.last = sys._getframe(1).f_code
+        self.recorder.sources.called_by(sys._getframe(1).f_code)
 
     def _view(self, given: Any) -> Any:
         """An argument as the program has it."""
-        if id(given) not in self._views:
+        if id(given) not in self.known.views:
             return given
-        memory, real = self._views[id(given)]
+        memory, real = self.known.views[id(given)]
         self._begins()
         view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
         lend_attributes(view, real)
         view.ft_leaf = given.ft_leaf
         index = next(i for i, each in enumerate(self.placeholders) if each is given)
-        self.as_given[index] = view
+        self.known.as_given[index] = view
         return view
 
     def roles(self) -> dict[int, str]:
@@ -268,7 +238,7 @@ class Session:
 
     def given(self) -> list[Any]:
         """What the program computed with in the place of each input that there is by now."""
-        return [*self.as_given, *self.placeholders[len(self.as_given) :]]
+        return [*self.known.as_given, *self.placeholders[len(self.known.as_given) :]]
 
     def opened(self, given: list[Any], loan: SwappedModuleTensors) -> list[Any]:
         """The arguments with symbols in the place of the numbers that the program counts with.
@@ -283,7 +253,7 @@ class Session:
             for i, p in zip(self.inputs, self.placeholders, strict=True)
             if i.number is not None
         }
-        self.as_given = [*self.placeholders]
+        self.known.as_given[:] = self.placeholders
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
@@ -291,7 +261,7 @@ class Session:
         own = {
             id(p): r
             for p, r in zip(self.placeholders, self.real, strict=True)
-            if id(r) in self._themselves
+            if id(r) in self.known.themselves
         }
         return [own.get(id(x), x) for x in given]
 
@@ -301,8 +271,8 @@ class Session:
 
         What it has left of the numbers is in the list at the end.
         """
-        numbers = self.counts.lent(self.count, self.outside, before.called)
-        with numbers as left, self.fills.lent(before, self.outside):
+        numbers = self.assumed.counts.lent(self.count, self.outside, before.called)
+        with numbers as left, self.assumed.fills.lent(before, self.outside):
             yield left
 
     def count(self, read: StateRead, name: str) -> Any:
@@ -314,17 +284,17 @@ class Session:
     def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
         self._begins()
         number = tensor.item()
-        self._counted.append((of, torch_api.expression(number)))
+        self.known.counted.append((of, torch_api.expression(number)))
         return number
 
     def close_fixed(self) -> bool:
         """Let the numbers be closed of which the program needs the value; whether there are any."""
         symbols, fixed = self.types.symbols, self.steps.fixed
         found = [
-            of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
+            of for of, s in self.known.counted if s in fixed or not symbols.simplify(s).free_symbols
         ]
         for of in found:
-            self.counts.close(of)
+            self.assumed.counts.close(of)
         return bool(found)
 
     def _count(self, number: Any, kind: Any, name: str, **where: Any) -> Abstract:
@@ -343,7 +313,7 @@ class Session:
         return self.dynamic.number(leaf, name) if type(leaf) is int else None
 
     def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
-        role = Role("size", self._unique(name))
+        role = Role("size", self.known.unique(name))
         item = size_input(self.types.symbols.size(number), role, place)
         self._append(item, number, number)
         return number
@@ -359,9 +329,9 @@ class Session:
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
-        if (known := self._known.get(id(tensor))) is not None:
+        if (known := self.known.abstract.get(id(tensor))) is not None:
             return known
-        name = self.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
+        name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
         return self.placeholder(tensor, kind, name)
 
@@ -378,25 +348,24 @@ class Session:
         """The lines of the program's functions, by which a change of Python state is found."""
         ran = self.recorder.sources.ran
         key = len(ran), (types := tuple(dict.fromkeys(map(type, modules))))
-        if key not in self._lines:
+        if key not in self.known.lines:
             function = function_of(fn)
             first = {} if function is None else {function.__code__: names_of(function)}
-            self._lines[key] = Lines({**first, **ran}, [type(getattr(fn, "__self__", fn)), *types])
-        return self._lines[key]
+            self.known.lines[key] = Lines(
+                {**first, **ran}, [type(getattr(fn, "__self__", fn)), *types]
+            )
+        return self.known.lines[key]
 
     def release(self, fn: Any) -> None:
         """Let go of the abstract tensors, at the end of a run of `fn`."""
         self.placeholders.clear()
-        self.as_given.clear()
-        self._views.clear()
-        self._known.clear()
+        self.known.forget()
         self.gradients.bound.clear()
         self.leaves.taken.clear()
-        self.steps.casts = list  # it holds all that was kept of Python's state
-        part(self.recorder.viewed)
+        part(self.recorder.aliasing.viewed)
         self.recorder.casts.forget()
-        self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
-        self.recorder.histories.packs.clear()
+        self.recorder.autograd.functions.clear()  # of runs that were recorded anew, too
+        self.recorder.autograd.packs.clear()
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
@@ -408,3 +377,7 @@ class Session:
     def example(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives of the example's values."""
         return self.questions.example(recorder, func, args, kwargs)
+
+    def number(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """The number that a call reads, and whether inputs or random numbers decide it."""
+        return self.questions.number(recorder, func, args, kwargs)

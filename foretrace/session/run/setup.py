@@ -27,6 +27,7 @@ from foretrace.python_state.effects.state_inputs import may_be_bound
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
 Values: TypeAlias = Literal["guard", "refuse"]
@@ -45,7 +46,7 @@ def set_up(
     mode: torch_api.FakeTensorMode | None = None,
     label: torch.device | None = None,
     values: Values = "refuse",
-    watch: bool = False,
+    assumed: Assumed | None = None,
 ) -> Session:
     """One run, not yet begun.
 
@@ -56,7 +57,8 @@ def set_up(
         mode: a front end's, in whose ShapeEnv the symbols are.
         label: the device that all tensors say they are on; None: each its own.
         values: whether a question about values is answered, and guarded, or refused.
-        watch: whether the Python state that the program reads is noted, to be guarded.
+        assumed: what is taken for known of the Python state that the program reads, which is noted
+            then, to be guarded; None: nothing is noted.
 
     Raises:
         Refusal: torch is set to what no graph for the device can be.
@@ -68,7 +70,7 @@ def set_up(
     with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
         semantics = TargetSemantics(target, types, RULES, mode)
         return Session(
-            types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
+            types, semantics, sources, sizes(symbols), label, assumed, guarded=values == "guard"
         )
 
 
@@ -113,14 +115,14 @@ def after_warmup(
 
 
 def record_to_fixpoint(
-    counts: SymbolicCounters, make: Callable[[], Session], fn: Any, args: Sequence[Any],
+    counts: SymbolicCounters, make: Callable[[Assumed], Session], fn: Any, args: Sequence[Any],
     kwargs: dict[str, Any], *, guesses: bool = False,
 ) -> Captured:  # fmt: skip
     """Record a program; once more, where it has left other numbers, with these open.
 
     Args:
         counts: those that are known, and takes those that are found.
-        make: what a run needs.
+        make: a run that assumes something.
         fn: the program.
         args: its positional arguments.
         kwargs: its keyword arguments.
@@ -132,9 +134,7 @@ def record_to_fixpoint(
     done: Captured | None = None
     attempt, together, known = Attempt(Refusal), False, Assumptions(counts, guesses)
     while True:
-        run = make()
-        run.together = together
-        known.lend(run)
+        run = make(known.assumed(together=together))
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
@@ -163,10 +163,9 @@ class Assumptions:
         self.binds = True
         """whether such are guessed"""
 
-    def lend(self, run: Session) -> None:
-        """Let a run go on from it."""
-        run.counts, run.fills = self.counts, self.fills
-        run.moved += self.bound.values()
+    def assumed(self, *, together: bool) -> Assumed:
+        """What the next run goes on from."""
+        return Assumed(self.counts, self.fills, [*self.bound.values()], together)
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
@@ -228,7 +227,7 @@ def prepare(
     shapes: Any,
     *,
     values: Values = "refuse",
-    watch: bool = False,
+    assumed: Assumed | None = None,
 ) -> Session:
     """What a capture of a call needs; `shapes` is its dynamic_shapes.
 
@@ -240,7 +239,7 @@ def prepare(
     chosen = target_of(target, device_of(fn, args, kwargs))
     label = chosen.device if target is not None else None
     sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
-    return set_up(chosen, sizes, label=label, values=values, watch=watch)
+    return set_up(chosen, sizes, label=label, values=values, assumed=assumed)
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:

@@ -20,13 +20,13 @@ from foretrace.ir.pydata.places import Place
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_function import function_calls
-from foretrace.tracer.recorder.communication import communicates
 from foretrace.tracer.recorder.inference_mode import check_mode, guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
@@ -106,23 +106,21 @@ class Checkpoints:
         fn, context_fn, args, same_draws = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
         check_mode(recorder, "a checkpoint")
-        if recorder.saving is not None:
-            recorder.saving.check_checkpoint()
-        outer, (context, _again) = recorder.checkpoint, context_fn()
+        if recorder.autograd.saving is not None:
+            recorder.autograd.saving.check_checkpoint()
+        scope, (context, _again) = recorder.scope, context_fn()
         saves = torch_api.selective_policy(context)
-        if outer is None and recorder.grad_mode():
+        region = scope.checkpoint
+        if region is None and recorder.grad_mode():
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             given = [known_as(t, recorder) for t in tensors]
             inputs = tuple([value_of(tensor, recorder) for tensor in given])
-            region = recorder.checkpoint = Checkpoint(saves, inputs)
+            region = Checkpoint(saves, inputs)
             self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
-        count = len(recorder.log)
-        try:
-            with nullcontext() if saves is not None else context:
-                yield
-        finally:
-            recorder.checkpoint = outer
-        inside = [op for op in recorder.log[count:] if op.origin.checkpoint is not None]
+        count = len(scope.log)
+        with scope.checkpointed(region), nullcontext() if saves is not None else context:
+            yield
+        inside = [op for op in scope.log[count:] if op.origin.checkpoint is not None]
         if any(out.type.requires_grad for op in inside for out in op.outs):
             for op in inside:
                 _check_drawn_again(op, same_draws)
@@ -130,7 +128,7 @@ class Checkpoints:
     def check(self) -> None:
         """Refuse one that would compute with something else than the forward did."""
         for region, at, places in self.read:
-            inside = (op for op in self.recorder.log if op.origin.checkpoint is region)
+            inside = (op for op in self.recorder.scope.log if op.origin.checkpoint is region)
             changed = next((place.name for place in places if place.changed), None)
             if changed is not None and any(v.type.requires_grad for op in inside for v in op.outs):
                 raise Refusal(

@@ -24,7 +24,6 @@ from torch.fx.experimental.sym_node import SymNode, to_node
 # Where a symbol's range comes from.
 from torch.fx.experimental.symbolic_shapes import ValueRangesSLoc
 
-# Batch norm takes `float` of a buffer.
 # The name of a symbol says what it stands for.
 from torch.utils._sympy.symbol import SymT, make_symbol
 

@@ -11,15 +11,9 @@ from typing import Any, Final
 
 import torch
 
-# Where a guard comes from.
-# What is in a SymFloat; C++ asks it by the names of these methods.
-# Where a symbol's range comes from.
 # Batch norm takes `float` of a buffer.
 from torch.nn.modules import batchnorm
 
-# The name of a symbol says what it stands for.
-# What a ShapeEnv knows of each symbol: between which numbers it is, and where it comes from.
-# Where a symbol comes from.
 from foretrace.torch_api.symbolic.floats import (
     ASKED,
     INTEGER,

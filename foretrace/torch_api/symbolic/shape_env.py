@@ -12,8 +12,7 @@ import sympy
 import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
-# TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
-# ShapeEnv's is an expression and the place that it comes from.
+# GuardSource says where such a source stands.
 from torch._guards import GuardSource, Source
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
@@ -49,8 +48,6 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
-
-# Where an assertion of a ShapeEnv's comes from.
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""

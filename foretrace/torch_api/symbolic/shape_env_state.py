@@ -6,33 +6,21 @@ from typing import Any
 
 import sympy
 
-# ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
-# TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
-# ShapeEnv's is an expression and the place that it comes from.
+# A guard of a ShapeEnv's is an expression and the place that it comes from.
 from torch._guards import ShapeGuard, SLoc
 
-# What torch's kernels for fake tensors do with the size of what `nonzero` gives.
+# A ShapeEnv, its assertions, and the place that a range comes from.
 from torch.fx.experimental.symbolic_shapes import (
-    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     RuntimeAssert,
     ShapeEnv,
     ValueRangesSLoc,
 )
 
-# The steps of a path from what a call returns to a size in it.
-# Where all functions of its expressions are defined, to be named in a file.
-# What `//` and `%` of sizes are in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod
-
-# Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
-# The upper bound of a size that has none.
-from torch.utils._sympy.numbers import int_oo as int_oo
-
 # What a symbol of a ShapeEnv stands for: a size, a float, ...
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
-from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
+from torch.utils._sympy.value_ranges import ValueRanges
 
 # Where an assertion of a ShapeEnv's comes from.
 from torch.utils._traceback import CapturedTraceback

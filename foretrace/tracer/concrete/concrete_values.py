@@ -18,6 +18,7 @@ import torch
 
 from foretrace import forks, torch_api
 from foretrace.errors import Refusal, Remedy
+from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.nested import map_tree, pairs
 from foretrace.ir.program.op import (
     Op,
@@ -63,8 +64,8 @@ class Constants:
         self.draws = Draws()
         self.roots: dict[Value, frozenset[Root]] = {}
         """what each known value depends on"""
-        self._forms: dict[Value, int] = {}
-        self._numbers: dict[Any, int] = {}
+        self.numbers = ValueNumbers()
+        """of what is computed: equal for what is computed of the same in the same way"""
         self._drawing: dict[SharedBody, bool] = {}
         self._plain = set[object]()
         """ops that are like one that binds no symbol, and draws no random number"""
@@ -184,35 +185,6 @@ class Constants:
             pending.pop()
         return known[wanted]
 
-    def form(self, func: Any, tree: Tree) -> int:
-        """A number for a call of computed operands: equal where it computes the same again."""
-        named = map_tree(tree, self._named)
-        return self._numbers.setdefault((func, repr(named)), len(self._numbers))
-
-    def _named(self, leaf: Any) -> Any:
-        """A leaf as its text tells it apart."""
-        if isinstance(leaf, Subgraph):
-            return self._program(leaf)
-        return ("%", self._forms[leaf]) if isinstance(leaf, Value) else leaf
-
-    def _program(self, held: Subgraph) -> tuple[str, int]:
-        """A number for a program that an op holds: equal for those that do the same.
-
-        It is closed: its values are told apart by their places, its params among them.
-        """
-        places = {param: place for place, param in enumerate(held.params)}
-
-        def named(leaf: Any) -> Any:
-            if isinstance(leaf, Subgraph):
-                return self._program(leaf)
-            known = isinstance(leaf, Value) or (leaf.__hash__ and leaf in places)
-            return ("%", places.setdefault(leaf, len(places))) if known else leaf
-
-        ops = list(leaf_ops(held.ops))
-        calls = [map_tree((op.args, op.kwargs, op.result), named) for op in ops]
-        key = (len(held.params), tuple(op.target for op in ops), repr((calls, named(held.result))))
-        return "program", self._numbers.setdefault(key, len(self._numbers))
-
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
         for op in ops:
@@ -257,7 +229,7 @@ class Constants:
             op = self._maker(value, asker, offered=offered)
             before = self.draws.before(op) if draws(op) else []
             needs = (*_needs(op), *self._behind_op(op), *before)
-            missing = [v for v in needs if v not in self._forms]
+            missing = [v for v in needs if v not in self.roots]
             stack += missing
             if not missing:
                 self._run(op, before)
@@ -301,17 +273,16 @@ class Constants:
         made = self.draws.run(op, args, kwargs) if drawn else op.target(*args, **kwargs)
         form = 0
         if not self.replays:
-            form = self.form(op if drawn else op.target, (op.args, op.kwargs))
+            form = self.numbers.call(op if drawn else op.target, (op.args, op.kwargs))
         for place, (result, real) in enumerate(pairs(op.result, made)):
             if isinstance(result, Value) and result in op.outs:
                 self.known.setdefault(result, real)
                 self.roots[result] = roots | {op} if drawn else roots
-                self._forms[result] = self._numbers.setdefault((form, place), len(self._numbers))
+                self.numbers.known[result] = self.numbers.number((form, place))
 
     def _follows_from(self, value: Value) -> None:
         """An input or a constant follows from itself."""
-        if value not in self._forms:
-            self._forms[value] = self._numbers.setdefault(value, len(self._numbers))
+        if value not in self.roots:
             self.roots[value] = frozenset({value} if value in self.lent else ())
 
     def _concrete(self, tree: Tree, inside: Mapping[Any, Any] = NOTHING) -> Any:
@@ -404,10 +375,15 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
+READS_ONE: Final = frozenset(
+    {torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default}
+)
+"""What reads the one number that a tensor holds"""
+
+
 def may_guard(asker: Any, operands: Sequence[Value]) -> bool:
     """Whether the example may answer: not for a complex number (decision 027)."""
-    number = asker in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-    return not (number and any(each.type.dtype.is_complex for each in operands))
+    return not (asker in READS_ONE and any(each.type.dtype.is_complex for each in operands))
 
 
 def depends_on_inputs(asker: Any, *, offered: bool = False) -> Refusal:

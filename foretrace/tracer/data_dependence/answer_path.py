@@ -1,7 +1,7 @@
 """One path through a program: a run is given answers to yes or no that data decides.
 
 Nobody looks at data for them. Each question leaves a mark in the record, by which the runs that
-differ from there on are put together (`branches/`).
+differ from there on are put together (`session/both_branches/`).
 """
 
 from collections.abc import Iterable
@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Tree, Value
-from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.program.equality import ValueNumbers
+from foretrace.ir.program.op import Op, Tree, Value, values_in
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.concrete.rng_draws import draws
@@ -48,10 +47,9 @@ class AnswerPath:
         self.answers: list[bool] = []
         self.frames: list[Frame | None] = []
         self._known: dict[Any, bool] = {}
-        self._numbers: dict[Any, int] = {}
+        self._numbers = ValueNumbers()
         self._of_data: set[int] = set()
         """numbers of what data decides"""
-        self._values: dict[Value, int] = {}
         self._seen = 0
 
     @property
@@ -62,7 +60,7 @@ class AnswerPath:
 
     def asks_data(self, constants: Constants, recorder: Recorder, func: Any, args: Tree) -> bool:
         """Whether the answer to a call depends on what inputs hold, or on what is drawn."""
-        self._follow(constants, recorder.log)
+        self._follow(constants, recorder.scope.log)
         return self._call(constants, func, args, {}) in self._of_data
 
     def answer(
@@ -109,44 +107,32 @@ class AnswerPath:
     def _note(self, constants: Constants, ops: Iterable[Op]) -> None:
         for op in ops:
             self._note(constants, op.own or ())
-            new = [out for out in op.outs if out not in self._values]
+            new = [out for out in op.outs if out not in self._numbers.known]
             if not new:
                 continue
             drawn = draws(op)
-            same = not (drawn or subgraphs_of(op))  # two programs may look alike
-            called = (op.target, id(op.alike)) if same else op
+            called = op if drawn else (op.target, id(op.alike))
             form = self._call(constants, called, op.args, op.kwargs)
             if drawn:
                 self._of_data.add(form)
             for place, out in enumerate(new):
-                self._values[out] = self._number((form, place), of_data=form in self._of_data)
+                number = self._numbers.known[out] = self._numbers.number((form, place))
+                self._of_data |= {number} if form in self._of_data else set()
 
     def _call(self, constants: Constants, func: Any, args: Tree, kwargs: Any = ()) -> int:
         """A number for a call: equal for two that compute the same."""
-        of_data = False
-
-        def named(leaf: Any) -> Any:
-            nonlocal of_data
-            if not isinstance(leaf, Value):
-                of_data |= any(map(torch_api.is_float_from_data, free_symbols(leaf)))
-                return leaf
-            number = self._value(constants, leaf)
-            of_data |= number in self._of_data
-            return ("%", number)
-
-        key = func, repr(map_tree((args, dict(kwargs)), named))
-        return self._number(key, of_data=of_data)
+        arguments = (args, dict(kwargs))
+        operands = {self._value(constants, value) for value in values_in(arguments)}
+        number = self._numbers.call(func, arguments)
+        symbols = free_symbols(arguments)
+        if operands & self._of_data or any(map(torch_api.is_float_from_data, symbols)):
+            self._of_data.add(number)
+        return number
 
     def _value(self, constants: Constants, value: Value) -> int:
         """The number of a value; an input is what only a call decides."""
-        known = self._values.get(value)
-        if known is None:
-            constant = value in constants.given
-            known = self._values[value] = self._number(value, of_data=not constant)
-        return known
-
-    def _number(self, key: Any, *, of_data: bool) -> int:
-        number = self._numbers.setdefault(key, len(self._numbers))
-        if of_data:
+        new = value not in self._numbers.known
+        number = self._numbers.of(value)
+        if new and value not in constants.given:
             self._of_data.add(number)
         return number

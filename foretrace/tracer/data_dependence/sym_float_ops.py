@@ -59,12 +59,17 @@ class Steps:
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
-        self.casts: Callable[[], list[NameOfModule]] = list
+        self._casts: Callable[[], list[NameOfModule]] = list
         """the globals in which `int` and `float` may be ours while the program runs, or may not"""
         self._not_ours: dict[tuple[int, str], str] = {}
         """why, by the id of such globals and the name"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
+
+    def following(self, casts: Callable[[], list[NameOfModule]]) -> "Steps":
+        """The steps of a program that may have `int` and `float` in these globals."""
+        self._casts = casts
+        return self
 
     def __enter__(self) -> None:
         self._open, self.symbols.floats.steps = ExitStack(), self
@@ -73,7 +78,7 @@ class Steps:
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
             self._open.enter_context(self._followed)
-            names = self.casts()
+            names = self._casts()
             self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
             ours = [(each.space, each.name) for each in names if not each.otherwise]
             self._open.enter_context(bound(
@@ -85,7 +90,7 @@ class Steps:
         self.symbols.floats.ended()
         if self._open is not None:
             self._open.close()
-        self._open = None
+        self._open, self._casts = None, list  # these know all that was kept of Python's state
         self._not_ours = {}
 
     def begin(self) -> None:
@@ -161,7 +166,7 @@ class Steps:
 
     def _recorded(self, function: Callable[..., Any], values: tuple[Any, ...], found: Any) -> Any:
         recorder = self.recorder
-        if None in recorder.bodies:  # of calls that share it, each has numbers of its own
+        if None in recorder.scope.bodies:  # of calls that share it, each has numbers of its own
             raise depends_on_inputs(function)
         symbol = self.symbols.number_from_data(found)
         origin = recorder.origin()

@@ -4,9 +4,10 @@ An assertion is an op of the record at the place of the question, so that every 
 (decision 022). Where both sides of a question are recorded, a run is told the answer (`path.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import sympy
 import torch
@@ -45,11 +46,11 @@ class ValueGuards:
         """Let this run be told its answers; None: it answers from the example."""
         self.path = path
         if path is not None:
-            recorder.types.symbols.compared = partial(self.compared, recorder)
+            recorder.types.symbols.compare_by(partial(self.compared, recorder))
 
     def finish(self, recorder: Recorder) -> list[ValueGuard]:
         """Let go of what answered; gives the guards."""
-        self.constants.finish(recorder.log)
+        self.constants.finish(recorder.scope.log)
         return self.answered
 
     def answer(
@@ -65,7 +66,7 @@ class ValueGuards:
             Refusal: an operand has no value, or a number depends on one that is lent.
         """
         constants, call = self.constants, (func, args, kwargs)
-        constants.follow(recorder.log, recorder.bodies)
+        constants.follow(recorder.scope.log, recorder.scope.bodies)
         if sides and self.path is not None and self._has_sides(self.path, recorder, call):
             return self._told(self.path, recorder, call)
         answer = constants.run(*call)
@@ -73,15 +74,15 @@ class ValueGuards:
             return answer
         roots = constants.roots_of(call[1:])
         lent = any(not isinstance(root, sympy.Symbol) for root in roots)
-        if lent and (not isinstance(answer, bool) or None in recorder.bodies):
+        if lent and (not isinstance(answer, bool) or None in recorder.scope.bodies):
             raise depends_on_inputs(func)
         if roots:
-            form = constants.form(func, call[1:])
+            form = constants.numbers.call(func, call[1:])
             known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
             self._known[form] = known
             if lent and form not in self._asserted:
                 self._assert(recorder, call, known)
-                if not recorder.bodies:
+                if not recorder.scope.bodies:
                     self._asserted.add(form)
         return answer
 
@@ -92,7 +93,7 @@ class ValueGuards:
             Refusal: an operand has no value.
         """
         constants = self.constants
-        constants.follow(recorder.log, recorder.bodies)
+        constants.follow(recorder.scope.log, recorder.scope.bodies)
         found = constants.run(func, args, kwargs)
         roots = constants.roots_of((args, kwargs))
         self._note_inputs(roots)
@@ -114,9 +115,9 @@ class ValueGuards:
             Whether that is all: else it has to be computed.
         """
         constants, roots = self.constants, frozenset[Root]()
-        if self.path is not None or recorder.bodies:
+        if self.path is not None or recorder.scope.bodies:
             return False
-        constants.follow(recorder.log, ())
+        constants.follow(recorder.scope.log, ())
         for number in (each for each in numbers if isinstance(each, sympy.Symbol)):
             of = constants.roots_of_number(number)
             if not of:
@@ -135,7 +136,7 @@ class ValueGuards:
         Raises:
             Refusal: an operand has no value.
         """
-        self.constants.follow(recorder.log, recorder.bodies)
+        self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         found = self.constants.run(func, args, kwargs)
         self._note_inputs(self.constants.roots_of((args, kwargs)))
         return found
@@ -147,7 +148,7 @@ class ValueGuards:
         """
         func, args, _ = call
         number = func in ASKED[1:] and args[0].type.dtype is not torch.bool
-        own = not (recorder.bodies or recorder.holding or number)
+        own = not (recorder.scope.bodies or recorder.scope.in_subgraph or number)
         return (
             own
             and can_assert(func)
@@ -161,12 +162,12 @@ class ValueGuards:
         None: the ShapeEnv answers.
         """
         path, symbols = self.path, recorder.types.symbols
-        if path is None or recorder.inside or recorder.holding:
+        if path is None or recorder.inside or recorder.scope.in_subgraph:
             return None
         if not asked_by_program(relation, symbols):
             return None
         call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
-        self.constants.follow(recorder.log, recorder.bodies)
+        self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         path.asks_data(self.constants, recorder, *call[:2])
         return self._told(path, recorder, call)
 
@@ -244,7 +245,7 @@ def _same_answer(now: Any, then: Any) -> bool:
 
 def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
     """Whether a comparison is answered by its operands' numbers of sizes, or by fixed sizes."""
-    if func is not aten.equal.default:
+    if func not in COMPARES_SIZES:
         return False
     one, other = (value.type.shape for value in args)
     pairs = list(zip(one, other, strict=False))
@@ -254,23 +255,41 @@ def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
 
 def can_assert(func: Any) -> bool:
     """Whether there are operators that ask the same without a number for Python."""
-    return func in (*ASKED, aten.equal.default, aten.allclose.default)
-
-
-ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+    return func in CONDITIONS
 
 
 def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value | None:
     """What the answer is, as a tensor of the graph."""
-    if func in ASKED:
-        asked: Value = args[0]
-        if asked.type.dtype is torch.bool:
-            return asked
-        return recorder.made(aten.ne.Scalar, asked, 0)
-    if func is aten.equal.default:
-        same = recorder.made(aten.eq.Tensor, *args)
-    elif func is aten.allclose.default:
-        same = recorder.made(aten.isclose.default, *args, **kwargs)
-    else:
-        return None
-    return recorder.made(aten.all.default, same)
+    condition = CONDITIONS.get(func)
+    return None if condition is None else condition(recorder, args, kwargs)
+
+
+def _is_nonzero(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    asked: Value = args[0]
+    if asked.type.dtype is torch.bool:
+        return asked
+    return recorder.made(aten.ne.Scalar, asked, 0)
+
+
+def _all_equal(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    return recorder.made(aten.all.default, recorder.made(aten.eq.Tensor, *args))
+
+
+def _all_close(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    close = recorder.made(aten.isclose.default, *args, **kwargs)
+    return recorder.made(aten.all.default, close)
+
+
+ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+COMPARES_SIZES = frozenset({aten.equal.default})
+"""What gives no where sizes differ, and raises nothing"""
+CONDITIONS: Final[Mapping[Any, Callable[[Recorder, Tree, dict[str, Tree]], Value]]] = (
+    MappingProxyType(
+        {
+            **dict.fromkeys(ASKED, _is_nonzero),
+            aten.equal.default: _all_equal,
+            aten.allclose.default: _all_close,
+        }
+    )
+)
+"""What asks yes or no of data, and what makes a tensor of the answer"""

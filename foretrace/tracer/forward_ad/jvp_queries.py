@@ -5,12 +5,9 @@ answers them: sizes do, and how much memory a tensor has, which of an input is a
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import sympy
-import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import Size, TensorType, reach
@@ -20,11 +17,6 @@ from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.op_call import Call
 
-aten = torch.ops.aten
-SAME_SIZE = aten.is_same_size.default
-SAME_MEMORY = aten._has_same_storage_numel.default
-LIKE = aten._new_zeros_with_same_feature_meta.default
-"""Zeros in memory as long as that of its second operand, and that lie there as it does"""
 BATCHED = "self_num_batch_dims"
 
 
@@ -75,18 +67,6 @@ def refuse_dual(call: Call) -> NoReturn:
     )
 
 
-ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
-    {
-        SAME_SIZE: same_size,
-        SAME_MEMORY: same_memory,
-        LIKE: zeros_like_in_memory,
-        aten._make_dual.default: refuse_dual,
-        aten._unpack_dual.default: refuse_dual,
-    }
-)
-"""Who answers what it asks"""
-
-
 def _equal(recorder: RecorderBase, one: Size, other: Size) -> bool:
     """Whether two sizes are the same, which is a guard on open ones."""
     same = sympy.Eq(one, other)
@@ -108,4 +88,4 @@ def _of_owner(recorder: RecorderBase, owner: Abstract | None, type: TensorType) 
     needed, types = type.offset + reach(type.shape, type.stride), recorder.types
     if owner is None:
         return needed
-    return types.told.room(owner, needed, types.symbols.hint(needed))
+    return types.told.answers.room(owner, needed, types.symbols.hint(needed))

@@ -24,9 +24,8 @@ def require_grad(call: Call) -> Abstract:
     loose = tensor.ft_alias is not None and tensor.ft_alias.loose
     if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
-    switch = tensor.ft_told.switch
-    if tensor.ft_leaf and tensor.ft_gradient is not None and switch is not None:
-        switch(tensor, wanted)
+    of_input = tensor.ft_leaf and tensor.ft_gradient is not None
+    if of_input and tensor.ft_told.answers.switch(tensor, wanted):
         return tensor
     if not wanted or not value.type.differentiable:
         raise Refusal(
@@ -41,15 +40,15 @@ def require_grad(call: Call) -> Abstract:
 def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
     """Let an input be a leaf of autograd from now on, or none; its memory is as it was."""
     alias, before = alias_of(tensor), value_of(tensor, recorder)
-    known = recorder.histories.switched.get(before)
+    known = recorder.autograd.switched.get(before)
     if known is not None and known.type.requires_grad == wanted:
         now = known  # nobody has written to it meanwhile
     elif wanted:
         now = recorder.leaf(before)
-        recorder.histories.leaves[now] = ref(tensor)
+        recorder.autograd.leaves[now] = ref(tensor)
     else:
         now = recorder.call(DETACH, (before,)).outs[0]
-    recorder.histories.switched[now] = known or before
+    recorder.autograd.switched[now] = known or before
     alias.become(now)
     follow(tensor, wanted)
 
@@ -71,7 +70,7 @@ def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     if alias is not None:
         alias.become(leaf)
     tensor.ft_value, tensor.ft_leaf, tensor.ft_grad = leaf, True, None
-    recorder.histories.leaves[leaf] = ref(tensor)
+    recorder.autograd.leaves[leaf] = ref(tensor)
     follow(tensor, True)
     return leaf
 
@@ -88,15 +87,15 @@ def notice_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value
 def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
     """What the tensor stands for now."""
     value = tensor.ft_value or current(tensor.ft_alias, recorder)
-    return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
+    return notice_leaf(recorder, tensor, value) if value in recorder.autograd.fresh else value
 
 
 def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     """A leaf that was written to after it was used is one to the caller, with what it has now."""
-    was = recorder.histories.place(value)
-    if value in recorder.leaves or was not in recorder.leaves:
+    was = recorder.autograd.place(value)
+    if value in recorder.autograd.made_leaves or was not in recorder.autograd.made_leaves:
         return value
-    recorder.histories.parted[was] = value
+    recorder.autograd.parted[was] = value
     leaf = recorder.leaf(value)
     alias_of(tensor).become(leaf)
     return leaf
@@ -108,18 +107,19 @@ def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
     Raises:
         Refusal: a backward of the caller's would miss the leaf that he gets.
     """
-    parted = recorder.histories.parted
+    parted = recorder.autograd.parted
     if not parted:
         return
-    written = (now for now, was in recorder.histories.places.items() if was in parted)
+    written = (now for now, was in recorder.autograd.places.items() if was in parted)
     leaves = {*parted, *written}
     reached = {*leaves}
-    for op in recorder.log:
+    log = recorder.scope.log
+    for op in log:
         if op.origin.grad_mode and not reached.isdisjoint(op.operands):
             reached.update(out for out in op.outs if out.type.requires_grad)
     if reached.isdisjoint(given):
         return
-    at = next((op.origin.frame for op in recorder.log if not leaves.isdisjoint(op.operands)), None)
+    at = next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
     raise Refusal(
         "the program writes to a leaf that it has made, after it used the leaf, and gives both",
         kind="unsupported",

@@ -86,7 +86,7 @@ def _viewed_again(
 
 def _of_history(last: Value, content: Value, recorder: RecorderBase) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
-    if last in recorder.leaves and not recorder.used(last):
+    if last in recorder.autograd.made_leaves and not recorder.used(last):
         return recorder.leaf(content)
     if last.type.requires_grad:
         return rewrite(recorder, last, (), content, lambda: content)
@@ -107,7 +107,7 @@ def rewrite(
     `whole` records what makes the content of all of it.
     """
     origin = recorder.origin()
-    with recorder.inner_scope(origin.frame) as body:
+    with recorder.scope.inner(origin.frame) as body:
         content, lost = whole(), new.type.requires_grad and not old.type.requires_grad
         if content is new or lost:
             func = aten.detach.default if lost else aten.alias.default

@@ -9,9 +9,10 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -33,9 +34,13 @@ from foretrace.tracer.functionalization.in_place_checks import (
     reshape,
 )
 from foretrace.tracer.functionalization.inner_view_base import note_written, open_to_base
-from foretrace.tracer.functionalization.list_writes import write_one_by_one
 from foretrace.tracer.functionalization.op_call import Call, form_of
-from foretrace.tracer.functionalization.out_variants import RESIZES, contents, resize
+from foretrace.tracer.functionalization.out_variants import (
+    RESIZES,
+    contents,
+    resize,
+    write_one_by_one,
+)
 from foretrace.tracer.functionalization.self_overlap import (
     check_apart,
     meet,
@@ -47,28 +52,24 @@ from foretrace.tracer.functionalization.self_overlap import (
 from foretrace.tracer.functionalization.storage_offsets import FROM_START
 from foretrace.tracer.functionalization.written_layout import (
     as_the_op,
+    check_fits,
+    check_not_resized,
     copy_content,
     draw,
     draws_alike,
     in_layout,
     lay_out,
-    same_sizes,
 )
 
 aten = torch.ops.aten
-COUNTS = "ADInplaceOrView"
-"""The dispatch key whose kernels tell version counters of writes"""
 
 
 def functionalize(call: Call) -> Any:
     """Record an op that writes to operands, and answer it as eager would."""
     recorder, func, schema = call.recorder, call.func, call.schema
-    if func is aten.detach_.default:
-        return detach(recorder, call.tensors[0])
-    if func is aten.copy_.default and not isinstance(call.args[1], Value):
-        return functionalize(_fill(call))
-    if func in RESIZES:
-        return resize(call)
+    own = OWN_WRITES.get(func)
+    if own is not None and (answer := own(call)) is not NotImplemented:
+        return answer
     if schema.reshapes_in_place and schema.functional is not None:
         return reshape(call)
     if schema.functional is None:
@@ -98,13 +99,30 @@ def functionalize(call: Call) -> Any:
     return _write_many(call)
 
 
-def _fill(call: Call) -> Call:
-    """`copy_` of a number, which fills."""
+def _detach(call: Call) -> Any:
+    return detach(call.recorder, call.tensors[0])
+
+
+def _fill(call: Call) -> Any:
+    """Fill by `copy_` of a number; NotImplemented: it copies a tensor."""
+    if isinstance(call.args[1], Value):
+        return NotImplemented
     (tensor,), number = call.tensors, call.args[1]
     if isinstance(number, complex) and not (tensor.is_complex() or tensor.dtype is torch.bool):
         number = number.real
     args = [call.args[0], number]
-    return Call(call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values)
+    filled = call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values
+    return functionalize(Call(*filled))
+
+
+OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
+    {
+        aten.detach_.default: _detach,
+        aten.copy_.default: _fill,
+        **dict.fromkeys(RESIZES, resize),
+    }
+)
+"""What changes a tensor otherwise than by new content from a functional form"""
 
 
 def _write_one(call: Call, followed: bool) -> None:
@@ -117,7 +135,7 @@ def _write_one(call: Call, followed: bool) -> None:
         _check_seen(recorder, member, history)
     old = current(history, recorder)
     origin = recorder.origin()
-    with recorder.inner_scope(origin.frame) as body:
+    with recorder.scope.inner(origin.frame) as body:
         (new,) = _new_contents(call)
         new = _scatter(recorder, history, path, new)
     new.type = new.type.with_grad(followed or old.type.requires_grad)
@@ -131,7 +149,7 @@ def _write_one(call: Call, followed: bool) -> None:
     alias.version.count += 1
     _spread(recorder, history, new, origin)
     if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
-        recorder.rebased.append(alias)
+        recorder.aliasing.rebased.append(alias)
 
 
 def holder(
@@ -150,7 +168,7 @@ def holder(
         type = current(owner, recorder).type
         if followed and overlaps(recorder, type):
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
-        leaf = owner.last in recorder.leaves
+        leaf = owner.last in recorder.autograd.made_leaves
         if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
             break
         above, way = owner.parent.up_to_history()
@@ -180,7 +198,7 @@ def _renew(
     part: TensorType | None = None,
 ) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.last in recorder.leaves and not recorder.used(owner.last):
+    if owner.last in recorder.autograd.made_leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
@@ -249,7 +267,7 @@ def _new_contents(call: Call) -> list[Value]:
     op = form_of(call)
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
-    _check_fits(call, targets, news)
+    check_fits(call, targets, news)
     kept = [
         recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v for v in news
     ]
@@ -259,30 +277,11 @@ def _new_contents(call: Call) -> list[Value]:
     ]
 
 
-def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
-    """Raise what eager does where new content is larger than what it is written over, or wider.
-
-    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
-    """
-    recorder, func = call.recorder, call.func
-    both = zip(targets, news, strict=True)
-    for target, new in ((target, new) for target, new in both if new is not None):
-        old, made = current(alias_of(target), recorder).type, new.type
-        sized = same_sizes(recorder, old.shape, made.shape)
-        if sized and old.dtype == made.dtype:
-            continue
-        recorder.semantics.infer(func, *call.types)
-        hint = recorder.types.symbols.hint
-        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
-            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
-        if not torch.can_cast(made.dtype, old.dtype):
-            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
-
-
 def _write_each(call: Call) -> Any:
     """An op that writes to several operands as whole: what it gives, and a copy into each."""
     recorder, schema, tensors = call.recorder, call.schema, call.by_value
     values, news = call.written, list[Value | None]()
+    formed: Op | None = None
     if schema.outs:
         news = contents(call)
     else:
@@ -295,39 +294,28 @@ def _write_each(call: Call) -> Any:
             for t in torch_api.tree_leaves(made)
             if isinstance(t, Abstract)
         ]
-        recorder.functional_form = recorder.scope[-1]
+        formed = recorder.scope.ops[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
-        _check_fits(call, targets, news)
-    for target, new in zip(targets, news, strict=True):
-        if new is not None:  # a gradient that its mask leaves out
-            over, tensor = (current(alias_of(target), recorder), new), recorder.abstract(new)
-            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor], [*over]))
-    recorder.functional_form = None
+        check_fits(call, targets, news)
+    with recorder.aliasing.writing_results(formed):
+        for target, new in zip(targets, news, strict=True):
+            if new is not None:  # a gradient that its mask leaves out
+                over, each = (current(alias_of(target), recorder), new), recorder.abstract(new)
+                functionalize(Call(recorder, aten.copy_.default, over, {}, [target, each], [*over]))
     if not (schema.returns_something and schema.multiple):
         return targets[0] if schema.returns_something else None
     return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
-
-
-def _check_not_resized(call: Call) -> None:
-    """Statistics of nothing: a kernel that has more to write gives them another size first."""
-    empty = any(0 in target.shape for target in call.targets)
-    if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
-        raise Refusal(
-            f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
-            kind="side effect",
-            do="call the module once eagerly before the capture",
-        )
 
 
 def _write_many(call: Call) -> Any:
     """An op that writes to operands beside its results, such as batch norm's statistics."""
     recorder, schema, targets = call.recorder, call.schema, call.targets
     origin = recorder.origin()
-    _check_not_resized(call)
+    check_not_resized(call)
     grad = recorder.grad_mode()
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
-    with recorder.inner_scope(origin.frame) as body:
+    with recorder.scope.inner(origin.frame) as body:
         contents = _new_contents(call)
         made = body[0].outs[: len(body[0].outs) - len(targets)]
         results = as_the_op(call, made)
@@ -338,7 +326,7 @@ def _write_many(call: Call) -> Any:
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        alias_of(target).version.count += schema.returns_written or _counted(call)
+        alias_of(target).version.count += schema.returns_written or call.counts_writes
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
@@ -347,12 +335,6 @@ def _write_many(call: Call) -> Any:
     if not (schema.returns_tensors and results):
         return None
     return result if schema.multiple else result[0]
-
-
-def _counted(call: Call) -> bool:
-    """Whether another library's operator tells version counters of its writes."""
-    form = call.schema.functional
-    return form is not None and form.held is not None and torch_api.kernel_for(call.func, COUNTS)
 
 
 def _scatter(recorder: RecorderBase, owner: Alias, path: list[Alias], new: Value) -> Value:

@@ -117,7 +117,7 @@ def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
     for member in alias.root.members():
         if member.value is not None:  # one that has a counter of its own is found as it was
             held = StorageAliases(member, member.version.count, recorder.origin(), None, op)
-            recorder.overwritten.setdefault(member.value, held)
+            recorder.aliasing.overwritten.setdefault(member.value, held)
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
@@ -136,13 +136,13 @@ def detach(recorder: RecorderBase, tensor: Abstract) -> Abstract:
     old, origin = current(alias, recorder), recorder.origin()
     op = recorder.call(DETACH, (old,))
     alias.become(op.outs[0])
-    if old in recorder.fresh:  # `torch.tensor` sets the flag after this
-        recorder.fresh.update(op.outs)
+    if old in recorder.autograd.fresh:  # `torch.tensor` sets the flag after this
+        recorder.autograd.fresh.update(op.outs)
     if old.type.requires_grad and not tensor.ft_leaf:
         step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
         saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too
         alias.children.append(saved)
-        recorder.overwritten.setdefault(
+        recorder.aliasing.overwritten.setdefault(
             old, StorageAliases(saved, alias.since, origin, None, detached=True)
         )
     follow(tensor, requires_grad=False)
@@ -177,7 +177,7 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
         value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
     new.become(value)
     held = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
-    recorder.overwritten.setdefault(before, held)
+    recorder.aliasing.overwritten.setdefault(before, held)
     return cast("Abstract", seen)
 
 
@@ -198,8 +198,8 @@ def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None
     `origin`: that of the write, for one who knows it.
     """
     if alias.value is not None:
-        before = recorder.overwritten.get(alias.value)
+        before = recorder.aliasing.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
             origin = origin or recorder.origin()
-            held = StorageAliases(alias, alias.since, origin, recorder.functional_form)
-            recorder.overwritten[alias.value] = held
+            held = StorageAliases(alias, alias.since, origin, recorder.aliasing.functional_form)
+            recorder.aliasing.overwritten[alias.value] = held

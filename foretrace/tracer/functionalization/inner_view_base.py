@@ -11,9 +11,8 @@ write. What it holds afterwards stands for the base from then on.
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise, takewhile
-from typing import Any
 
-from foretrace.ir.program.op import AS_STRIDED, Choice, Op, Value, ViewStep, copy_ops, substitute
+from foretrace.ir.program.op import AS_STRIDED, Choice, Instantiation, Op, Value, ViewStep, copy_ops
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias
 from foretrace.tracer.functionalization.builder import RecorderBase
@@ -36,11 +35,11 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
 
 def open_to_base(recorder: RecorderBase, alias: Alias) -> None:
     """Let what is written to have the base that autograd knows, if that is one made inside."""
-    if not recorder.seeing:
+    if not recorder.aliasing.seeing:
         return
     owner = alias.up_to_history()[0]
     seen = owner.value
-    op = None if seen is None or not seen.type.requires_grad else recorder.seeing.get(seen)
+    op = None if seen is None or not seen.type.requires_grad else recorder.aliasing.seeing.get(seen)
     if op is None or not _used_since(recorder, op):
         return
     if op.writes:
@@ -52,14 +51,14 @@ def open_to_base(recorder: RecorderBase, alias: Alias) -> None:
 
 def note_written(recorder: RecorderBase, old: Value, write: Op) -> None:
     """A write to what has a base inside leaves what has it, too."""
-    if old in recorder.seeing:
-        recorder.seeing[write.outs[0]] = write
+    if old in recorder.aliasing.seeing:
+        recorder.aliasing.seeing[write.outs[0]] = write
 
 
 def _used_since(recorder: RecorderBase, op: Op) -> bool:
     """Whether an op has read what a composite gave."""
     (out,) = op.outs
-    since = reversed(recorder.scope if recorder.inside else recorder.log)
+    since = reversed(recorder.scope.ops if recorder.inside else recorder.scope.log)
     return any(out in later.operands for later in takewhile(lambda each: each is not op, since))
 
 
@@ -72,19 +71,10 @@ def _opened(op: Op) -> list[ViewStep]:
     definition = op.definition
     if definition is None:
         raise AssertionError(op)
-    env: dict[Value, Any] = dict(zip(definition.params, op.operands, strict=True))
-    env.update(zip(definition.outs, op.outs, strict=True))
-    op.below = copy_ops(definition.ops, env, op)
+    body = Instantiation.of(definition, op)
+    op.below = body.ops(definition.ops)
     op.choice = op.choice if op.opened else WRITTEN
-    return [
-        replace(
-            step,
-            base=env[step.base],
-            args=substitute(step.args, env),
-            kwargs=substitute(step.kwargs, env),
-        )
-        for step in definition.seen
-    ]
+    return list(map(body.step, definition.seen))
 
 
 def _wrapped(write: Op) -> list[ViewStep]:

@@ -3,11 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.ir.program.op import Op, Tree, Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, Schema
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
+
+COUNTS = "ADInplaceOrView"
+"""The dispatch key whose kernels tell version counters of writes"""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,14 @@ class Call:
     def by_value(self) -> dict[Value, Abstract]:
         """The tensors, by what they stand for."""
         return dict(zip(self.values, self.tensors, strict=True))
+
+    @property
+    def counts_writes(self) -> bool:
+        """Whether another library's operator tells version counters of its writes."""
+        form = self.schema.functional
+        return (
+            form is not None and form.held is not None and torch_api.kernel_for(self.func, COUNTS)
+        )
 
     @property
     def functional(self) -> tuple[Any, Tree, dict[str, Tree]]:

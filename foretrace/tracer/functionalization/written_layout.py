@@ -1,14 +1,18 @@
 """New contents in the layout of what they are written over, by ops that have derivatives."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 
+from foretrace.errors import Refusal
 from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.tracer.functionalization.alias import Alias
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.schemas.quirks import DRAWS_IN_ANY_ORDER
+from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
@@ -37,14 +41,12 @@ def draw(call: Call) -> Value:
 def draws_alike(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
-    `bernoulli`, unlike all others, gives a contiguous result. In other memory `bernoulli_` draws
-    in the order of memory, but on a processor of Intel's in that of the elements.
-    Source: bernoulli_scalar_kernel in aten/src/ATen/native/cpu/DistributionKernels.cpp, as read in
-    a torch before 2.5; that of 2.13 was not at hand, nor such a processor.
+    Of `bernoulli_` it does so only for elements in order; torch 2.13's kernel was not at hand, nor
+    such a processor.
     """
     order = like.memory_order()
     in_order = order == list(range(len(order)))
-    return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
+    return like.dense and not like.lazy and (func not in DRAWS_IN_ANY_ORDER or in_order)
 
 
 def copy_content(recorder: RecorderBase, old: Value, source: Value, whole: bool) -> Value:
@@ -113,3 +115,34 @@ def same_sizes(recorder: RecorderBase, one: tuple[Any, ...], other: tuple[Any, .
     """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))
+
+
+def check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
+    """Raise what eager does where new content is larger than what it is written over, or wider.
+
+    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
+    """
+    recorder, func = call.recorder, call.func
+    both = zip(targets, news, strict=True)
+    for target, new in ((target, new) for target, new in both if new is not None):
+        old, made = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, made.shape)
+        if sized and old.dtype == made.dtype:
+            continue
+        recorder.semantics.infer(func, *call.types)
+        hint = recorder.types.symbols.hint
+        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
+            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(made.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
+
+
+def check_not_resized(call: Call) -> None:
+    """Statistics of nothing: a kernel that has more to write gives them another size first."""
+    empty = any(0 in target.shape for target in call.targets)
+    if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
+        raise Refusal(
+            f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
+            kind="side effect",
+            do="call the module once eagerly before the capture",
+        )

@@ -172,7 +172,7 @@ class _Attending(Holding):
 
     def _read(self, value: Value) -> Value:
         """What is given for what a program reads: where Dynamo lifts none, no gradient passes."""
-        if self.recorder.lifts or not value.type.requires_grad:
+        if self.recorder.scope.lifts or not value.type.requires_grad:
             return value
         return self.recorder.call(torch.ops.aten.detach.default, (value,)).outs[0]
 

@@ -137,7 +137,7 @@ class Grouped(Holding):
         Raises:
             Refusal: the example's values are not known.
         """
-        example = self.recorder.example(self.recorder, STACKED, args, {})
+        example = self.recorder.answers.example(self.recorder, STACKED, args, {})
         count = self.recorder.types.symbols.size_from_data(len(example[0]))
         rows = [type.but(shape=(count, *type.shape)).contiguous() for type in run.types]
         intern = self.recorder.types.intern

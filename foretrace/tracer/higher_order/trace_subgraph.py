@@ -56,7 +56,7 @@ class Holding:
         recorder = self.recorder
         with recorder.subgraph_scope() as ops, recorder.listening(), recorder.user_code():
             returned, spec = torch_api.tree_flatten(program(*tensors))
-            leaves = [recorder.lift(t) if _real(t) else t for t in returned]
+            leaves = [recorder.answers.lift(t) if _real(t) else t for t in returned]
             result = [value_of(t, recorder) if isinstance(t, Abstract) else t for t in leaves]
             frame = next((op.origin.frame for op in ops[::-1]), self.origin.frame)
             casts = recorder.casts.kept and self.origin.grad_mode

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Subgraph, Value, map_values, substitute
+from foretrace.ir.program.nested import leaves
+from foretrace.ir.program.op import Op, Rewriter, Subgraph, Target, Value, map_values
+from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.schema import schema_of
@@ -23,34 +25,34 @@ def in_copies(program: Subgraph, inference: Inference) -> Subgraph:
     ops = [*leaf_ops(program.ops)]
     if not any(_copy_of(op.target) for op in ops):
         return program
-    known, copied = dict[Value, Any](), list[Op]()
-    for op in ops:
-        given = substitute((op.args, op.kwargs), known)
+    copies = _Copies(inference)
+    copied = tuple(copies.ops(ops))
+    return Subgraph(program.name, program.params, copied, copies.tree(program.result))
+
+
+class _Copies(Rewriter):
+    """Calls operators that give the same values, over operands that may lie otherwise."""
+
+    def __init__(self, inference: Inference) -> None:
+        super().__init__()
+        self.inference = inference
+
+    def op(self, op: Op) -> Op:
+        """The op, whose results have the types that its operands give now."""
         if isinstance(op.target, torch_api.OpOverload):
-            copied.append(_again(op, _copy_of(op.target) or op.target, given, inference))
-            known.update(zip(op.outs, copied[-1].outs, strict=True))
-        else:
-            copied.append(op.but(args=given[0], kwargs=given[1]))
-    result = substitute(program.result, known)
-    return Subgraph(program.name, program.params, tuple(copied), result)
+            args, kwargs = map_values(self.tree((op.args, op.kwargs)), _unfollowed)
+            types = leaves(self.inference.infer(self.target(op.target), args, kwargs))
+            for out, type in zip(op.outs, types, strict=True):
+                self.env[out] = Value(type.with_grad(out.type.requires_grad))
+        return super().op(op)
+
+    def target(self, target: Target) -> Target:
+        """The operator that copies what a view operator gives."""
+        return _copy_of(target) or target
 
 
-def _again(op: Op, func: Any, given: Any, inference: Inference) -> Op:
-    """The op by an operator that gives the same values, over operands that may lie otherwise."""
-    typed = map_values(given, lambda v: v.type.with_grad(False))
-    result = inference.infer(func, *typed)
-    many = isinstance(result, tuple | list)
-    types = zip(result if many else [result], op.outs, strict=True)
-    outs = tuple(Value(type.with_grad(old.type.requires_grad)) for type, old in types)
-    return op.but(
-        target=func,
-        args=given[0],
-        kwargs=given[1],
-        result=list(outs) if many else outs[0],
-        outs=outs,
-        operands=None,
-        alike=None,
-    )
+def _unfollowed(value: Value) -> TensorType:
+    return value.type.with_grad(False)
 
 
 def _copy_of(func: Any) -> Any:

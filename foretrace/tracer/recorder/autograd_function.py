@@ -72,7 +72,7 @@ class _Call:
         recorder = self.recorder
         operands = tuple(map(self._values, self.args))
         before, there = [*self._memory()] if self.followed else [], self._there()
-        with recorder.inner_scope(self.origin.frame) as body, torch.no_grad():
+        with recorder.scope.inner(self.origin.frame) as body, torch.no_grad():
             returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
             self._check_dirty(raw)
@@ -92,7 +92,7 @@ class _Call:
         op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
         recorder.append(op)
         if self.followed:
-            recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
+            recorder.autograd.functions.update((v, call) for v in outs if v.type.requires_grad)
             self.context.pack(op)
         return tuple(given) if many else given[0]
 
@@ -117,8 +117,8 @@ class _Call:
         inside = [*every_op(body)]
         made = {out for op in inside for out in op.outs}
         read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
-        unknown = read - there
-        if unknown and not unknown.isdisjoint(out for op in self.recorder.log for out in op.outs):
+        unknown, log = read - there, self.recorder.scope.log
+        if unknown and not unknown.isdisjoint(out for op in log for out in op.outs):
             return True
         own = {name: item for name, item in vars(self.context).items() if name not in OWN}
         numbers = free_symbols([(op.args, op.kwargs) for op in inside])
@@ -145,7 +145,7 @@ class _Call:
         if not changed:
             return NOTHING
         owners = {id(owner) for owner, _ in changed}
-        own = {out for op in self.recorder.log for out in op.outs}
+        own = {out for op in self.recorder.scope.log for out in op.outs}
         outside = {id(owner) for owner, _ in changed if owner.initial not in own}
         places = [place for place, arg in enumerate(self.args) if _owner(arg) in owners]
         read = any(_owner(each) in owners for each in self.context.held())

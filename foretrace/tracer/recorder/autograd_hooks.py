@@ -216,7 +216,7 @@ class Hooking:
             raise _raised("can't retain_grad on Tensor that has requires_grad=False")
         if not tensor.ft_leaf:
             self._append(RETAIN, None, value)
-            self._recorder.histories.retained[value] = ref(tensor)
+            self._recorder.autograd.retained[value] = ref(tensor)
 
     def node(self, tensor: Abstract) -> "FunctionNode | None":
         """The node of autograd's that a tensor comes from, where that is a Function's."""
@@ -224,14 +224,14 @@ class Hooking:
         if not torch_api.is_active(recorder):
             return None
         value = value_of(tensor, recorder)
-        call = recorder.histories.functions.get(recorder.histories.place(value))
+        call = recorder.autograd.functions.get(recorder.autograd.place(value))
         return None if call is None else FunctionNode(self, call, value)
 
     def on_node(self, call: Any, value: Value, hook: Callable[..., Any]) -> RemovableHandle:
         """Record `grad_fn.register_hook` of a Function's node."""
         self._check(NODE)
         handle = self._append(NODE, hook, value)
-        call.hooks.append(self._recorder.histories.hooks[-1])
+        call.hooks.append(self._recorder.autograd.hooks[-1])
         return handle
 
     def _append(self, way: str, hook: Any, value: Value) -> RemovableHandle:
@@ -242,13 +242,13 @@ class Hooking:
         origin = replace(self._recorder.origin(), grad_mode=True)  # no mode changes what it does
         op = Op(HookCall(way, hook, table, handle), (value,), {}, None, (), origin=origin)
         self._recorder.append(op)
-        self._recorder.histories.hooks.append(op)
+        self._recorder.autograd.hooks.append(op)
         return handle
 
     def _check(self, what: str) -> None:
-        recorder = self._recorder
-        if not torch_api.is_active(recorder) or recorder.inside or recorder.holding:
-            where = "a program that an operator holds" if recorder.holding else "a Function"
+        recorder, in_subgraph = self._recorder, self._recorder.scope.in_subgraph
+        if not torch_api.is_active(recorder) or recorder.inside or in_subgraph:
+            where = "a program that an operator holds" if in_subgraph else "a Function"
             raise Refusal(
                 f"{what} inside {where} or a hook, where no graph has the tensor itself",
                 kind="autograd inside",
@@ -263,14 +263,14 @@ class Hooking:
         looked at since its memory was written.
         """
         recorder, before = self._recorder, getattr(tensor, "ft_hooked", None)
-        if recorder.rebased:
+        if recorder.aliasing.rebased:
             recorder.view_rebased()
         stale = tensor.ft_value is None and not torch_api.HOOKS_GO_TO_NEW_VIEWS
         if before is not None and stale:
             return before
         now = value_of(tensor, recorder)
         tensor.ft_told.requires_grad.append(now.type.requires_grad)
-        alias, now = tensor.ft_alias, recorder.histories.place(now)
+        alias, now = tensor.ft_alias, recorder.autograd.place(now)
         if before is None or before is now:
             return now
         reshaped = alias is not None and alias.parent is not None and alias.parent.moved is alias

@@ -48,7 +48,7 @@ class Reading:
 
     def _each(self, args: Iterable[Any]) -> list[Tree]:
         """Arguments with values for tensors. One loop, as a call of Python for each would show."""
-        key, fresh, lift = self.key, self.recorder.fresh, self.recorder.lift
+        key, fresh, lift = self.key, self.recorder.autograd.fresh, self.recorder.answers.lift
         found: list[Tree] = []  # `list[Tree]()` takes half a microsecond
         for given in args:
             arg, kind = given, type(given)

@@ -4,8 +4,8 @@ The run has the example's values, so such a call has an answer; its sizes stay o
 What the program then asks of them is answered from the example, and asserted in the graph.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import sympy
@@ -21,6 +21,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.concrete.concrete_values import GUARD, READS_ONE
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
@@ -29,15 +30,6 @@ NUMBER = Choice("number", "whole", "data decides it: the graph computes it when 
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
 """What `item` is made of: compilers know this one"""
-PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType(
-    {
-        torch.ops.aten.select.int: ("index",),
-        torch.ops.aten.slice.Tensor: ("start", "end"),
-    }
-)
-"""Which arguments of a view are places in its dimension"""
-PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-FILLS = frozenset({torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor})
 
 
 def of_open_size(call: Call) -> Any:
@@ -47,7 +39,7 @@ def of_open_size(call: Call) -> Any:
         Refusal: the example's values are not known.
     """
     recorder, func = call.recorder, call.func
-    real = recorder.example(recorder, func, call.args, call.kwargs)
+    real = recorder.answers.example(recorder, func, call.args, call.kwargs)
     counts = [recorder.counts.setdefault(value, {}) for value in call.values]
     result = recorder.semantics.inference.from_data(func, *call.types, real, counts)
     flags = iter(_followed(call, result))
@@ -62,14 +54,22 @@ def of_open_size(call: Call) -> Any:
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
 
 
-def ask_where(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
-    """Let it be known from which end a view counts its places, and that they are inside.
+def ask_where(
+    names: tuple[str, ...],
+    recorder: RecorderBase,
+    func: Any,
+    args: Tree,
+    kwargs: dict[str, Tree],
+) -> None:
+    """Ask from which end a view counts its places, and whether they are inside.
+
+    `names` are the arguments of the view that are places in its dimension.
 
     Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
     its number, and a slice that is taken twice would have two sizes. What is asked is asserted.
     """
     named, symbols = schema_of(func).bind(args, kwargs), recorder.types.symbols
-    for place in filter(None, map(named.get, PLACES[func])):
+    for place in filter(None, map(named.get, names)):
         if isinstance(place, sympy.Basic) and not symbols.data.isdisjoint(place.free_symbols):
             size = args[0].type.shape[named.get("dim", 0)]
             if symbols.decide(sympy.Ge(place, 0)):
@@ -85,9 +85,9 @@ def read_number(call: Call) -> Any:
         Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
-    number, decided = recorder.number(recorder, func, call.args, call.kwargs)
+    number, decided = recorder.answers.number(recorder, func, call.args, call.kwargs)
     if not decided:
-        return recorder.answer(recorder, func, call.args, call.kwargs)
+        return recorder.answers.answer(recorder, func, call.args, call.kwargs)
     return _open(call, number)
 
 
@@ -98,7 +98,7 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
         Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
-    return _open(call, recorder.example(recorder, func, call.args, call.kwargs))
+    return _open(call, recorder.answers.example(recorder, func, call.args, call.kwargs))
 
 
 def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
@@ -111,6 +111,65 @@ def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
     made: Any = as_int(recorder.types.symbols.symbolic(symbol))
     return made
+
+
+def answer(call: Call) -> Any:
+    """Answer a call that returns a number: that of constants, or a symbol for the example's."""
+    try:
+        return call.recorder.answers.answer(call.recorder, call.func, call.args, call.kwargs)
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        try:
+            return open_number(call)
+        except Refusal:
+            raise refusal from None
+
+
+class DataSizedOp:
+    """A call whose result's size depends on data: known where its operands are constants.
+
+    Args:
+        refusal: what is raised where nothing is known.
+        known: answers the call by what is known of some of its operands, or gives NotImplemented.
+    """
+
+    def __init__(self, refusal: Refusal, known: Callable[[Call], Any] | None = None) -> None:
+        self.refusal, self.known = refusal, known
+
+    def __call__(self, call: Call) -> Any:
+        found = NotImplemented if self.known is None else self.known(call)
+        if found is not NotImplemented:
+            return found
+        try:
+            result = answer(call)
+        except Refusal as refusal:
+            if refusal.kind != "data-dependent" or not self._open(call):
+                # a copy, as one that was raised holds all that ran
+                raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
+            return self._of_example(call)
+        lift = call.recorder.answers.lift_constant
+        return map_tree(result, lambda t: lift(t) if isinstance(t, torch.Tensor) else t)
+
+    def _open(self, call: Call) -> bool:
+        floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
+        made = bool(floats) and not call.values  # `arange(v)`
+        sized = torch_api.sized_by_data(call.func) or bool(call.schema.viewed)
+        return sized or made
+
+    def _of_example(self, call: Call) -> Any:
+        try:
+            return of_open_size(call)
+        except Refusal as refusal:
+            raise (
+                self._with_way_out(refusal) if refusal.kind == "data-dependent" else refusal
+            ) from None
+
+    def _with_way_out(self, refusal: Refusal) -> Refusal:
+        """The refusal, with the way out that the example's values might be."""
+        new = copy(self.refusal)  # one that was raised holds all that ran
+        new.ways += (GUARD,) if GUARD in refusal.ways else ()
+        return new
 
 
 def put_at_places(call: Call) -> Any:
@@ -141,7 +200,7 @@ def fill_at_places(call: Call) -> Any:
     if not _known_numbers(call.recorder, index):
         return _filled(call)  # a joint cut is refused then
     places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
-    if call.func is torch.ops.aten.index_fill.int_Tensor:
+    if not call.written:
         made = again(torch.ops.aten.clone.default, (made,))
     if number.dtype != made.dtype:
         number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
@@ -154,7 +213,7 @@ def fill_at_places(call: Call) -> Any:
 
 def _known_numbers(recorder: RecorderBase, value: Value) -> bool:
     """Whether what a tensor holds is known: of a constant, or of the example."""
-    for ask in (recorder.answer, recorder.example):
+    for ask in (recorder.answers.answer, recorder.answers.example):
         try:
             ask(recorder, torch.ops.aten.clone.default, (value,), {})
         except Refusal:
@@ -178,21 +237,22 @@ def is_mask(index: Value | None) -> bool:
     return index is not None and index.type.dtype in (torch.bool, torch.uint8)
 
 
-def constant_places(
-    recorder: RecorderBase, indices: list[Value | None]
-) -> list[Abstract | None] | None:
-    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
-    places: list[Abstract | None] = []
-    for index in indices:
+def index_at_constants(call: Call) -> Any:
+    """Record an index with constant masks as one at the places where they are true.
+
+    NotImplemented: the numbers of a mask are not known.
+    """
+    recorder, places = call.recorder, list[Abstract | None]()
+    for index in call.args[1]:
         if index is None or not is_mask(index):
             places.append(None if index is None else recorder.abstract(index))
             continue
         try:
-            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+            found = recorder.answers.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
         except Refusal:
-            return None
-        places += [recorder.lift_constant(place) for place in found.unbind(1)]
-    return places
+            return NotImplemented
+        places += [recorder.answers.lift_constant(place) for place in found.unbind(1)]
+    return recorder.again(call.func, (call.tensors[0], places))
 
 
 def takes_doubles(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
@@ -209,7 +269,7 @@ def takes_doubles(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[st
 def _number_of(call: Call, number: float) -> sympy.Symbol:
     """The symbol of a number: the same for each time that it is read of one value."""
     symbols = call.recorder.types.symbols
-    if call.func not in (ITEM, READ):
+    if call.func not in READS_ONE:
         return symbols.number_from_data(number)
     known = call.recorder.counts.setdefault(call.values[0], {})
     if torch_api.ITEM not in known:

@@ -57,7 +57,7 @@ def reported(recorder: Recorder) -> Refusing:
     def of(error: BaseException, traceback: TracebackType | None) -> Refusal | None:
         if isinstance(error, BdbQuit):
             return None
-        known, tracer = recorder.first_refusal, _tracer(traceback)
+        known, tracer = recorder.failures.first, _tracer(traceback)
         if known is not None and not tracer:
             return known
         at = user_frame_of(traceback, LIBRARY_DIRS)

@@ -81,8 +81,8 @@ class Context(FunctionCtx):
     def pack(self, op: Op) -> None:
         """Let the program's hooks on what autograd saves have the saved tensors."""
         saved = [tensor for tensor in self.to_save if tensor is not None]
-        if self._recorder.saving is not None and saved:
-            self.packed = self._recorder.saving.pack(op, None, saved)
+        if self._recorder.autograd.saving is not None and saved:
+            self.packed = self._recorder.autograd.saving.pack(op, None, saved)
 
     def saved_values(self) -> set[Value]:
         """What those are values of."""

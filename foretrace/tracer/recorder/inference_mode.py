@@ -13,9 +13,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, Value, map_values, values_in
+from foretrace.ir.program.walk import makes_leaf
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 from foretrace.tracer.recorder.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
@@ -30,15 +30,14 @@ class Guard:
         self.before = (False, False)
 
     def __enter__(self) -> None:
-        self.before = self.recorder.inference, torch.is_grad_enabled()
+        self.before = self.recorder.autograd.inference, torch.is_grad_enabled()
         self._switch(self.mode, not self.mode)
 
     def __exit__(self, *_: object) -> None:
         self._switch(*self.before)
 
     def _switch(self, mode: bool, grad: bool) -> None:
-        self.recorder.inference = mode
-        self.recorder.inferred |= mode
+        self.recorder.autograd.switch_inference(mode)
         torch.set_grad_enabled(grad)
 
 
@@ -46,7 +45,7 @@ def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for torch's functions of the mode."""
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
-        "in inference mode": lambda: recorder.inference,
+        "in inference mode": lambda: recorder.autograd.inference,
     }
 
 
@@ -57,11 +56,11 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
     Raises:
         Refusal: the program uses what it made in the mode as eager refuses to.
     """
-    recorder.inference = recorder.inferred = torch.is_inference_mode_enabled()
+    recorder.autograd.start_in(torch.is_inference_mode_enabled())
     grad = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         yield
-    if recorder.inferred:
+    if recorder.autograd.inferred:
         _Made(recorder).check()
 
 
@@ -71,7 +70,7 @@ def check_mode(recorder: Recorder, name: str) -> None:
     Raises:
         Refusal: they are.
     """
-    if recorder.inference and torch.is_grad_enabled():
+    if recorder.autograd.inference and torch.is_grad_enabled():
         raise Refusal(
             f"autograd follows {name} in inference mode, as gradients are switched on again, and"
             " follows nothing else there",
@@ -85,7 +84,7 @@ class _Made:
     """Which values are inference tensors."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.semantics, self.ops = recorder.semantics, recorder.scope
+        self.semantics, self.ops = recorder.semantics, recorder.scope.ops
         self.made: set[Value] = set()
 
     def check(self) -> None:
@@ -110,7 +109,7 @@ class _Made:
 
     def _note(self, op: Op, inference: bool) -> None:
         """What an op makes: a view is what its base is, new memory what the mode is."""
-        if op.writes or op.target is REQUIRES_GRAD:
+        if op.writes or makes_leaf(op):
             self.made.update(op.outs if not self.made.isdisjoint(_written(op)) else ())
             return
         operands, views = values_in((op.args, op.kwargs)), dict[int, int]()
@@ -138,7 +137,7 @@ class _Made:
         """What eager refuses of an op outside of the mode; empty if it does not."""
         if self.made.isdisjoint(op.operands):
             return ""
-        if op.target is REQUIRES_GRAD:
+        if makes_leaf(op):
             return "makes a leaf of"
         if op.writes and not self.made.isdisjoint(_written(op)):
             return "writes to"
@@ -162,7 +161,7 @@ class _Made:
 
 def _written(op: Op) -> list[Value]:
     """What owns the memory that a write goes to."""
-    return list(op.operands) if op.target is REQUIRES_GRAD else values_in(op.args[:1])
+    return list(op.operands) if makes_leaf(op) else values_in(op.args[:1])
 
 
 def _leaves(ops: Iterable[Op], mode: Origin | None) -> Iterator[tuple[Op, Origin]]:

@@ -1,14 +1,18 @@
-"""nn.Module calls become nodes of the tree."""
+"""nn.Module calls: each becomes a node of the tree; of chosen ones, what goes in and comes out."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.program.op import ModuleCall, Op, Origin
+from foretrace.errors import Refusal
+from foretrace.ir.program.op import ModuleCall, Op, Origin, Value
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder
 
 
@@ -22,18 +26,18 @@ class ModuleCalls:
 
     def open(self, module: nn.Module) -> None:
         """Let what is recorded from now on be the body of a call of the module."""
-        recorder, kind = self.recorder, type(module)
+        scope, kind = self.recorder.scope, type(module)
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         name, qualified = names
         mode = vars(module).get("training")
-        call = ModuleCall(self.paths.get(id(module), name), name, qualified, recorder.module, mode)
+        call = ModuleCall(self.paths.get(id(module), name), name, qualified, scope.module, mode)
         body: list[Op] = []
-        frame = recorder.sources.here(3)  # below are this method and who stands for `__call__`
-        origin = Origin(frame, call, checkpoint=recorder.checkpoint)
-        recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))
-        recorder.scope, recorder.module = body, call
+        frame = self.recorder.sources.here(3)  # below are this method and who stands for `__call__`
+        origin = Origin(frame, call, checkpoint=scope.checkpoint)
+        scope.ops.append(Op(call, (), {}, None, (), origin=origin, below=body))
+        scope.enter_module(call, body)
 
 
 @contextmanager
@@ -43,13 +47,13 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     `nn.Module.__call__` is replaced: with a hook for all modules, each call would go torch's long
     way, which takes as much time as four ops.
     """
-    calls, thread = ModuleCalls(recorder, paths), {threading.get_ident()}
+    calls, scope, thread = ModuleCalls(recorder, paths), recorder.scope, {threading.get_ident()}
     watch, original, torchs_own = recorder.unwatched, nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in thread:
             return original(module, *args, **kwargs)
-        around = recorder.scope, recorder.module
+        around = scope.ops, scope.module
         watch.__enter__()
         try:
             calls.open(module)
@@ -63,7 +67,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
             recorder.note_failure(error)
             raise
         finally:
-            recorder.scope, recorder.module = around
+            scope.leave_module(*around)
 
     def over(before: Any) -> Any:
         nonlocal original, torchs_own
@@ -77,3 +81,74 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     finally:
         torch_api.take_module_call(put)
         thread.clear()  # who has taken `call` meanwhile has torch's own by it
+
+
+@dataclass(slots=True, eq=False)
+class CallSite:
+    """One call of a submodule, with tensors as they were then; leaves are values and constants."""
+
+    call: ModuleCall
+    inputs: list[Any]
+    in_spec: torch_api.TreeSpec
+    outputs: list[Any] = field(default_factory=list)
+    out_spec: torch_api.TreeSpec | None = None
+
+    @property
+    def values(self) -> list[Value]:
+        """The values among the leaves."""
+        return [leaf for leaf in (*self.inputs, *self.outputs) if isinstance(leaf, Value)]
+
+
+class _Watch:
+    """Hooks of one module; they change nothing."""
+
+    def __init__(self, recorder: Recorder, sites: list[CallSite]) -> None:
+        self.recorder, self.sites = recorder, sites
+        self.running: list[CallSite] = []
+
+    def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """A call begins."""
+        if self.recorder.scope.module is None:
+            return
+        leaves, spec = torch_api.tree_flatten((args, kwargs))
+        self.running.append(CallSite(self.recorder.scope.module, self._seen(leaves), spec))
+
+    def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """A call has ended."""
+        if self.running:
+            site = self.running.pop()
+            leaves, site.out_spec = torch_api.tree_flatten(result)
+            site.outputs = self._seen(leaves)
+            self.sites.append(site)
+
+    def _seen(self, leaves: list[Any]) -> list[Any]:
+        return [
+            value_of(leaf, self.recorder) if isinstance(leaf, Abstract) else leaf for leaf in leaves
+        ]
+
+
+@contextmanager
+def submodule_calls(
+    module: nn.Module, paths: Sequence[str], recorder: Recorder
+) -> Iterator[list[CallSite]]:
+    """Note the calls of the submodules at `paths` inside; gives the list of those that ended.
+
+    Raises:
+        Refusal: there is no such submodule.
+    """
+    sites: list[CallSite] = []
+    with ExitStack() as stack:
+        for path in paths:
+            submodule = dict(module.named_modules(remove_duplicate=False)).get(path)
+            if submodule is None:
+                raise Refusal(
+                    f"the module has no submodule {path!r}",
+                    kind="wrong call",
+                    do="name submodules as named_modules() does",
+                )
+            watch = _Watch(recorder, sites)
+            stack.callback(
+                submodule.register_forward_pre_hook(watch.enter, with_kwargs=True).remove
+            )
+            stack.callback(submodule.register_forward_hook(watch.leave, with_kwargs=True).remove)
+        yield sites

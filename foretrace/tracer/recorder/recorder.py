@@ -9,33 +9,29 @@ from typing import Any
 
 import torch
 
-from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.operators.abstract_tensors.subclass_types import wraps
-from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share, fill
+from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
 from foretrace.tracer.functionalization.alias import alias_of, link
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
-from foretrace.tracer.functionalization.storage_offsets import FROM_START, in_graph, place_view
+from foretrace.tracer.functionalization.storage_offsets import place_view
 from foretrace.tracer.recorder.call_key import Reading, key_of
 from foretrace.tracer.recorder.dispatch import casting_inside, learn
-from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
+from foretrace.tracer.recorder.op_handlers import KERNEL, ON_TENSORS, Handler, Reissued
+from foretrace.tracer.subclasses.dispatch import as_program_has
 
 NOWHERE = Origin(None, None)
 LASTING = attrgetter("lasting")
-CAST = torch.ops.aten.to.dtype
-SIZE, STRIDE = torch.ops.aten.size.default, torch.ops.aten.stride.default
-"""Asked by C++ that knows numbers only, of a tensor with symbolic sizes."""
-LIFT_FRESH = torch.ops.aten.lift_fresh.default
-LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
-"""A constant of the program is copied where it is made, as each run makes it anew."""
+VIEW_DTYPE = torch.ops.aten.view.dtype
+"""No view of autograd's"""
+handler_at = ON_TENSORS.get
 
 
 class Recorder(RecorderBase):
@@ -46,23 +42,14 @@ class Recorder(RecorderBase):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
-        if func is SIZE or func is STRIDE:
-            return self._numbers(args[0], func is STRIDE)
-        if self.saving:
-            return self.saving.around(func, args, kwargs or {})
-        if self.rebased and not self.depth:
+        handler = handler_at(id(func))
+        if handler is not None or self.autograd.saving:
+            step = self._on_tensors(handler or KERNEL, func, args, kwargs or {})
+            if type(step) is not Reissued:
+                return step
+            func, args, kwargs = step
+        elif self.aliasing.rebased and not self.scope.depth:
             self.view_rebased()
-        if func is CAST and self.casts.devices:
-            known = known_as(args[0], self)  # a leaf from outside is cast once, too
-            if self.casts.remembers(known, *args[1:]):
-                with self.before_bodies():
-                    cast = self.casts.once(known, args[1], self.again)
-                return cast if known is args[0] else as_program_has(cast, self)
-            args = (args[0] if wraps(type(args[0])) else known, *args[1:])
-        if func is LIFT_FRESH and not isinstance(args[0], Abstract):
-            args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
-        if (self.overwritten or self.depth) and func in FROM_START:
-            args, kwargs = in_graph(self, func, args, kwargs or {})
         read = Reading(self, func, grad := self.grad_mode())
         values, tensors = read.all(args), read.tensors
         named = read.named(kwargs) if kwargs else {}
@@ -76,25 +63,27 @@ class Recorder(RecorderBase):
                 return as_program_has(answer, self) if read.wrapped else answer
             origin = self.origin(self.above, grad)
             op = self.emit(func, values, named, outcome, read.values, origin)
-            if outcome.factory and not self.depth:
-                self.fresh.update(op.outs)
+            if outcome.factory and not self.scope.depth:
+                self.autograd.fresh.update(op.outs)
             made = self._abstract(op, outcome, tensors, grad)
             return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
-    def _numbers(self, tensor: Any, strides: bool) -> tuple[int, ...]:
-        """Sizes or strides as numbers, which become guards."""
-        if torch_api.of_a_level(tensor):
-            return self._numbers_in_level(tensor, strides)
-        type = (tensor.ft_value or current(tensor.ft_alias, self)).type
-        return tuple(map(self.types.symbols.fixed, type.stride if strides else type.shape))
-
-    def _numbers_in_level(self, tensor: Any, strides: bool) -> tuple[int, ...]:
-        """Those of a tensor of a level: of what it holds, without the dimension that is mapped."""
-        dim = torch_api.mapped_dim(tensor)
-        numbers = list(self._numbers(torch_api.under_level(tensor), strides))
-        return tuple(numbers if dim is None else numbers[:dim] + numbers[dim + 1 :])
+    def _on_tensors(
+        self, handler: Handler, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The answer to a call that something acts on before it is read; or the call `Reissued`."""
+        acts = handler.on_tensors
+        found = acts(self, func, args, kwargs) if acts and handler.first else NotImplemented
+        if found is NotImplemented and self.autograd.saving is not None:
+            found = self.autograd.saving.around(func, args, kwargs)
+        if found is not NotImplemented:
+            return found
+        if self.aliasing.rebased and not self.scope.depth:
+            self.view_rebased()
+        found = acts(self, func, args, kwargs) if acts and not handler.first else NotImplemented
+        return Reissued(func, args, kwargs) if found is NotImplemented else found
 
     # ---- outcome ----------------------------------------------------------------------------
 
@@ -151,36 +140,6 @@ class Recorder(RecorderBase):
 
     # ---- recording --------------------------------------------------------------------------
 
-    def emit(
-        self,
-        func: Target,
-        args: Tree,
-        kwargs: dict[str, Tree],
-        outcome: Outcome,
-        occurrences: list[Value],
-        origin: Origin | None = None,
-    ) -> Op:
-        """Append the op for a call; `occurrences` are the values among its arguments."""
-        result = outcome.result
-        outs: tuple[Value, ...]
-        if type(result) is TensorType:
-            outs = (result := Value(result),)
-        else:
-            result = fill(result, occurrences, made := list[Value]())
-            outs = tuple(made)
-        below = outcome.definition
-        op = Op(
-            func, args, kwargs, result, outs,
-            origin=origin or self.origin(3), below=below, choice=outcome.choice,
-            operands=_each_once(occurrences, args), alike=outcome,
-        )  # fmt: skip
-        if below is not None and below.seen:
-            self.seeing.update(dict.fromkeys(outs, op))
-        self.scope.append(op)  # as `append` does; it writes nothing
-        if self.depth == 0:
-            self.log.append(op)
-        return op
-
     def record(
         self,
         func: Any,
@@ -220,8 +179,7 @@ class Recorder(RecorderBase):
         views when they are used: gradients are added up in that order.
         Source: rebase_history in torch/csrc/autograd/variable.cpp.
         """
-        views, self.rebased = self.rebased, []
-        for alias in views:
+        for alias in self.aliasing.take_rebased():
             if alias.tensor() is not None:
                 current(alias, self)
 
@@ -231,14 +189,14 @@ class Recorder(RecorderBase):
         if not outcome.views and type(result) is TensorType:
             return self.abstract(op.outs[0])
         new = [self.abstract(out) for out in op.outs]
-        alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
+        alone = self.autograd.inference and op.target is VIEW_DTYPE
         for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
             base = tensors[operand]
             if base.ft_alias is None:
-                self.viewed.append(alias_of(base))
+                self.aliasing.viewed.append(alias_of(base))
             link(new[position], base, op, position, grad, seen)
-            if self.overwritten:
+            if self.aliasing.overwritten:
                 place_view(self, new[position])
         if type(result) is TensorType:
             return new[0]
@@ -257,25 +215,14 @@ class Recorder(RecorderBase):
     def refused(self, refusal: Refusal) -> Refusal:
         """Note a refusal that no op is about, in case the program catches it."""
         refusal.located(None, self.module_path(), ())
-        self.first_refusal = self.first_refusal or refusal
+        self.failures.note(refusal)
         return refusal
 
     def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
-        if self.depth == 0:
-            near = neighbourhood(self.log[-2:], Op(func, args, kwargs, None, (), origin=NOWHERE))
+        if self.scope.depth == 0:
+            call = Op(func, args, kwargs, None, (), origin=NOWHERE)
+            near = neighbourhood(self.scope.log[-2:], call)
             refusal.located(self.sources.here(), self.module_path(), near)
-            self.first_refusal = self.first_refusal or refusal
+            self.failures.note(refusal)
         return refusal
-
-
-def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:
-    """The values in order: where they are all arguments, and each once, the same tuple."""
-    match occurrences:
-        case [one]:
-            return args if len(args) == 1 and args[0] is one else (one,)
-        case [one, other] if one is not other:
-            found: tuple[Value, ...] = one, other
-        case _:
-            found = tuple(dict.fromkeys(occurrences))
-    return args if len(args) == len(found) and args == found else found  # less for gc to look at

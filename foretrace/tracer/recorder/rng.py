@@ -58,12 +58,12 @@ class _Default:
 
     def get(self) -> torch.Tensor:
         """The state, which may be put back before the next draw."""
-        self.taken = len(self.recorder.log)
+        self.taken = len(self.recorder.scope.log)
         return DEFAULT.get_state()
 
     def put(self, state: torch.Tensor) -> None:
         """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
-        drawn = self.taken < 0 or any(map(draws, self.recorder.log[self.taken :]))
+        drawn = self.taken < 0 or any(map(draws, self.recorder.scope.log[self.taken :]))
         if drawn or not torch.equal(state, DEFAULT.get_state()):
             _no_seed()
 

@@ -52,7 +52,7 @@ def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
 def known_as(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract:
     """What the recorder knows any tensor as: one from outside becomes an input."""
     known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
-    return recorder.lift(tensor) if known is None else known
+    return recorder.answers.lift(tensor) if known is None else known
 
 
 def of_the_run(tensor: Any) -> bool:
@@ -120,7 +120,7 @@ def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     check_sizes(type_)
     new = Value(type_)
     recorder.append(Op(Wrap(type_), values, {}, new, (new,), origin=recorder.origin()))
-    recorder.held.update(_owners(stood))
+    recorder.aliasing.in_subclasses.update(_owners(stood))
     known = recorder.abstract(new)
     _join(tensor, known, stood)
     return known
@@ -157,7 +157,7 @@ def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     parts = tuple(Value(recorder.types.intern(inner)) for inner in type.wrapped.inner)
     unwrap = Unwrap(type.wrapped.names)
     recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.held.update(parts)
+    recorder.aliasing.in_subclasses.update(parts)
     held = [recorder.abstract(part) for part in parts]
     given = tuple(as_program_has(each, recorder) for each in held)
     new = type.wrapped.make(given, type.shape, type.stride)
@@ -279,10 +279,10 @@ def check_unwritten(recorder: RecorderBase) -> None:
     Raises:
         Refusal: with the line that wrote.
     """
-    if not recorder.held:
+    if not recorder.aliasing.in_subclasses:
         return
-    for op in recorder.log:
-        if op.writes and not recorder.held.isdisjoint(op.operands[:1]):
+    for op in recorder.scope.log:
+        if op.writes and not recorder.aliasing.in_subclasses.isdisjoint(op.operands[:1]):
             raise Refusal(
                 "the program writes to memory that a tensor class of its own holds",
                 kind="unsupported tensor",

@@ -5,15 +5,16 @@ is recorded as its functional form, where the class does the same for both: each
 is held after is compared, operator by operator. Sizes of such tensors are fixed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op, Value, map_values
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, filled
@@ -55,8 +56,13 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
         Refusal: the class does another thing for that; or a backward may need what is written over.
     """
     recorder, kind, form = call.recorder, old.type.wrapped, call.schema.functional
-    maker = next((op for op in reversed(recorder.log) if old in op.outs), None)
-    if maker is None or form is None or recorder.checkpoint is not None or recorder.holding:
+    maker = next((op for op in reversed(recorder.scope.log) if old in op.outs), None)
+    if (
+        maker is None
+        or form is None
+        or recorder.scope.checkpoint is not None
+        or recorder.scope.in_subgraph
+    ):
         raise refused(
             f"{call.func} writes to a {kind} that no operator of the program has made,"
             " and autograd follows"
@@ -74,7 +80,7 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
         seen.note(each)
     in_place = _done_in_place(call, old, seen)
     new = _functional(call)
-    made = next((op for op in reversed(recorder.log) if new in op.outs), None)
+    made = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
     known = seen.of(made.body or () if made is not None else ())
     asked = new.type.but(requires_grad=old.type.requires_grad)
     if asked != old.type or made is None or known.get(new) != in_place:
@@ -101,14 +107,12 @@ def _functional(call: Call) -> Value:
 def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
     """What the class does, of a tensor that holds the same, in ops that are dropped again."""
     recorder, twin = call.recorder, call.recorder.abstract(old)
-    overwritten = len(recorder.overwritten)
-    with recorder.inner_scope(recorder.origin().frame) as body, recorder.listening():
+    scope = recorder.scope.inner(recorder.origin().frame)
+    with scope as body, recorder.listening(), recorder.aliasing.of_body():
         tensor = as_program_has(twin, recorder)
         args, kwargs = recorder.concrete((call.args, call.kwargs), {**call.by_value, old: twin})
         SubclassKernel(call.func, recorder, written=twin)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, twin, old)
-        while len(recorder.overwritten) > overwritten:  # values of these ops
-            recorder.overwritten.popitem()
     return seen.of(body).get(new)
 
 
@@ -116,8 +120,9 @@ class Seen:
     """What values come to, as numbers: equal where the same operators make them of the same."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._before: dict[Value, int] = {}
+        self._numbers = ValueNumbers()
+        self._parts: dict[int, tuple[Any, ...]] = {}
+        """by the number of a wrapping tensor, what it wraps"""
 
     def note(self, tensor: Abstract) -> None:
         """Know what a tensor of the program's holds."""
@@ -126,42 +131,35 @@ class Seen:
             return
         for place, (each, part) in enumerate(tensor.ft_held[1]):
             if part is not None:
-                of = self._before.get(value, ("from before", id(value)))
-                self._before[part] = self._number("held", of, place)
+                self._numbers.known[part] = self._part(self._numbers.of(value), place)
             self.note(each)
 
-    def of(self, ops: Iterable[Op]) -> dict[Value, Any]:
+    def of(self, ops: Iterable[Op]) -> dict[Value, int]:
         """The number of each value that the ops make."""
-        known: dict[Value, Any] = {}
-        for op in ops:
-            self._add(op, known)
-        return known
+        found: dict[Value, int] = {}
+        for op in ops:  # below a write is what returns the new value
+            found |= self.of(op.body or ()) if op.writes else dict(self._outs(op))
+            self._numbers.known |= found
+        return found
 
-    def _add(self, op: Op, known: dict[Value, Any]) -> None:
-        if op.writes:  # below is what returns the new value
-            for each in op.body or ():
-                self._add(each, known)
-            return
-
-        def told(leaf: Any) -> Any:
-            if not isinstance(leaf, Value):
-                return leaf
-            return known.get(leaf, self._before.get(leaf, ("from before", id(leaf))))
-
-        args = map_tree((op.args, op.kwargs), told)
+    def _outs(self, op: Op) -> Iterator[tuple[Value, int]]:
+        numbers = self._numbers
         if isinstance(op.target, Wrap):
-            known[op.outs[0]] = tuple(args[0])
+            parts = tuple(map_values(op.args, numbers.of))
+            number = numbers.number(("wraps", parts))
+            self._parts[number] = parts
+            yield op.outs[0], number
         elif isinstance(op.target, Unwrap):
-            of = args[0][0]
-            parts = of if isinstance(of, tuple) and of[0] != "from before" else None
-            for place, out in enumerate(op.outs):
-                known[out] = parts[place] if parts else self._number("held", of, place)
+            of = numbers.of(op.args[0])
+            yield from ((out, self._part(of, place)) for place, out in enumerate(op.outs))
         else:
-            for place, out in enumerate(op.outs):
-                known[out] = self._number(str(op.target), args, place)
+            call = numbers.call(str(op.target), (op.args, op.kwargs))
+            yield from ((out, numbers.number((call, place))) for place, out in enumerate(op.outs))
 
-    def _number(self, *of: Any) -> int:
-        return self._numbers.setdefault(repr(of), len(self._numbers))
+    def _part(self, of: int, place: int) -> int:
+        """The number of what a tensor holds."""
+        known = self._parts.get(of)
+        return self._numbers.number(("part", of, place)) if known is None else known[place]
 
 
 def _keeps_results(op: Op) -> bool:

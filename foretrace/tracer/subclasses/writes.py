@@ -53,14 +53,12 @@ def write(call: Call) -> Any:
         check_alone(alias, call)
     members = [*within[0].members()]
     check_not_saved({value for each in members for value in (each.initial, each.last)}, call)
-    with recorder.inner_scope(origin.frame) as body, recorder.listening():
-        overwritten = len(recorder.overwritten)
+    scope = recorder.scope.inner(origin.frame)
+    with scope as body, recorder.listening(), recorder.aliasing.of_body():
         renew(recorder, target, old)
         args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
         SubclassKernel(call.func, recorder, written=target)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, target, old)
-        while len(recorder.overwritten) > overwritten:  # values of the body, which ends here
-            recorder.overwritten.popitem()
     op = Op(call.func, call.args, call.kwargs, new, (new,), origin=origin, below=body, writes=True)
     recorder.append(op)
     for alias, value, since, count in before:
@@ -111,7 +109,7 @@ def check_alone(alias: Alias, call: Call) -> None:
 
 def check_not_saved(old: Collection[Value], call: Call) -> None:
     """Refuse a write over what autograd may have saved, of which no graph tells."""
-    log = call.recorder.log
+    log = call.recorder.scope.log
     backwards = [op.target for op in log if isinstance(op.target, GradientCall)]
     freed = frozenset[Op]().union(*(each.freed for each in backwards))
     for op in log:
@@ -139,7 +137,7 @@ def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
     parts = tuple(Value(recorder.types.intern(inner)) for inner in value.type.wrapped.inner)
     unwrap = Unwrap(value.type.wrapped.names)
     recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.held.update(parts)
+    recorder.aliasing.in_subclasses.update(parts)
     for (each, _), part in zip(tensor.ft_held[1], parts, strict=True):
         renew(recorder, each, part)
     now_holds(tensor)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import foretrace
 from foretrace.frontends.cli import main
@@ -122,6 +123,51 @@ def test_show_prints_the_graph_and_a_summary(capsys: pytest.CaptureFixture[str])
     assert "captured in " in said
     assert "\x1b" not in said
     assert all(line == line.rstrip() for line in said.splitlines())
+
+
+def test_show_passes_prints_what_each_pass_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", ATTENTION, "--passes", "--cut", "joint"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == [
+        " 1 check gradients  nothing",
+        " 2 check hooks      nothing",
+        " 3 differentiate    8 added: 9 ops",
+    ]
+    assert said[3].startswith("   Append the derivative of the tree; ")
+    assert "   + output %mul_3   gradient of q" in said
+    assert " 4 flatten          12 added, 1 removed, 7 replaced: 22 ops" in said
+    assert "   - Attention()" in said
+    assert "   ... and 5 more lines" in said
+    assert said[-2].startswith("joint cut of ")
+    assert not any("torch.ops.aten" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("cut", "last"),
+    [("export", "decompose"), ("aten", "decompose"), ("step", "recompute"), ("joint", "decompose"),
+     ("forward", "partition"), ("backward", "partition")],
+)  # fmt: skip
+def test_show_passes_for_programs(cut: str, last: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", ATTENTION, "--cut", cut, "--json"]) == 0
+    plain = data(capsys)
+    assert "passes" not in plain
+    assert main(["show", ATTENTION, "--cut", cut, "--passes", "--json"]) == 0
+    found = data(capsys)
+    *_, final = passes = found["passes"]
+    assert final["name"] == last
+    calls = [node for node in found["nodes"] if node["op"] == "call_function"]
+    items = [node for node in calls if node["what"].startswith("getitem")]
+    assert final["ops"] == len(calls) - len(items)
+    assert found["nodes"] == plain["nodes"]
+    assert all(each["purpose"] for each in passes)
+    counts = [each["ops"] - each["added"] + each["removed"] for each in passes]
+    assert any(count != counts[0] for count in counts)
+
+
+def test_show_passes_of_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    foretrace.capture(torch.nn.Linear(2, 2), (torch.ones(1, 2),)).save("net.ft", "joint")
+    assert main(["show", "net.ft", "--cut", "joint", "--passes"]) == 0
+    assert " 3 differentiate " in capsys.readouterr().out
 
 
 def test_show_joint_takes_output_0_as_the_loss(capsys: pytest.CaptureFixture[str]) -> None:

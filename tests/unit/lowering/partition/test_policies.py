@@ -7,9 +7,11 @@ import pytest
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Checkpoint
-from foretrace.lowering.cuts.cut import Level, joint_graph
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.partition.policies import USED, choose
+from foretrace.lowering.pipelines.kinds import JOINT
+from foretrace.lowering.pipelines.passes import Context, make_graph
 from tests.support.trees import joint_of, program, semantics
 
 TREE = """\
@@ -92,7 +94,7 @@ def test_what_a_checkpoint_made_is_made_again() -> None:
     inside = Checkpoint(inputs=(values["x"], values["w"]))
     for op in found.ops[:2]:
         op.origin = replace(op.origin, checkpoint=inside)
-    joint = joint_graph(found, semantics(), Level(written=False), None)
+    joint = make_graph(JOINT, "joint", Context(found, semantics(), Level(written=False)))
     reasons = choose(Sides(joint, found, semantics()), "save_all")
     assert {value.hint for value in reasons} == {"e"}
 

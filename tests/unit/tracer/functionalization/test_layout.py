@@ -38,7 +38,7 @@ def test_laid_out_in_another_order(values: dict[str, Value]) -> None:
     new = lay_out(calls, values["turned"].type, values["x"])
     assert new.type.stride == (1, 2)
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten.permute.default(%x, [1, 0]): f32[3, 2] by [1, 3]
 %1 = aten.clone.default(%0, memory_format=torch.contiguous_format): f32[3, 2]
@@ -52,7 +52,7 @@ def test_laid_out_with_gaps(values: dict[str, Value]) -> None:
     new = lay_out(calls, values["gaps"].type, values["x"])
     assert new.type.stride == (6, 1)
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten.clone.default(%x, memory_format=torch.contiguous_format): f32[2, 3]
 %1 = aten.new_empty_strided.default(%x, [2, 3], [6, 1]): f32[2, 3] by [6, 1]
@@ -65,7 +65,7 @@ def test_copied_is_expanded_first_and_cast_last(values: dict[str, Value]) -> Non
     calls = recorder()
     copy_content(calls, values["whole"], values["row"], whole=True)
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten.expand.default(%row, [2, 3]): f32[2, 3] by [0, 1]
 %1 = aten._to_copy.default(%0, dtype=torch.int64, device=device('cpu')): i64[2, 3]
@@ -77,7 +77,7 @@ def test_copied_has_memory_of_its_own(values: dict[str, Value]) -> None:
     calls = recorder()
     assert copy_content(calls, values["x"], values["x"], whole=True) is not values["x"]
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten.clone.default(%x): f32[2, 3]
 """,
@@ -115,7 +115,7 @@ def test_drawn_in_another_order_stays_in_place_on_new_memory(values: dict[str, V
     calls = recorder()
     draw(call(calls, aten.bernoulli_.float, values["turned"], 0.5))
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten.empty_strided.default([2, 3], [1, 2], dtype=torch.float32, device=device('cpu')): \
 f32[2, 3] by [1, 2]
@@ -128,7 +128,7 @@ def test_drawn_with_gaps_stays_in_place_on_new_memory(values: dict[str, Value]) 
     calls = recorder()
     new = draw(call(calls, aten.normal_.default, values["gaps"]))
     assert new.type.stride == (6, 1)
-    empty, drawn = calls.scope
+    empty, drawn = calls.scope.ops
     assert (empty.target, empty.args) == (aten.empty_strided.default, ([2, 3], [6, 1]))
     assert (drawn.target, drawn.args, drawn.outs) == (aten.normal_.default, empty.outs, (new,))
 
@@ -139,7 +139,7 @@ def test_in_layout_casts_and_lays_out_what_owns_memory(values: dict[str, Value])
     new = in_layout(calls, alias_of(owner), values["whole"])
     assert new.type == values["turned"].type
     assert_tree(
-        calls.scope,
+        calls.scope.ops,
         """\
 %0 = aten._to_copy.default(%whole, dtype=torch.float32): f32[2, 3]
 %1 = aten.permute.default(%0, [1, 0]): f32[3, 2] by [1, 3]

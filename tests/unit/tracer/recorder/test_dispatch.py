@@ -9,14 +9,10 @@ from foretrace.errors import Refusal
 from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
 from foretrace.tracer.functionalization.autograd_leaves import require_grad
 from foretrace.tracer.functionalization.functionalize import functionalize
-from foretrace.tracer.recorder.data_dependent_ops import read_number
-from foretrace.tracer.recorder.dispatch import (
-    DataSizedOp,
-    RecordEachCall,
-    answer,
-    learn,
-    run_unrecorded,
-)
+from foretrace.tracer.recorder.composite_bodies import RecordEachCall
+from foretrace.tracer.recorder.data_dependent_ops import DataSizedOp, answer, read_number
+from foretrace.tracer.recorder.dispatch import learn
+from foretrace.tracer.recorder.op_handlers import run_unrecorded
 from tests.support.trees import assert_tree, recorded, recorder, tree
 
 aten = torch.ops.aten

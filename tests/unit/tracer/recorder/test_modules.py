@@ -9,6 +9,7 @@ from torch import nn
 
 import foretrace
 from foretrace.tracer.functionalization.builder import Unmonitored
+from foretrace.tracer.functionalization.run_state import Scope
 from foretrace.tracer.recorder.module_calls import module_calls
 
 
@@ -64,7 +65,7 @@ def test_torchs_own_call_afterwards():
 def recorder():
     """As much of one as a module call touches."""
     return SimpleNamespace(
-        scope=[], module=None, checkpoint=None, unwatched=Unmonitored(),
+        scope=Scope(), unwatched=Unmonitored(),
         sources=SimpleNamespace(here=lambda above: None), note_failure=lambda error: None,
     )  # fmt: skip
 
@@ -74,13 +75,13 @@ def test_one_that_was_taken_is_torchs_afterwards():
     with module_calls(seen, {}):
         taken = nn.Module.__call__
         Scale()(x)
-    assert [str(op.target) for op in seen.scope] == ["Scale"]
+    assert [str(op.target) for op in seen.scope.ops] == ["Scale"]
     assert torch.equal(taken(Scale(), x), x * 2)
-    assert len(seen.scope) == 1
+    assert len(seen.scope.ops) == 1
 
 
 def test_another_thread_is_not_recorded():
     seen, x = recorder(), torch.randn(3)
     with module_calls(seen, {}), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(Scale(), x).result(), x * 2)
-    assert not seen.scope
+    assert not seen.scope.ops

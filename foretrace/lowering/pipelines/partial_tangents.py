@@ -6,47 +6,39 @@ output, sums over it run in another order. So the backward is differentiated aga
 that there are; the forward has run already, and what it saved is all there is.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value, map_values, substitute
+from foretrace.ir.program.equality import ValueNumbers
+from foretrace.ir.program.op import Op, Value, substitute
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.lowering.cuts.cut import Level, differentiated
+from foretrace.ir.program.rewrite import rename
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.lowering.partition.placement import Sides
-from foretrace.lowering.subclasses.desugar import unwrapped
+from foretrace.lowering.pipelines.kinds import DERIVED
+from foretrace.lowering.pipelines.passes import Context, Pass, make_graph
 
 WHY = "the backward for all gradients needs it"
 
 
 def partial_backward(
-    recorded: Recording,
-    semantics: TargetSemantics,
-    joint: Graph,
-    pair: Pair,
-    given: TangentStrides,
-    opened: Callable[[Graph], Graph] = lambda graph: graph,
+    joint: Graph, pair: Pair, context: Context, then: Sequence[Pass] = ()
 ) -> Graph:
-    """The backward for the tangents that are given, as they lie; inputs as of the pair's.
+    """The backward for the tangents that there are, as they lie; inputs as of the pair's.
 
     Args:
-        recorded: the program.
-        semantics: what operators mean on its target.
         joint: the graph that the pair is made from.
         pair: what the forward has saved.
-        given: which of the tangents there are, and their strides.
-        opened: what was done to the joint graph before it was split.
+        context: the program; `tangents` says which of them there are, and their strides.
+        then: the passes that were run over the joint graph before it was split.
 
     Raises:
         Refusal: it needs a value that the forward did not save.
     """
-    part = differentiated(recorded, semantics, Level(False), None, given)
-    part = opened(unwrapped(part, semantics))
+    recorded, semantics, given = context.recorded, context.semantics, context.tangents or ()
+    part = make_graph((*DERIVED, *then), "joint", context)
     halves = Sides(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
     saved = set(map(_original, pair.saved))
@@ -73,22 +65,17 @@ def _original(saved: Saved) -> Any:
 
 def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]:
     """For each value of `ops`, the equal one among `others`: the same call of equal operands."""
-    known: dict[str, Op] = {}
-    found: dict[Value, Any] = {}
+    numbers, known, found = ValueNumbers(), dict[int, Op](), dict[Value, Value]()
     for op in others:
-        known.setdefault(_key(op, {}), op)
+        known.setdefault(numbers.call(op.target, (op.args, op.kwargs)), op)
         found.update((out, out) for out in op.outs)
     for op in ops:
-        other = known.get(_key(op, found))
-        alike = other is not None and len(other.outs) == len(op.outs)
-        if other is not None and alike and found.keys().isdisjoint(op.outs):
-            found.update(zip(op.outs, other.outs, strict=True))
+        other = known.get(numbers.call(op.target, (op.args, op.kwargs)))
+        if other is None or len(other.outs) != len(op.outs) or not found.keys().isdisjoint(op.outs):
+            continue
+        for out, its in zip(op.outs, other.outs, strict=True):
+            found[out], numbers.known[out] = its, numbers.of(its)
     return found
-
-
-def _key(op: Op, found: dict[Value, Any]) -> str:
-    """What the op calls, and with what."""
-    return repr((id(op.target), map_values(substitute((op.args, op.kwargs), found), id)))
 
 
 def _not_saved(value: Value, recorded: Recording) -> Refusal:

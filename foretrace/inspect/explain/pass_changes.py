@@ -1,0 +1,118 @@
+"""What each pass of a cut changed: ops that came, went or stand for others, and their lines."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from foretrace.errors import Printed, counted
+from foretrace.ir.program.names import node_names
+from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.text import Spelling
+from foretrace.ir.program.walk import subgraphs_of
+from foretrace.lowering.pipelines.passes import PassRun
+
+
+class Line(NamedTuple):
+    """A line of a graph; `op` is None for an input and an output."""
+
+    text: str
+    op: Op | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PassChange(Printed):
+    """What one pass changed."""
+
+    name: str
+    purpose: str
+    ops: int
+    """in the graph afterwards, without those that ops hold"""
+    added: int
+    removed: int
+    replaced: int
+    """ops that went and whose results other ops make"""
+    lines: tuple[str, ...]
+    """those that went, after "- ", and those that came, after "+ ", in order"""
+
+    def __str__(self) -> str:
+        parts = ("added", self.added), ("removed", self.removed), ("replaced", self.replaced)
+        told = [f"{count:,} {what}" for what, count in parts if count]
+        if not told:
+            return "inputs or outputs" if self.lines else "nothing"
+        return f"{', '.join(told)}: {counted(self.ops, 'op')}"
+
+    def to_dict(self) -> dict[str, object]:
+        """The same, for programs."""
+        return {
+            "name": self.name, "purpose": self.purpose, "ops": self.ops, "added": self.added,
+            "removed": self.removed, "replaced": self.replaced, "lines": list(self.lines),
+        }  # fmt: skip
+
+
+def pass_changes(runs: Sequence[PassRun]) -> tuple[PassChange, ...]:
+    """What each pass of a cut changed (`Cut.passes`).
+
+    A value goes by the name of its node in the last graph; one that is not there has a number.
+    """
+    if not runs:
+        return ()
+    last = runs[-1].after
+    inputs = [(item.value, item.role.name) for item in last.inputs]
+    names = node_names(inputs, last.ops)
+    spelling = Spelling({value: name for value, name in names.items() if isinstance(value, Value)})
+    return tuple([_change(run, spelling) for run in runs])
+
+
+def _change(run: PassRun, spelling: Spelling) -> PassChange:
+    before, after = (list(_lines(graph, spelling)) for graph in (run.before, run.after))
+    gone, new = ([*_beside(one, other)] for one, other in ((before, after), (after, before)))
+    made, lost = ({out for op in ops for out in op.outs} for ops in (new, gone))
+    replaced = sum(not made.isdisjoint(op.outs) for op in gone)
+    return PassChange(
+        run.done.name,
+        run.done.purpose,
+        len(run.after.ops),
+        added=sum(lost.isdisjoint(op.outs) for op in new),
+        removed=len(gone) - replaced,
+        replaced=replaced,
+        lines=tuple(_diff([line.text for line in before], [line.text for line in after])),
+    )
+
+
+def _lines(graph: Graph, spelling: Spelling) -> Iterator[Line]:
+    """Inputs, ops, outputs; the ops of a program that an op holds are below it."""
+    for item in graph.inputs:
+        size = item.size if item.size is not None else spelling.value(item.value)
+        yield Line(f"input {size}   {item.role}")
+    yield from _op_lines(graph.ops, spelling, "")
+    for output in graph.outputs:
+        yield Line(f"output {spelling.tree(output.value)}   {output.role}")
+
+
+def _op_lines(ops: Iterable[Op], spelling: Spelling, indent: str) -> Iterator[Line]:
+    for op in ops:
+        yield Line(f"{indent}{spelling.line(op)}", op)
+        for held in subgraphs_of(op):
+            yield from _op_lines(held.ops, spelling, f"{indent}    ")
+
+
+def _beside(lines: Iterable[Line], others: Iterable[Line]) -> Iterator[Op]:
+    """The ops whose lines are not among the others."""
+    there: Mapping[str, int] = Counter(line.text for line in others)
+    left = Counter(there)
+    for line in lines:
+        if left[line.text]:
+            left[line.text] -= 1
+        elif line.op is not None:
+            yield line.op
+
+
+def _diff(before: list[str], after: list[str]) -> Iterator[str]:
+    """The lines that went and came, in order."""
+    for what, i, j, k, n in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if what != "equal":
+            yield from (f"- {line}" for line in before[i:j])
+            yield from (f"+ {line}" for line in after[k:n])

@@ -1,0 +1,56 @@
+"""Passes that rewrite the ops of a cut: a pass each for what other rooms of the wing do."""
+
+from dataclasses import replace
+
+from foretrace.ir.program.recording import Graph
+from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.scalar_ops import in_file
+from foretrace.lowering.partition.partition import partition
+from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.pipelines.passes import Context, as_pass
+from foretrace.lowering.reinplace.final_copies import losses_first
+from foretrace.lowering.subclasses.desugar import unwrapped
+
+
+@as_pass("open subclasses")
+def open_subclasses(graph: Graph, context: Context) -> Graph:
+    """Put what a tensor subclass does in the place of an op on it."""
+    return unwrapped(graph, context.semantics)
+
+
+@as_pass("decompose")
+def open_by_table(graph: Graph, context: Context) -> Graph:
+    """Open the ops for which the given table has a decomposition."""
+    if context.table is None:
+        return graph
+    return decompose(graph, context.table, context.semantics, context.level.kept)
+
+
+@as_pass("spell scalars")
+def spell_scalars(graph: Graph, context: Context) -> Graph:
+    """Put operators in the place of what Python computes of numbers of data."""
+    return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
+
+
+@as_pass("recompute")
+def recompute(graph: Graph, context: Context) -> Graph:
+    """Run ops once more before a backward that reads what the policy does not keep."""
+    return made_again(graph, context.recorded, context.semantics, context.policy)
+
+
+@as_pass("losses first")
+def order_losses(graph: Graph, _: Context) -> Graph:
+    """Let gradients depend on the numbers of their losses, and not on their types alone."""
+    return losses_first(graph)
+
+
+@as_pass("partition")
+def take_forward(graph: Graph, context: Context) -> Graph:
+    """Keep the half that gives the outputs, and what the other half reads of it."""
+    return partition(graph, context.recorded, context.semantics, context.policy).forward
+
+
+@as_pass("partition")
+def take_backward(graph: Graph, context: Context) -> Graph:
+    """Keep the half that gives the gradients, and what runs again for it."""
+    return partition(graph, context.recorded, context.semantics, context.policy).backward

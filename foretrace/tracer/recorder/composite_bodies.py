@@ -1,0 +1,243 @@
+"""The body of a composite: recorded once over stand-ins and shared, or recorded at each call."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program.nested import leaves, map_tree
+from foretrace.ir.program.op import Op, SharedBody, Subgraph, Tree, Value, map_values, values_in
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.autocast import INSIDE
+from foretrace.operators.abstract_tensors.subclass_types import DISPATCHED
+from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC
+from foretrace.operators.inference.numeric_probe import (
+    at_floats,
+    stand_in_numbers,
+    with_any_number,
+    with_symbols,
+)
+from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
+from foretrace.operators.schemas.schema import schema_of
+from foretrace.tracer.functionalization.builder import RecorderBase
+from foretrace.tracer.functionalization.current_value import current
+from foretrace.tracer.functionalization.inner_view_base import seen_inside
+from foretrace.tracer.functionalization.op_call import Call
+from foretrace.tracer.recorder.data_dependent_ops import takes_doubles
+from foretrace.tracer.subclasses.dispatch import SubclassKernel, sharing, unshared
+
+
+class RecordEachCall:
+    """Records a body at each call, over the call's own tensors, or real ones for some.
+
+    `floats`: symbols for which C++ may be given any number, and hands it on.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        choice: Any,
+        real: Mapping[Value, torch.Tensor] | None = None,
+        *,
+        floats: Collection[Any] = (),
+    ) -> None:
+        self.kernel, self.choice, self.real, self.floats = kernel, choice, real or {}, floats
+
+    def __call__(self, call: Call) -> Any:
+        recorder, what = call.recorder, (call.func, call.args, call.kwargs)
+        env = {**call.by_value, **self.real}
+        origin = recorder.origin()
+        inside = recorder.casts.inside(call.func)
+        below = recorder.types.symbols.below()
+        with recorder.scope.inner(origin.frame) as ops, recorder.listening(), inside, below:
+            given = at_floats(what[1:], stand_in_numbers(self.floats))
+            args, kwargs = recorder.concrete(given, env)
+            result = self.kernel(*args, **kwargs)
+            if self.floats:
+                ops[:] = with_symbols(ops, self.floats)
+            handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
+            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
+        made = {out for op in ops for out in op.outs}
+        outs = tuple(v for v in dict.fromkeys(values) if v in made)
+        named = iter(values)
+        tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
+        recorder.append(Op(*what, tree, outs, origin=origin, below=ops, choice=self.choice))
+        return result
+
+
+def learn_body(
+    recorder: RecorderBase, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+) -> Outcome | None:
+    """Run the body once over stand-ins, so that calls of equal types share it.
+
+    None where the kernel says that it does not take this call apart.
+    """
+    choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
+    occurrences = values_in((args, kwargs))
+    operands = list(dict.fromkeys(occurrences))
+    params = [Value(v.type, v.hint) for v in operands]
+    inline = Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice))
+    what = recorder, func, kernel, (args, kwargs), operands, params
+    try:
+        ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
+        if ran is not None:
+            floats = recorder.types.symbols.floats.among((args, kwargs))
+            inline = Outcome(
+                None, choice=choice, inline=RecordEachCall(kernel, choice, floats=floats)
+            )
+        else:
+            with recorder.casts.inside(func):
+                ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        ops, result, stand_ins = ran
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        return inline
+    if result is NotImplemented:
+        return None
+    if any(s.ft_value is not p for s, p in zip(stand_ins, params, strict=True)):
+        return inline
+    places = [occurrences.index(v) for v in operands]
+    return _shared_body_result(params, ops, result, stand_ins, places, choice) or inline
+
+
+def subclass_body(
+    recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Outcome:
+    """An op on tensors that wrap others: its body is what their class does, below autograd."""
+    occurrences = values_in((args, kwargs))
+    operands = list(dict.fromkeys(occurrences))
+    params = [Value(v.type.with_grad(False), v.hint) for v in operands]
+    kernel = SubclassKernel(func, recorder)
+    with recorder.aliasing.inside_subclass() as wrapped:
+        ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        ops, result, stand_ins = ran
+        wrote = any(op.writes and not wrapped.isdisjoint(op.operands[:1]) for op in ops)
+    if wrote or any(s.ft_value is not p for s, p in zip(stand_ins, params, strict=True)):
+        raise unshared("writes to an operand, or to what that holds")
+    places = [occurrences.index(value) for value in operands]
+    outcome = _shared_body_result(params, ops, result, stand_ins, places, DISPATCHED)
+    if outcome is None or outcome.definition is None:
+        raise unshared("uses a tensor from outside, or gives one tensor twice")
+    outs, views = outcome.definition.outs, schema_of(func).viewed
+    by_value = {leaf.ft_value: leaf for leaf in leaves(result) if isinstance(leaf, Abstract)}
+    share = schema_of(func).share if views else Share.MEMORY
+    outcome.views = tuple(
+        (position, places[operand], share)
+        for position, operand in sharing([by_value[out] for out in outs], stand_ins)
+    )
+    if outs and (grad_mode or views) and any(v.type.requires_grad for v in occurrences):
+        args, kwargs = (map_values(tree, lambda v: v.type.plain) for tree in (args, kwargs))
+        known = map_tree(outcome.result, lambda t: t.plain if isinstance(t, TensorType) else t)
+        followed = recorder.semantics.followed(func, args, kwargs, known)
+        for out, on in zip(outs, followed, strict=bool(followed)):
+            out.type = recorder.types.intern(out.type.with_grad(on))
+        types = iter(out.type for out in outs)
+        outcome.result = map_tree(
+            outcome.result, lambda t: next(types) if isinstance(t, TensorType) else t
+        )
+    return outcome
+
+
+def _of_any_float(
+    recorder: RecorderBase,
+    func: Any,
+    kernel: Any,
+    call: Tree,
+    operands: list[Value],
+    params: list[Value],
+) -> tuple[list[Op], Any, list[Abstract]] | None:
+    """The body of a call that takes floats which data decides, where C++ hands them on unseen.
+
+    None: what it is made of depends on them.
+    """
+    known = recorder.types.symbols.floats
+    floats, ran = known.among(call), list[Any]()
+
+    def record(numbers: Mapping[Any, float]) -> Subgraph:
+        with recorder.casts.inside(func):
+            ran.append(_run_body(recorder, kernel, at_floats(call, numbers), operands, params))
+        ops, result, stand_ins = ran[-1]
+        handed = [leaf.ft_value for leaf in leaves(result) if isinstance(leaf, Abstract)]
+        taken = (*params, *(each.ft_value for each in stand_ins))
+        return Subgraph("body", taken, tuple(ops), handed)
+
+    try:
+        found = with_any_number(record, floats, known.known)
+    except (Refusal, RuntimeError, ValueError):  # it takes no such number
+        return None
+    if found is None or found[1]:
+        return None
+    _, result, stand_ins = ran[-1]
+    return found[0], result, stand_ins
+
+
+def _run_body(
+    recorder: RecorderBase, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    """The ops of a body, what it returned, and the stand-ins that it ran over."""
+    try:
+        return _over_stand_ins(recorder, kernel, call, operands, params)
+    except RuntimeError as error:
+        if NOT_SYMBOLIC not in str(error):
+            raise
+    for param in params:  # C++ that knows numbers only: the sizes become guards
+        param.type = recorder.types.fixed(param.type)
+    return _over_stand_ins(recorder, kernel, call, operands, params)
+
+
+def _over_stand_ins(
+    recorder: RecorderBase, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    stand_ins = [recorder.abstract(param) for param in params]
+    args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
+    scope = recorder.scope.inner(shared=True)
+    with recorder.aliasing.of_body(), scope as ops, recorder.listening():
+        result = kernel(*args, **kwargs)
+    return ops, result, stand_ins
+
+
+def _shared_body_result(
+    params: list[Value],
+    ops: list[Op],
+    result: Any,
+    stand_ins: list[Abstract],
+    places: list[int],
+    choice: Any,
+) -> Outcome | None:
+    """The outcome of a composite whose body ran over stand-ins; None if calls cannot share it."""
+    made = {out for op in ops for out in op.outs}
+    handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
+    outs = [v for leaf in handed if (v := leaf.ft_value) is not None and v in made]
+    if len(set(outs)) < len(outs):
+        return None
+    views = tuple(
+        (outs.index(leaf.ft_value), places[i], leaf.ft_alias.share)
+        for leaf in handed
+        if leaf.ft_value in made and leaf.ft_alias is not None
+        for i in _shared(leaf, stand_ins)
+    )
+
+    def describe(leaf: Any) -> Any:
+        value = leaf.ft_value if isinstance(leaf, Abstract) else None
+        if value is None:
+            return leaf
+        return value.type if value in made else Given(places[params.index(value)])
+
+    seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
+    body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)
+    used = {operand for op in ops for operand in op.operands}
+    if not used <= made.union(params):  # a constant made inside is an input of this capture
+        return None
+    return Outcome(map_tree(result, describe), body, choice, views)
+
+
+def _shared(made: Abstract, stand_ins: list[Abstract]) -> list[int]:
+    """Whose memory it shares: the one in which it has its place, then what else it is stored in."""
+    owners = [(i, each.ft_alias) for i, each in enumerate(stand_ins) if each.ft_alias is not None]
+    own = [i for i, owner in owners if made.ft_alias.root is owner]
+    mixed = [(i, owner) for i, owner in owners if owner.mixed and i not in own]
+    return own + [i for i, owner in mixed if any(m.tensor() is made for m in owner.members())]

@@ -1,0 +1,1 @@
+"""What passes make of small trees, which are text."""
