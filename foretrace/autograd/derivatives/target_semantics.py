@@ -17,8 +17,9 @@ from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
-from foretrace.operators.targets.sdpa import AttentionCall, Enabled, choose_attention
+from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.operators.targets.sdpa_bodies import attention_body
+from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {

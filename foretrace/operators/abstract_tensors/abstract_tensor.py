@@ -27,7 +27,7 @@ STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 OURS = (
     *("ft_absent", "ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_hooked"),
-    *("ft_instance", "ft_leaf", "ft_queries", "ft_tangent", "ft_value", "ft_viewed", "ft_wrapped"),
+    *("ft_instance", "ft_leaf", "ft_queries", "ft_value", "ft_viewed", "ft_wrapped"),
 )
 """Attributes of an abstract tensor that no tensor of torch has"""
 
@@ -64,8 +64,6 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """whether torch's binding of `x[...]` would need a device that is absent"""
     ft_instance: Any
     """a weak reference to the wrapper that the program has in its place; None of most"""
-    ft_tangent: "Abstract"
-    """its tangent in forward AD; unset where it has none"""
     ft_queries: "TensorQueries"
     """the questions of the program about all tensors"""
 

@@ -5,7 +5,7 @@ While a mode handles a call, torch says that autocast is off. So functions here 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -117,23 +117,19 @@ class Casts:
         known = any(torch_api.autocast_knows(func, device) for device in self.devices)
         return bool(self.devices) and not known and not self._shielded
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
+    def off(self) -> AbstractContextManager[None]:
         """Turn autocast off, as eager has it off inside a `__torch_dispatch__`."""
-        if not self.devices:
-            yield
-            return
-        shielded = torch_api.switched(vars(self), _shielded=True)
-        with shielded, torch_api.autocast_seen(frozenset()):
-            yield
+        return self._acting(acts=False)
+
+    def inside(self, func: Any) -> AbstractContextManager[None]:
+        """Set the autocast that eager has inside the body of a composite."""
+        return self._acting(acts=self.acts_inside(func))
 
     @contextmanager
-    def inside(self, func: Any) -> Iterator[None]:
-        """Set the autocast that eager has inside the body of a composite."""
+    def _acting(self, *, acts: bool) -> Iterator[None]:
         if not self.devices:
             yield
             return
-        seen = self.acts_inside(func)
-        shielded = torch_api.switched(vars(self), _shielded=not seen)
-        with shielded, torch_api.autocast_seen(self.devices if seen else frozenset()):
+        shielded = torch_api.switched(vars(self), _shielded=not acts)
+        with shielded, torch_api.autocast_seen(self.devices if acts else frozenset()):
             yield

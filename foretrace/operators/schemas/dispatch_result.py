@@ -103,35 +103,35 @@ class Functional:
 class Schema:
     """Facts about an operator that do not depend on its operands' types."""
 
-    arguments: tuple[str, ...]
-    writes: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
     """names of the arguments it writes to; those of `out=` first"""
-    writes_lists: bool
+    writes_lists: bool = False
     """writes to lists of tensors, one after the other, as `_foreach_add_` does"""
-    writes_if: str | None
+    writes_if: str | None = None
     """the boolean argument without which it writes nothing"""
-    viewed: tuple[str, ...]
+    viewed: tuple[str, ...] = ()
     """the argument whose memory every result shares"""
-    share: Share
+    share: Share = Share.VIEW
     """what such a result has of that argument"""
-    random: bool
+    random: bool = False
     """draws from the generator, so it runs exactly once and in order"""
-    draws_over: bool
+    draws_over: bool = False
     """fills its first argument with what it draws, in the order of memory"""
-    reshapes_in_place: bool
+    reshapes_in_place: bool = False
     """changes the sizes of its argument, such as unsqueeze_"""
-    returns_tensors: bool
+    returns_tensors: bool = False
     """or returns nothing; else it returns numbers, which depend on data"""
-    returns_something: bool
-    returns_written: bool
+    returns_something: bool = False
+    returns_written: bool = False
     """returns the arguments that it wrote to, and nothing else"""
-    multiple: bool
+    multiple: bool = False
     """returns a tuple or a list"""
-    outs: tuple[str, ...]
+    outs: tuple[str, ...] = ()
     """names of the arguments that are only written, such as `out`"""
-    keeps_shape: bool
+    keeps_shape: bool = False
     """an `out` of another shape is not resized if it has as many elements"""
-    functional: Functional | None
+    functional: Functional | None = None
 
     def bind(self, args: Tree, kwargs: dict[str, Tree]) -> dict[str, Tree]:
         """The arguments of a call by name."""

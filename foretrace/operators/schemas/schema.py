@@ -25,19 +25,14 @@ OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments of a factory that its `out=` form lacks: the `out` tensor has them."""
 
 
-HOLDS_PROGRAMS = Schema(
-    arguments=(), writes=(), writes_lists=False, writes_if=None, viewed=(), share=Share.VIEW,
-    random=False, draws_over=False, reshapes_in_place=False, returns_tensors=True,
-    returns_something=True, returns_written=False, multiple=True, outs=(), keeps_shape=False,
-    functional=None,
-)  # fmt: skip
+HIGHER_ORDER = Schema(returns_tensors=True, returns_something=True, multiple=True)
 
 
 @cache
 def schema_of(func: Any) -> Schema:
     """The facts about an operator; read once. The schema of a higher-order op says none of them."""
     if isinstance(func, torch_api.HigherOrderOperator):
-        return HOLDS_PROGRAMS
+        return HIGHER_ORDER
     schema = torch_api.schema_of(func)
     said = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     outs = tuple(a.name for a in said if a.is_out)

@@ -10,8 +10,6 @@ from foretrace.operators.targets.sdpa_call import AttentionCall, Condition, Enab
 from foretrace.operators.targets.sdpa_conditions import CPU, META
 from foretrace.operators.targets.sdpa_cuda import CUDA
 
-__all__ = ["AttentionCall", "Enabled", "choose_attention"]
-
 WHAT = "attention kernel"
 ZEROS = "zeros"
 

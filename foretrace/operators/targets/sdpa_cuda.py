@@ -32,32 +32,21 @@ def efficient_heads(ask: Question) -> str | None:
     return (equal_or_grouped_heads if torch_api.ONE_HEAD_IS_SHARED else equal_heads)(ask)
 
 
-def low_precision_dtype(ask: Question) -> str | None:
-    """The matrix units multiply the dtype, and add in float32."""
-    newer = ask.capability >= (8, 0)
-    return dtype_in(ask, torch.float16, *([torch.bfloat16] if newer else []))
+def dtype_or_bfloat16(*dtypes: torch.dtype) -> Condition:
+    """The kernel is compiled for the dtype; for bfloat16 from compute capability 8.0 on."""
+    newer = (*dtypes, torch.bfloat16)
+    return lambda ask: dtype_in(ask, *(newer if ask.capability >= (8, 0) else dtypes))
 
 
-def efficient_dtype(ask: Question) -> str | None:
-    """The kernel is compiled for the dtype."""
-    newer = ask.capability >= (8, 0)
-    return dtype_in(ask, torch.float16, torch.float32, *([torch.bfloat16] if newer else []))
-
-
-def sm80_to_sm121(ask: Question) -> str | None:
+def capability_from(least: tuple[int, int]) -> Condition:
     """The kernel is compiled for the device."""
-    return _capability_from(ask, (8, 0))
 
+    def condition(ask: Question) -> str | None:
+        if least <= ask.capability <= (12, 1):
+            return None
+        return f"compute capability is not {version(least)} to 12.1 but {version(ask.capability)}"
 
-def sm50_to_sm121(ask: Question) -> str | None:
-    """The kernel is compiled for the device."""
-    return _capability_from(ask, (5, 0))
-
-
-def _capability_from(ask: Question, least: tuple[int, int]) -> str | None:
-    if least <= ask.capability <= (12, 1):
-        return None
-    return f"compute capability is not {version(least)} to 12.1 but {version(ask.capability)}"
+    return condition
 
 
 def flash_head_dim(ask: Question) -> str | None:
@@ -206,19 +195,24 @@ def cudnn_sizes(ask: Question) -> str | None:
     return None
 
 
+LOW_PRECISION = dtype_or_bfloat16(torch.float16)
+"""The matrix units multiply the dtype, and add in float32"""
+EFFICIENT_DTYPE = dtype_or_bfloat16(torch.float16, torch.float32)
+FROM_SM50, FROM_SM80 = capability_from((5, 0)), capability_from((8, 0))
+
 CUDA: dict[str, tuple[Condition, ...]] = {
     "flash": (
-        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, sm80_to_sm121),
-        *(flash_backward_head_dim, square_if_causal, low_precision_dtype, equal_batch),
+        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, FROM_SM80),
+        *(flash_backward_head_dim, square_if_causal, LOW_PRECISION, equal_batch),
         *(equal_or_grouped_heads, some_positions, dense_or_single_last_dimension),
     ),
     "efficient": (
-        *(is_on("efficient"), sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
-        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, efficient_dtype),
+        *(is_on("efficient"), FROM_SM50, four_dimensions, efficient_head_dims, aligned_offsets),
+        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, EFFICIENT_DTYPE),
     ),
     "cudnn": (
-        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, low_precision_dtype),
-        *(mask_broadcasts, sm80_to_sm121, cudnn_dropout, some_positions),
+        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, LOW_PRECISION),
+        *(mask_broadcasts, FROM_SM80, cudnn_dropout, some_positions),
         *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
         *(cudnn_sizes, cudnn_head_dims, cudnn_backward_head_dims, cudnn_decodes, cudnn_gradient),
     ),
