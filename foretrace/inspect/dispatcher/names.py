@@ -52,8 +52,8 @@ def operator(op: Any) -> Any:
     overloads = known.get((space, packet))
     if overloads is None:
         raise _unknown(f"there is no operator {op}", name, torch_api.operator_names())
+    names = [f"{space}::{packet}.{each}".removesuffix(".") for each in overloads]
     if not overload and "" not in overloads:
-        names = [f"{space}::{packet}.{each}" for each in overloads]
         raise Refusal(
             f"{space}::{packet} has several overloads",
             kind="unknown operator",
@@ -61,7 +61,6 @@ def operator(op: Any) -> Any:
         )
     wanted = "" if overload == "default" else overload
     if wanted not in overloads:
-        names = [_full(space, packet, each) for each in overloads]
         raise _unknown(f"there is no operator {op}", f"{space}::{rest}", names)
     return _overload(space, packet, wanted)
 
@@ -107,10 +106,6 @@ def _overloads() -> dict[tuple[str, str], tuple[str, ...]]:
         packet, _, overload = rest.partition(".")
         found[space, packet] = (*found.get((space, packet), ()), overload)
     return found
-
-
-def _full(space: str, packet: str, overload: str) -> str:
-    return f"{space}::{packet}.{overload}" if overload else f"{space}::{packet}"
 
 
 def _unknown(what: str, name: str, known: Iterable[str], kind: str = "unknown operator") -> Refusal:

@@ -40,7 +40,7 @@ class Step:
 
     @property
     def place(self) -> str | None:
-        """Where the kernel is registered."""
+        """The place where the kernel is registered."""
         return None if self.served.kernel is None else self.served.kernel.place
 
     def to_dict(self) -> dict[str, Any]:

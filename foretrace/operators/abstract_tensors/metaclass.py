@@ -14,7 +14,7 @@ class AsTensor(type(torch.Tensor)):  # type: ignore[misc]
 
 
 class AsParameter(AsTensor):
-    """The same for `nn.Parameter`."""
+    """A class that is `==` to `nn.Parameter`."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is torch.nn.Parameter

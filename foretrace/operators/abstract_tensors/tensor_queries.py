@@ -1,4 +1,4 @@
-"""What a program asks of tensors besides their values, and who answers in a session."""
+"""Questions of a program about tensors, other than their values, and the session's answers."""
 
 from types import FrameType
 from typing import Any

@@ -26,9 +26,9 @@ from foretrace.operators.schemas.quirks import SIZED_BY_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
 
 RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
-"""What kernels raise of calls that they do not take"""
+"""The errors of kernels for calls that they do not take"""
 NOT_SYMBOLIC: Final = "with symbolic sizes"
-"""Of the error of C++ that takes numbers only"""
+"""In the error of C++ that takes numbers only"""
 MOST_BYTES: Final = 2**28
 """The most bytes of operands with which a kernel is run"""
 MOST_ODD: Final = 2**18

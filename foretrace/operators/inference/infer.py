@@ -45,16 +45,16 @@ NUMBERS_ONLY = (
     "does not support symbolic shapes",
     "Expected IntList but got GenericList",  # of an argument
 )
-"""Of errors about symbolic sizes, from a kernel that takes numbers only."""
+"""In the errors of kernels that take numbers only, for symbolic sizes"""
 NOT_STORED = "its data is not allocated yet"
-"""Of the error of a meta kernel that reads what a sparse operand stores."""
+"""In the error of a meta kernel that reads what a sparse operand stores"""
 NOT_COALESCED = "on an uncoalesced tensor"
-"""Of the error of a call that returns what a sparse operand stores: its size depends on data."""
+"""In the error of a call that returns what a sparse operand stores: its size depends on data"""
 READS_NUMBERS = "to be on CPU, got meta"
-"""Of the error of a kernel that reads the numbers in a tensor, such as a list of scalars."""
+"""In the error of a kernel that reads the numbers in a tensor, such as a list of scalars"""
 VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 TOO_STRICT = "this can't be cast because it is not safe"
-"""Of the error of torch's Python kernels for an `out` of a dtype in which eager writes."""
+"""In the error of torch's Python kernels for an `out` of a dtype in which eager writes"""
 
 Once: TypeAlias = Callable[..., Tree]
 """Infers one call by one kind of kernel"""
@@ -250,7 +250,7 @@ def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
 
 
 def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
-    """The structure with one device in the place of another."""
+    """The structure with one device replaced by another."""
 
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, TensorType):

@@ -229,7 +229,7 @@ class _WithSymbols(Rewriter):
         return self.symbols.get(leaf, leaf) if type(leaf) is float else leaf
 
     def out(self, value: Value) -> Value:
-        """The same."""
+        """The value itself."""
         return value
 
     def below(self, op: Op) -> list[Op] | SharedBody | None:

@@ -18,7 +18,7 @@ class ReturnedOperand:
 
 
 class Share(IntEnum):
-    """What a result shares with the operand whose memory it has; each member shares less."""
+    """How much a result shares with the operand whose memory it has; each member shares less."""
 
     VIEW = 0
     """autograd follows a write to it back to the operand"""
@@ -147,7 +147,7 @@ class Schema:
         return [value for name in self.writes for value in values_in(named.get(name))]
 
     def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
-        """Which of the results share memory with an operand."""
+        """The results that share memory with an operand."""
         if not self.viewed:
             return ()
         named, operands = self.bind(args, kwargs), values_in((args, kwargs))

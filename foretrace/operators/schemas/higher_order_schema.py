@@ -106,7 +106,7 @@ HOLDERS: Mapping[str, Holder] = MappingProxyType({
     "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
     "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
 })  # fmt: skip
-"""By the operator's name in `torch.ops.higher_order`"""
+"""The higher-order ops that take subgraphs, by their names in `torch.ops.higher_order`"""
 
 
 def holder_of(func: Any) -> Holder | None:
@@ -124,7 +124,7 @@ ATTENTION_BACKWARD = (
     *("fw_graph", "joint_graph", "block_mask", "scale", "kernel_options"),
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
-"""Those of `flex_attention_backward`"""
+"""The arguments of `flex_attention_backward`"""
 
 
 NARROW = (torch.float16, torch.bfloat16)

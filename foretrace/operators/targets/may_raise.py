@@ -32,7 +32,7 @@ CPU: Final = torch.device("cpu")
 ERRORS: Final = (*RAISED, ArithmeticError)
 FILLS: Final[tuple[Make, ...]] = (partial(filled, 0), partial(filled, 1, number=float("nan")))
 AS_FLOAT: Final = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float16}
-"""By the bytes of an integer: a dtype of at least as many"""
+"""By the bytes of an integer, a float of at least as many"""
 ANY: Final = (*SPECIAL, *GENERIC)
 """Floats in place of one that depends on data"""
 

@@ -68,7 +68,7 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
 
 
 def _kernels_now(key: str) -> frozenset[str]:
-    """Those of BOTH_KINDS for which this process has a kernel under the dispatch key."""
+    """The operators of BOTH_KINDS with a kernel for the dispatch key in this process."""
     return _kernels_of(key, torch_api.kernels_by_python())
 
 

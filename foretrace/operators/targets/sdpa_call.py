@@ -135,7 +135,7 @@ class Question:
 
 
 Condition: TypeAlias = Callable[[Question], str | None]
-"""Why the kernel cannot take the call; None where it can."""
+"""Returns the reason why the kernel cannot take the call; None where it can"""
 
 
 def _equal(left: Size, right: Size) -> Any:

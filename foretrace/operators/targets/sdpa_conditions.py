@@ -165,5 +165,5 @@ def named(dtype: torch.dtype) -> str:
 
 
 def version(numbers: tuple[int, ...]) -> str:
-    """As "9.20.0"."""
+    """The version as text: `9.20.0`."""
     return ".".join(map(str, numbers))
