@@ -71,7 +71,7 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
         gradients, index = owner.ft_gradient
         count = owner.numel()
         memory = torch_api.attribute_of(gradients.real[index], "untyped_storage")().data_ptr()
-        whole = owner.ft_queries.answers.room(owner, count, count) == count
+        whole = owner.ft_queries.answers.storage_size(owner, count, count) == count
     if not whole or memo.setdefault(("memory", memory), tensor) is not tensor:
         raise Refusal(
             "a deep copy of a tensor that shows a part of its memory, or whose memory another has"

@@ -86,7 +86,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`."""
         if self.ft_leaf and requires_grad != self.requires_grad:
-            if self.ft_queries.answers.switch(self, requires_grad):
+            if self.ft_queries.answers.set_requires_grad(self, requires_grad):
                 return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
@@ -141,10 +141,10 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def storage_offset(self) -> int | torch.SymInt:
         """As `Tensor.storage_offset`, and note the question: a later call may have another."""
         if sys._getframe(1).f_code is not torch_api.LOOKS_FOR_SIZES:
-            self.note_asked()
+            self.note_offset_asked()
         return OFFSET(self)
 
-    def note_asked(self) -> None:
+    def note_offset_asked(self) -> None:
         """Note that the program asks for the storage offset of the memory's owner."""
         owner = self if self.ft_alias is None else self.ft_alias.root.tensor()
         if owner is not None:
@@ -152,12 +152,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def _is_view(self) -> bool:
         """False for the owner of memory that the program has allocated; else refused."""
-        self.ft_queries.answers.written(self)
+        self.ft_queries.answers.version(self)
         if self.ft_alias is not None and self.ft_alias.parent is not None:
             raise view_unknown()
         return False
 
-    _version = property(lambda self: self.ft_queries.answers.written(self))
+    _version = property(lambda self: self.ft_queries.answers.version(self))
     _base = property(lambda self: self._is_view() or None)
 
     def _gradient(self) -> Any:
@@ -240,7 +240,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """Take another's memory in each call. Its own, as `p.data -= x` sets, changes nothing."""
         if new is self or _same_memory(self, new):
             return
-        if not (isinstance(new, torch.Tensor) and self.ft_queries.answers.take(self, new)):
+        if not (isinstance(new, torch.Tensor) and self.ft_queries.answers.set_data(self, new)):
             raise Refusal(
                 "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
             )

@@ -27,19 +27,19 @@ class TensorAnswers:
     hooking: Any = None
     """records hooks; None where no program is recorded"""
 
-    def switch(self, tensor: Any, wanted: bool) -> bool:
+    def set_requires_grad(self, tensor: Any, wanted: bool) -> bool:
         """Set `requires_grad` of a leaf; False where no call can."""
         return False
 
-    def take(self, tensor: Any, other: Any) -> bool:
+    def set_data(self, tensor: Any, other: Any) -> bool:
         """Set the memory of a tensor to another's; False where no call can."""
         return False
 
-    def written(self, tensor: Any) -> int:
+    def version(self, tensor: Any) -> int:
         """The number of writes to memory that the program has allocated."""
         raise view_unknown()
 
-    def room(self, tensor: Any, needed: Size, number: int) -> Size:
+    def storage_size(self, tensor: Any, needed: Size, number: int) -> Size:
         """The number of elements in the owner's memory, of which `needed` are needed.
 
         A later call's input may have more. `number` is `needed` in the captured run.

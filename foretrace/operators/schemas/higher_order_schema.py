@@ -5,7 +5,7 @@ of `switch` 2.15.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -23,7 +23,7 @@ Hint: TypeAlias = Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class HigherOrderSchema:
     """How a higher-order op takes its subgraphs and their operands.
 
     A subgraph is called with the operands of all groups, in order. Its free values are appended to
@@ -86,32 +86,37 @@ class Holder:
         return [name for _, name in self.subgraphs]
 
 
-HOLDERS: Mapping[str, Holder] = MappingProxyType({
-    "cond": Holder(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
-    "switch": Holder((), (2,), branches=1, chooses=True),
-    "while_loop": Holder(
-        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
-        condition=0, loops=True,
-    ),
-    "while_loop_stack_output": Holder(
-        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
-        condition=0, loops=True, counted=True,
-    ),
-    "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
-    "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),
-    "invoke_subgraph": Holder(((0, "repeated_subgraph"),), (), rest=2),
-    "strict_mode": Holder(((0, "strict_graph"),), (1,), trains=False),
-    "hints_wrapper": Holder(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
-    "run_const_graph": Holder(((0, "const_graph"),), (1,), trains=False),
-    "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
-    "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
-})  # fmt: skip
+WHILE_LOOP = HigherOrderSchema(
+    ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")),
+    (2, 3),
+    carried=0,
+    condition=0,
+    loops=True,
+)
+HIGHER_ORDER_SCHEMAS: Mapping[str, HigherOrderSchema] = MappingProxyType(
+    {
+        "cond": HigherOrderSchema(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
+        "switch": HigherOrderSchema((), (2,), branches=1, chooses=True),
+        "while_loop": WHILE_LOOP,
+        "while_loop_stack_output": replace(WHILE_LOOP, counted=True),
+        "map_impl": HigherOrderSchema(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
+        "scan": HigherOrderSchema(
+            ((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True
+        ),
+        "invoke_subgraph": HigherOrderSchema(((0, "repeated_subgraph"),), (), rest=2),
+        "strict_mode": HigherOrderSchema(((0, "strict_graph"),), (1,), trains=False),
+        "hints_wrapper": HigherOrderSchema(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
+        "run_const_graph": HigherOrderSchema(((0, "const_graph"),), (1,), trains=False),
+        "invoke_quant": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
+        "invoke_quant_packed": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
+    }
+)
 """The higher-order ops that take subgraphs, by their names in `torch.ops.higher_order`"""
 
 
-def holder_of(func: Any) -> Holder | None:
+def higher_order_schema_of(func: Any) -> HigherOrderSchema | None:
     """How an operator takes subgraphs; None if it takes none, or that is not known."""
-    return HOLDERS.get(getattr(func, "__name__", ""))
+    return HIGHER_ORDER_SCHEMAS.get(getattr(func, "__name__", ""))
 
 
 ATTENTION = (

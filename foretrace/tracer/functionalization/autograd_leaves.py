@@ -25,7 +25,7 @@ def require_grad(call: Call) -> Abstract:
     if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
     of_input = tensor.ft_leaf and tensor.ft_gradient is not None
-    if of_input and tensor.ft_queries.answers.switch(tensor, wanted):
+    if of_input and tensor.ft_queries.answers.set_requires_grad(tensor, wanted):
         return tensor
     if not wanted or not value.type.differentiable:
         raise Refusal(

@@ -43,7 +43,7 @@ def test_without_a_session_versions_are_refused():
 
 def test_a_session_answers():
     class Answers(TensorAnswers):
-        def written(self, tensor):
+        def version(self, tensor):
             return 7
 
     types = Types(Symbols(lambda: None))
