@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from foretrace.errors import PACKAGE_DIR, Frame, Printed
@@ -40,8 +40,7 @@ class Reason:
 
     def to_dict(self) -> dict[str, Any]:
         """A dict for JSON."""
-        root = self.root and self.root.to_dict()
-        return {"kind": self.kind, "text": self.text, "place": self.place, "root": root}
+        return asdict(self)
 
 
 def place_of(fn: Callable[..., Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -46,10 +46,7 @@ class PassChange(Printed):
 
     def to_dict(self) -> dict[str, object]:
         """A dict for JSON."""
-        return {
-            "name": self.name, "purpose": self.purpose, "ops": self.ops, "added": self.added,
-            "removed": self.removed, "replaced": self.replaced, "lines": list(self.lines),
-        }  # fmt: skip
+        return {**asdict(self), "lines": list(self.lines)}
 
 
 def pass_changes(runs: Sequence[PassRun]) -> tuple[PassChange, ...]:

@@ -55,9 +55,15 @@ class FakeKernels:
         return fakes
 
     def ask(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
-        after: bool = False, counts: Counts | None = None,
-    ) -> Tree:  # fmt: skip
+        self,
+        func: Any,
+        args: Tree,
+        kwargs: dict[str, Tree],
+        *,
+        stored: int = STORED,
+        after: bool = False,
+        counts: Counts | None = None,
+    ) -> Tree:
         """Types of the results, or of the operands `after` the call.
 
         With `counts`, sizes that depend on data are symbols.

@@ -147,15 +147,16 @@ def _adjoint(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return _conjugate(step, base, call(aten.transpose.int, new, -2, -1), call)
 
 
-PUT_OFF: dict[Any, Any] = dict.fromkeys(
-    (aten._conj.default, aten.conj.default, aten.mH.default, aten.adjoint.default,
-     aten.matrix_H.default), aten.conj_physical.default,
-) | {aten._neg_view.default: aten.neg.default}  # fmt: skip
+CONJUGATIONS = (aten._conj, aten.conj, aten.mH, aten.adjoint, aten.matrix_H)
+PUT_OFF: dict[Any, Any] = {
+    **{packet.default: aten.conj_physical.default for packet in CONJUGATIONS},
+    aten._neg_view.default: aten.neg.default,
+}
 """Lazy views, each with the operator that it puts off, which is its own inverse"""
 
-SAME_PLACES = frozenset((
-    aten.view.dtype, aten._conj.default, aten.conj.default, aten._neg_view.default,
-))  # fmt: skip
+SAME_PLACES = frozenset(
+    (aten.view.dtype, aten._conj.default, aten.conj.default, aten._neg_view.default)
+)
 """Views whose elements are at the positions of the base's, if their sizes in bytes are equal. They
 read bytes as another type or sign, which positions do not have"""
 

@@ -25,12 +25,11 @@ MEAN = 1
 LSTM = 2
 """The kind of cell. Source: mkldnn_rnn_layer in aten/src/ATen/native/mkldnn/RNN.cpp"""
 RESIZING = (
-    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
-    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
-    aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-)  # fmt: skip
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *(f"_upsample_nearest_exact{dims}d" for dims in (1, 2, 3)),
+)
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -239,5 +238,5 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.one_hot.default: _one_hot,
     aten.unsafe_chunk.default: _unsafe_chunk,
     aten._pad_packed_sequence.default: _padded,
-    **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
+    **{p.vec: _resized(p.vec, p.default) for p in (getattr(aten, name) for name in RESIZING)},
 }
