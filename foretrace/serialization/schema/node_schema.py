@@ -38,7 +38,7 @@ from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.lowering.partition.partition import Pair, Saved
-from foretrace.operators.abstract_tensors.sparse_layouts import is_told
+from foretrace.operators.abstract_tensors.sparse_layouts import is_layout_description
 from foretrace.operators.schemas.dispatch_result import Outcome, Share
 from foretrace.python_state.access.reads import state_of
 from foretrace.python_state.effects.leaks import abstract_in
@@ -146,7 +146,7 @@ ROWS: tuple[tuple[type, NodeSchema], ...] = (
                 "offset": size,
                 "requires_grad": TRUTH,
                 "lazy": text,
-                "sparse": is_told,
+                "sparse": is_layout_description,
                 "wrapped": instance_of(type(None)),
             },
             TensorType,
