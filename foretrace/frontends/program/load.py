@@ -18,7 +18,7 @@ from foretrace.lowering.partition.policies import Policy
 from foretrace.serialization.archive.loading import load as load_file, tensors_outside
 from foretrace.serialization.archive.modules import Loadable
 from foretrace.serialization.archive.stored_cut import PAIR, Stored, unlike
-from foretrace.serialization.archive.trainable import tells_all, trained_by
+from foretrace.serialization.archive.trainable import trained_by, trains_by_pair
 from foretrace.serialization.schema.opaque import GONE
 from foretrace.serialization.state.named_tensors import NamedTensors
 from foretrace.serialization.state.state_objects import Named, other_state
@@ -176,7 +176,7 @@ class Loaded(Loadable):
             return self.program.cut("export")
         forward, backward = self.pair()
         recorded, stored = self.program.recorded, forward.stored
-        if stored.pair is None or not tells_all(recorded, stored.loss):
+        if stored.pair is None or not trains_by_pair(recorded, stored.loss):
             return self.program.cut("export")
         return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
 

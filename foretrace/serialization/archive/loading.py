@@ -1,4 +1,4 @@
-"""Load a file: the record, its cuts, and the modules of its tensors. Nothing in it is run."""
+"""Load a file: the programs, their cuts and modules. No code of the file runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,26 +35,26 @@ MALFORMED = (
     KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError,
     RuntimeError, ArithmeticError, AssertionError,
 )  # fmt: skip
-"""What Python says of data that is not as it was written"""
+"""What Python raises for damaged data"""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a file has."""
+    """The content of a file."""
 
     manifest: Manifest
     captured: Captured
     cuts: tuple[Stored, ...]
     python: Restored
-    """what the program goes on from beside its modules"""
+    """optimizers, objects and other Python state"""
     missing: tuple[str, ...]
-    """classes that this process does not know, for which others stand"""
+    """names of classes that stand-ins replace"""
     more: tuple[Captured, ...] = ()
-    """further captures of the program, which answer other calls"""
+    """further captures of the program, for other calls"""
 
 
 def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
-    """Read a file; `root` becomes the module that the program was of.
+    """Read a file; `root` becomes the program's module.
 
     Raises:
         Refusal: the file is damaged, of another major version, or needs what is not here.
@@ -64,17 +64,17 @@ def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
         raise damaged(PROGRAM, "it is no program")
     check_schemas(manifest.operators)
     known = Classes(classes)
-    attempt, made = Attempt(*MALFORMED), list[Artifact]()
+    attempt, loaded = Attempt(*MALFORMED), list[Artifact]()
     with attempt:
-        made.append(_made(manifest, found, data, root, known))
+        loaded.append(_artifact(manifest, found, data, root, known))
     if attempt.error is not None:
         if isinstance(attempt.error, Refusal):
             raise attempt.error
         raise damaged(PROGRAM, f"{attempt.error!r:.160}") from attempt.error
-    return made[0]
+    return loaded[0]
 
 
-def _made(
+def _artifact(
     manifest: Manifest, found: dict[str, Any], data: bytes, root: Loadable, classes: Classes
 ) -> Artifact:
     tensors = tensors_of(found["tensors"], found["storages"], data)
@@ -100,7 +100,7 @@ def _made(
 
 
 def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
-    """Refuse a tree or a graph that no capture makes: an op of what nothing has made.
+    """Refuse a tree or a graph that is malformed, such as an op on an undefined value.
 
     Raises:
         Refusal: with the rule that it breaks.
@@ -135,7 +135,7 @@ def _record(
         if type(name) is not str or not isinstance(module, torch.nn.Module):
             raise damaged(PROGRAM, f"an input is {name!r:.60}")
         made.inputs[index].owner = module, name
-    restoring.let(made, told)
+    restoring.connect(made, told)
     for item in made.inputs:
         sources = (item.tensor, item.owner, item.argument, item.gradient_of, item.read, item.size)
         if all(each is None for each in sources):
@@ -147,36 +147,33 @@ NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
     "states", "reads", "forms", "tied", "changed", "gradients", "held", "hooked", "owners",
     "objects", "optimizers",
 )] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
-"""The Python state of a program that has none"""
+"""The Python state of a program without any"""
 
 
 def _fields(found: Any, kinds: Any, decoder: Decoder) -> dict[str, Any]:
-    given = {name: decoder.item(found[name]) for name in kinds}
-    wrong = check(kinds, given)
+    values = {name: decoder.item(found[name]) for name in kinds}
+    wrong = check(kinds, values)
     if wrong:
         raise damaged(PROGRAM, wrong)
-    return given
+    return values
 
 
 def _check_inputs(missing: list[str]) -> None:
-    """Refuse arguments of a class that nobody here can make.
+    """Refuse arguments of an unknown class.
 
     Raises:
-        Refusal: with the class.
+        Refusal: always, with the first class.
     """
+    last = missing[0].rpartition(".")[2]
     raise Refusal(
         f"the program takes a {missing[0]}, and this process knows no such class",
         kind="unknown class",
-        do=f"import its library, or name it: foretrace.load(path, classes=[{_last(missing[0])}])",
+        do=f"import its library, or name it: foretrace.load(path, classes=[{last}])",
     )
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def _check_indices(recorded: Recording) -> None:
-    """Refuse places of inputs that are none."""
+    """Refuse indices of inputs that do not exist."""
     count = len(recorded.inputs)
     requires = recorded.requires
     tables = (
@@ -189,7 +186,7 @@ def _check_indices(recorded: Recording) -> None:
 
 
 def _set_on(recorded: Recording) -> None:
-    """Give tensors of the file the attributes of Python's that the program has read of them."""
+    """Set the Python attributes that the program has read of tensors of the file."""
     for index, name, item in recorded.requires.set_on:
         tensor = recorded.inputs[index].tensor
         if tensor is not None and item is not MISSING:
@@ -197,7 +194,7 @@ def _set_on(recorded: Recording) -> None:
 
 
 def tensors_outside(recorded: Recording, python: Restored) -> dict[str, torch.Tensor]:
-    """The tensors that the program has read outside of its arguments and modules, by name."""
+    """The tensors that the program reads outside of its arguments and modules, by name."""
     known = python.tensors
     return {
         item.role.name: item.tensor

@@ -1,4 +1,4 @@
-"""Save a program: its tree, the cuts that are asked for, its tensors."""
+"""Save a program: its tree, its tensors, and cuts of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -25,19 +25,19 @@ from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import python
 from foretrace.serialization.schema.shape_env_json import symbols_json
 from foretrace.serialization.state.containers import bare
-from foretrace.serialization.state.encode_state import told_all
+from foretrace.serialization.state.encode_state import encode_states
 from foretrace.serialization.state.savable import check_python
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 
 PLACES = ("inside", "beside")
-"""Where a file's tensors may be"""
+"""Where the tensors of a file may be"""
 
 
 def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
-    """Refuse two cuts of one name, and a word that says nothing of parameters.
+    """Refuse two cuts of one name, and an unknown place of the parameters.
 
     Raises:
-        Refusal: there are such.
+        Refusal: with the first of these.
     """
     names = [stored.name for stored in cuts]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -60,15 +60,15 @@ def save(
     """Write a file.
 
     Args:
-        path: where.
+        path: of the file.
         recorded: the program.
-        cuts: those that the file is to have.
-        also: further captures of it, which answer other calls.
+        cuts: to store.
+        also: further captures of the program, for other calls.
         beside: whether the tensors go into a file beside, `path` with `.safetensors`.
 
     Raises:
-        Refusal: the program needs what no file holds: Python of its own, state outside of it, what
-            another class of tensors does. It has the line.
+        Refusal: no file can have the program: it calls Python of its own, uses state outside of it,
+            or computes with a tensor subclass. It has the line.
     """
     programs = (recorded, *also)
     for each in programs:
@@ -79,29 +79,29 @@ def save(
     tensors = Tensors()
     parts = _parts(programs, tensors)
     encoder = Encoder(partial(_number_of, tensors, parts))
-    attempt, told = Attempt(RecursionError), dict[str, Any]()
+    attempt, found = Attempt(RecursionError), dict[str, Any]()
     with attempt:
-        told = _told(programs, cuts, parts, encoder)
+        found = _programs_json(programs, cuts, parts, encoder)
     if attempt.error is not None:
         raise Refusal(
             "the program is nested too deep for Python's stack", kind="not saved",
             do="raise sys.setrecursionlimit",
         )  # fmt: skip
-    told["tensors"], told["storages"], data = tensors.written()
-    write(path, told, data, schemas(encoder.operators), beside=beside)
+    found["tensors"], found["storages"], data = tensors.written()
+    write(path, found, data, schemas(encoder.operators), beside=beside)
 
 
-def _told(
+def _programs_json(
     programs: Sequence[Recording], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
 ) -> dict[str, Any]:
-    """What the file has of the programs, but its tensors."""
+    """The programs as JSON, without the tensors."""
     every = [_told_record(each, parts, encoder) for each in programs]
     stored = [stored_json(each, encoder) for each in cuts]
     pieces = encoder.pieces()
     owned = _owned(programs, parts)
-    shared, own = told_all(programs, encoder, owned)
-    for told, recorded, mine in zip(every, programs, own, strict=True):
-        told["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
+    shared, own = encode_states(programs, encoder, owned)
+    for each, recorded, mine in zip(every, programs, own, strict=True):
+        each["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
     return {
         **every[0],
         "more": every[1:],
@@ -125,7 +125,7 @@ Owned = Mapping[int, tuple[nn.Module, str]]
 
 
 def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
-    """By id, whose the tensors of modules are."""
+    """The module and the name of each tensor of a module, by its id."""
     owned = dict[int, tuple[nn.Module, str]]()
     for recorded in programs:
         for state in (*recorded.requires.modules, *recorded.requires.met):
@@ -136,7 +136,7 @@ def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
 
 
 def _owners(recorded: Recording, owned: Owned) -> list[tuple[int, nn.Module, str]]:
-    """The inputs that the program has found as constants, and modules have."""
+    """The inputs that the program has as constants, and that modules own."""
     return [
         (index, *owned[id(item.tensor)])
         for index, item in enumerate(recorded.inputs)
@@ -148,7 +148,7 @@ def _owners(recorded: Recording, owned: Owned) -> list[tuple[int, nn.Module, str
 
 
 def _parts(programs: Sequence[Recording], tensors: Tensors) -> Parts:
-    """The modules of programs; all tensors that they have get their numbers and names."""
+    """The modules of the programs; adds their tensors and those of the inputs."""
     roots: dict[str, nn.Module] = {}
     for recorded in programs:
         for path, module in _roots(recorded).items():
@@ -164,10 +164,10 @@ def _parts(programs: Sequence[Recording], tensors: Tensors) -> Parts:
 
 
 def _there(item: Input) -> torch.Tensor | None:
-    """The tensor that a program goes on from, where its calls leave it; None for a number.
+    """The tensor at the place that a program reads; None for a number.
 
     Raises:
-        Refusal: it is gone.
+        Refusal: the place is gone.
     """
     read, attempt, found = item.read, Attempt(KeyError), None
     with attempt:
@@ -195,7 +195,7 @@ def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
 
 
 def _required(requires: CallRequirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
-    """What a call has to be like; of modules that are no part of the file, nothing."""
+    """The requirements of a call, without modules that the file lacks."""
     found = {}
     for name in REQUIRED:
         item = getattr(requires, name)
@@ -206,7 +206,7 @@ def _required(requires: CallRequirements, parts: Parts, encoder: Encoder) -> dic
 
 
 def _roots(recorded: Recording) -> Mapping[str, nn.Module]:
-    """The modules that no other one holds, by their paths."""
+    """The outermost modules, by their paths."""
     requires = recorded.requires
     constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
     used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
@@ -236,7 +236,7 @@ def _graphs(stored: Stored) -> Iterable[Graph]:
 
 
 def _check_calls(graph: Graph) -> None:
-    """Refuse a graph that calls Python of the program's own.
+    """Refuse a graph that calls Python of the program.
 
     Raises:
         Refusal: with the line.

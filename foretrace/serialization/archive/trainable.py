@@ -21,14 +21,14 @@ from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, unca
 def trained_by(
     forward: Called, backward: Called, pair: Pair, joint: Graph, semantics: TargetSemantics
 ) -> Callable[..., Any]:
-    """A call like the program's that trains by these halves; see `tells_all`.
+    """A call like the program's that trains by these halves; see `trains_by_pair`.
 
     Args:
         forward: the first half.
         backward: the second.
         pair: both as graphs.
-        joint: the graph that they are of.
-        semantics: what operators mean in it.
+        joint: the graph that was split.
+        semantics: of its operators.
     """
     recorded = forward.calls.recorded
     halves = TrainableCall(
@@ -36,7 +36,7 @@ def trained_by(
         pair,
         forward.graph_module,
         None,
-        partial(_second, recorded, semantics, joint, pair, backward),
+        partial(_backward, recorded, semantics, joint, pair, backward),
         relaid=True,
     )
 
@@ -50,28 +50,28 @@ def trained_by(
     return run
 
 
-def _second(
+def _backward(
     recorded: Recording,
     semantics: TargetSemantics,
     joint: Graph,
     pair: Pair,
     backward: Called,
-    given: TangentStrides,
+    strides: TangentStrides,
 ) -> Flat:
-    """The second half for tangents that lie so: the stored one, or one made of the tree."""
-    if given == pair.strides:
+    """The second half for tangents with such strides: the stored one, or another from the tree."""
+    if strides == pair.strides:
         return backward.graph_module
     graph = partial_backward(
-        joint, pair, Context(recorded, semantics, Level(False), tangents=given)
+        joint, pair, Context(recorded, semantics, Level(False), tangents=strides)
     )
     return straight_call(graph, recorded.symbols)
 
 
-def tells_all(recorded: Recording, loss: int | None) -> bool:
-    """Whether the halves of a joint graph are all that a call does that trains.
+def trains_by_pair(recorded: Recording, loss: int | None) -> bool:
+    """Whether the halves of a joint graph are all that a training call does.
 
-    They are where tangents are inputs, and each result is a tensor of its own that autograd follows
-    as the graph has it.
+    So it is where tangents are inputs, and each result is a separate tensor with the autograd
+    history that the graph has.
     """
     if loss is not None or recorded.makes_leaves or not recorded.requires.grad_mode:
         return False

@@ -63,8 +63,8 @@ from foretrace.serialization.schema.opaque import (
     OpaqueContext,
     OpaqueFunction,
     OpaqueHook,
+    StoredFrame,
     by_the_graph,
-    opaque_frame,
 )
 from foretrace.tracer.recorder.autograd_hooks import HookCall, SavingCall
 from foretrace.tracer.recorder.function_target import Context, FunctionCall
@@ -157,9 +157,9 @@ ROWS: tuple[tuple[type, NodeSchema], ...] = (
         Frame,
         NodeSchema(
             "line",
-            {"file": text, "line": NUMBER, "function": text, "told": text},
-            opaque_frame,
-            {"told": lambda item: item.text},
+            {"file": text, "line": NUMBER, "function": text, "code": text},
+            StoredFrame,
+            {"code": lambda item: item.text},
             equal=True,
         ),
     ),
