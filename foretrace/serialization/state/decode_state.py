@@ -9,6 +9,7 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
 from foretrace.ir.pydata.members import MISSING
@@ -27,6 +28,7 @@ from foretrace.ir.pydata.places import (
     StateRead,
     content_of,
 )
+from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
     BUILT,
@@ -119,14 +121,16 @@ class StateDecoder:
         for index, read in found["reads"]:
             inputs[index].read = self._reading(read)
         need(all(type(index) is int and inputs[index] for index in found["hooked"]), "a hook")
-        requires.hooked = dict.fromkeys(found["hooked"], ((), ()))  # the graph has their ops
-        requires.forms = [self._reading(each) for each in found["forms"]]
-        requires.tied = [(self._reading(each), index) for each, index in found["tied"]]
-        requires.states = [self._state(n, each) for n, each in enumerate(found["states"])]
-        requires.changed = [self._change(each) for each in found["changed"]]
+        requires.inputs.hooked = dict.fromkeys(found["hooked"], ((), ()))  # the graph has their ops
+        requires.python.forms = [self._reading(each) for each in found["forms"]]
+        requires.python.tied = [(self._reading(each), index) for each, index in found["tied"]]
+        states = (self._state(n, each) for n, each in enumerate(found[IN_STATE[LeaveState]]))
+        changes = map(self._change, found[IN_STATE[ChangePlace]])
+        left = (*map(LeaveState, states), *map(ChangePlace, changes))
+        recorded.effects = ordered((*recorded.effects, *left))
         self._guard_stand_ins()
-        requires.held += [self._guard(*each) for each in found["held"]]
-        need(all(0 <= index < len(inputs) for _, index in requires.tied), "tied")
+        requires.python.held += [self._guard(*each) for each in found["held"]]
+        need(all(0 <= index < len(inputs) for _, index in requires.python.tied), "tied")
 
     # ---- containers --------------------------------------------------------------------------
 
@@ -162,7 +166,7 @@ class StateDecoder:
 
     def _guard_stand_ins(self) -> None:
         """Require that a call finds the stand-ins where they are."""
-        known = self.recorded.requires.held
+        known = self.recorded.requires.python.held
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
                 names = frozenset(vars(item))
@@ -186,7 +190,7 @@ class StateDecoder:
             if id(each) in owned:
                 place = Entry(f"parameter {number} of {name}", trained, number, each)
                 read = StateRead(place, LEAF, (a_tensor(),), 0)
-                self.recorded.requires.tied.append((read, owned[id(each)]))
+                self.recorded.requires.python.tied.append((read, owned[id(each)]))
 
     # ---- places ------------------------------------------------------------------------------
 
