@@ -105,7 +105,7 @@ class Decoder:
         wrong = check(form.kinds, values)
         if wrong:
             raise damaged(PROGRAM, f"record {number}, {tag}: {wrong}")
-        return form.make(**values)
+        return form.build(values)
 
 
 def _at(items: Sequence[Any], number: Any) -> Any:

@@ -15,7 +15,8 @@ from foretrace.serialization.schema.container_json import structure_json
 from foretrace.serialization.schema.errors import PROGRAM
 from foretrace.serialization.schema.field_checks import check
 from foretrace.serialization.schema.names import named_json, single
-from foretrace.serialization.schema.node_schema import FORMS, NodeSchema, Same
+from foretrace.serialization.schema.node_schema import FORMS
+from foretrace.serialization.schema.op_schema import NodeSchema, Same
 from foretrace.serialization.schema.opaque import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
