@@ -38,7 +38,7 @@ EXCUSED: dict[str, str] = {
     "frontends/cli/arguments.py:error": "the command line",
     "frontends/cli/load.py:_module": "the command line",
     "frontends/cli/debugging.py:_place": "the command line: tests/unit/frontends/cli",
-    "frontends/cli/debugging.py:_tell": "the command line: tests/unit/frontends/cli",
+    "frontends/cli/debugging.py:_print_stop": "the command line: tests/unit/frontends/cli",
     "frontends/cli/explain.py:run": "the command line: tests/unit/frontends/cli",
     "frontends/cli/debugging.py:stop_at": "the command line: tests/unit/frontends/cli",
     "frontends/cli/dispatch.py:_wrong": "the command line: tests/unit/frontends/cli",

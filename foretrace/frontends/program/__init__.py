@@ -1,4 +1,4 @@
-"""foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
+"""`capture`, `Program` and `Cut`: capture a program, cut it, run and explain the cuts."""
 
 from foretrace.frontends.program.capture import capture as capture, rule as rule
 from foretrace.frontends.program.cut import Cut as Cut

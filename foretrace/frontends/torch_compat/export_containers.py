@@ -1,4 +1,4 @@
-"""Which containers a file of torch.export can have among its arguments and results."""
+"""Refuses arguments and results that torch.export cannot store."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from foretrace.lowering.emit.export_graph import spelled
 
 
 def check_plain(structure: Structure, what: str) -> None:
-    """Refuse a class that torch's pytree does not know; what it needs is named.
+    """Refuse a class that torch's pytree does not know.
 
     Raises:
         Refusal: there is one.
@@ -32,10 +32,10 @@ def check_plain(structure: Structure, what: str) -> None:
 
 
 def check_keys(structure: Structure) -> None:
-    """Refuse what torch's own `ExportedProgram` cannot name.
+    """Refuse containers whose items an `ExportedProgram` cannot name.
 
     Raises:
-        Refusal: there is such.
+        Refusal: there is one.
     """
     kind = torch_api.without_keys(structure.spec)
     if kind is not None:
@@ -54,10 +54,10 @@ def check_keys(structure: Structure) -> None:
 
 
 def check_leaf(leaf: Any, what: str) -> None:
-    """Refuse what no file can hold.
+    """Refuse a leaf that an ExportedProgram cannot store.
 
     Raises:
-        Refusal: it is such.
+        Refusal: it is one.
     """
     if not spelled(leaf):
         raise Refusal(
