@@ -149,30 +149,30 @@ def _called(spec: str, fn: Callable[..., Any], module: ModuleType) -> UserProgra
             f"{fn.__name__} takes arguments: {', '.join(required)}", kind="no program", do=FORM[1]
         )
     with raised(f"{fn.__name__} raised", "mend it: it has to run by itself", module.__file__):
-        returned = fn()
-    problem = _problem(returned)
+        result = fn()
+    problem = _problem(result)
     if problem:
         raise Refusal(
             f"{fn.__name__} of {spec} returns {problem}",
             kind="wrong program",
             do="return (callable, args) or (callable, args, kwargs): args a tuple, kwargs a dict",
         )
-    call, args, kwargs = (*returned, {}) if len(returned) == 2 else returned  # noqa: PLR2004 - no kwargs
+    call, args, kwargs = (*result, {}) if len(result) == 2 else result  # noqa: PLR2004 - no kwargs
     return UserProgram(spec, call, tuple(args), dict(kwargs))
 
 
-def _problem(returned: Any) -> str:
+def _problem(result: Any) -> str:
     """The problem of what the function returned; empty if there is none."""
-    if not isinstance(returned, (tuple, list)):
-        return f"a {type(returned).__name__}"
-    if len(returned) not in (2, 3):
-        return f"{len(returned)} things"
-    if not callable(returned[0]):
-        return f"a {type(returned[0]).__name__} first, which cannot be called"
-    if not isinstance(returned[1], (tuple, list)):
-        return f"args that are a {type(returned[1]).__name__}"
-    if len(returned) > 2 and not isinstance(returned[2], dict):  # noqa: PLR2004 - kwargs are the third
-        return f"kwargs that are a {type(returned[2]).__name__}"
+    if not isinstance(result, (tuple, list)):
+        return f"a {type(result).__name__}"
+    if len(result) not in (2, 3):
+        return f"{len(result)} things"
+    if not callable(result[0]):
+        return f"a {type(result[0]).__name__} first, which cannot be called"
+    if not isinstance(result[1], (tuple, list)):
+        return f"args that are a {type(result[1]).__name__}"
+    if len(result) > 2 and not isinstance(result[2], dict):  # noqa: PLR2004 - kwargs are the third
+        return f"kwargs that are a {type(result[2]).__name__}"
     return ""
 
 

@@ -17,7 +17,7 @@ from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.dynamo_graph import capture_described
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
-    tell_answers,
+    warn_guarded,
     without_hooks,
     without_states,
 )
@@ -110,7 +110,7 @@ def _captured(
     """A run of the module that its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
     check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
-    tell_answers(program.recorded, stacklevel=4)
+    warn_guarded(program.recorded, stacklevel=4)
     recorded = without_states(program.recorded, stacklevel=4)
     recorded = recorded if hooks else without_hooks(recorded, stacklevel=4)
     return Program(recorded, program.semantics)

@@ -96,7 +96,7 @@ def _programs_json(
     programs: Sequence[Recording], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
 ) -> dict[str, Any]:
     """The programs as JSON, without the tensors."""
-    every = [_told_record(each, parts, encoder) for each in programs]
+    every = [_recording_json(each, parts, encoder) for each in programs]
     stored = [stored_json(each, encoder) for each in cuts]
     pieces = encoder.pieces()
     owned = _owned(programs, parts)
@@ -114,11 +114,11 @@ def _programs_json(
     }
 
 
-def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
-    told = {name: encoder.item(getattr(recorded, name)) for name in RECORDED}
+def _recording_json(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    found = {name: encoder.item(getattr(recorded, name)) for name in RECORDED}
     return {
         "requires": _required(recorded, parts, encoder),
-        "recorded": told | {"asked_of_sizes": encoder.item({})},  # readers of (1, 2) look for it
+        "recorded": found | {"asked_of_sizes": encoder.item({})},  # readers of (1, 2) look for it
         "symbols": symbols_json(recorded.symbols, encoder),
     }
 

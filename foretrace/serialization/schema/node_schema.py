@@ -20,7 +20,6 @@ from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Overw
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.returned import ReturnedArgument
-from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.python_state.access.reads import state_of
