@@ -129,7 +129,7 @@ EXCUSED: dict[str, str] = {
     "serialization/archive/tensors.py:_memory": "a file: tests/artifact/test_damaged.py",
     "serialization/archive/loading.py:_check_inputs": "a file: tests/artifact/test_loaded.py",
     "serialization/archive/saving.py:save": "no program is known that comes there",
-    "serialization/archive/saving.py:check_saved": "a wrong call: tests/artifact/test_loaded.py",
+    "serialization/archive/saving.py:_check_call": "a wrong call: tests/artifact/test_loaded.py",
     "serialization/schema/errors.py:damaged": "a file: tests/artifact/test_damaged.py",
     "serialization/schema/names.py:_operator": "a file: tests/artifact/test_operators.py",
     "serialization/schema/names.py:check_schemas": "a file: tests/artifact/test_operators.py",

@@ -16,13 +16,13 @@ from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.selectors import Selector
 from foretrace.lowering.partition.policies import Policy
-from foretrace.serialization.archive.loading import load as load_file, tensors_outside
+from foretrace.serialization.archive.loading import load as load_file
 from foretrace.serialization.archive.modules import Loadable
-from foretrace.serialization.archive.stored_cut import PAIR, Stored, unlike
-from foretrace.serialization.archive.trainable import trained_by, trains_by_pair
+from foretrace.serialization.archive.stored_cut import PAIR, Stored
+from foretrace.serialization.archive.trainable import trained_by
 from foretrace.serialization.schema.opaque import GONE
 from foretrace.serialization.state.named_tensors import NamedTensors
-from foretrace.serialization.state.state_objects import Named, other_state, shown
+from foretrace.serialization.state.state_objects import Named, check_state_dict
 
 BROKEN = "guard broken"
 """The kind of the refusal of a call that another capture may answer"""
@@ -53,17 +53,13 @@ class Loaded(Loadable):
     def __init__(self, path: Path, classes: Iterable[type]) -> None:
         super().__init__()
         found = load_file(path, self, classes)
-        recorded = found.captured.recorded
+        every = (found.captured, *found.more)
+        program, *others = (Program(each.recorded, each.semantics) for each in every)
         space: Any = vars(self)  # the program's modules and tensors may have these names
-        space["program"] = Program(recorded, found.captured.semantics)
+        space["program"], space["others"] = program, tuple(others)
         space["missing_classes"], space["_cuts"] = found.missing, {}
-        space["outside"] = tensors_outside(recorded, found.python)
-        space["objects"] = found.python.names
-        space["others"] = tuple([Program(each.recorded, each.semantics) for each in found.more])
-        every = [recorded, *(each.recorded for each in found.more)]
-        space["python_state"] = NamedTensors(
-            [item for each in every for item in each.inputs], found.python.tensors
-        )
+        space["outside"], space["objects"] = found.outside, found.python.names
+        space["python_state"] = found.python_state
         for stored in found.cuts:
             self._add(stored)
 
@@ -115,7 +111,7 @@ class Loaded(Loadable):
         passed = {"keep": keep, "open": open, "policy": policy, "decompositions": decompositions}
         asked: dict[str, Any] = {name: each for name, each in passed.items() if each is not None}
         asked |= {} if loss is ... else {"loss": loss}
-        other = () if there is None else unlike(there.stored, asked)
+        other = () if there is None else there.stored.unlike(asked)
         if there is None or other:
             raise self._not_stored(name, asked, other)
         return there
@@ -166,10 +162,8 @@ class Loaded(Loadable):
         if HALVES[0] not in self._cuts:
             return self.program.cut("export")
         forward, backward = self.pair()
-        recorded, stored = self.program.recorded, forward.stored
-        if stored.pair is None or not trains_by_pair(recorded, stored.loss):
-            return self.program.cut("export")
-        return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
+        call = trained_by(forward, backward, forward.stored, self.program.semantics)
+        return call or self.program.cut("export")
 
     @Hiding()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -196,15 +190,7 @@ class Loaded(Loadable):
         Raises:
             Refusal: it is the state of another model.
         """
-        mine = self.state_dict()
-        for name in [*mine, *state_dict] if strict else ():
-            if name not in mine or name not in state_dict:
-                where = "the artifact lacks" if name in state_dict else "is missing"
-                raise other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
-        for name in [name for name in mine if name in state_dict]:
-            now, then = state_dict[name], mine[name]
-            if now.shape != then.shape or now.dtype != then.dtype:
-                raise other_state(f"{name} is {shown(now)}, in the artifact {shown(then)}")
+        check_state_dict(self.state_dict(), state_dict, strict)
         return super().load_state_dict(state_dict, strict, assign)
 
 

@@ -17,7 +17,7 @@ from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.lowering.partition.step_parts import parts_of
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.compiled import Compiled, not_copied
-from foretrace.serialization.archive.saving import check_saved, save
+from foretrace.serialization.archive.saving import save
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 
 HALVES = ("forward", "backward")
@@ -178,9 +178,8 @@ class Program(Tree):
         """
         stored = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
         with self.asked():
-            check_saved(stored, parameters)
             more = [each.recorded for each in also]
-            save(pathlib.Path(path), self.recorded, stored, more, beside=parameters == "beside")
+            save(pathlib.Path(path), self.recorded, stored, more, parameters)
 
     @property
     def own_cut(self) -> Literal["step", "export"]:

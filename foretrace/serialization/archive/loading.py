@@ -31,6 +31,7 @@ from foretrace.serialization.schema.opaque import by_the_graph
 from foretrace.serialization.schema.requirement_fields import requirements_of
 from foretrace.serialization.schema.shape_env_json import fill
 from foretrace.serialization.state.decode_state import Restored, StateDecoder
+from foretrace.serialization.state.named_tensors import NamedTensors
 from foretrace.session.run.setup import RULES
 
 MALFORMED = (
@@ -53,6 +54,27 @@ class Artifact:
     """names of classes that stand-ins replace"""
     more: tuple[Captured, ...] = ()
     """further captures of the program, for other calls"""
+
+    @property
+    def outside(self) -> dict[str, torch.Tensor]:
+        """The tensors that the program reads outside of its arguments and modules, by name."""
+        known = self.python.tensors
+        return {
+            item.role.name: item.tensor
+            for item in self.captured.recorded.inputs
+            if item.tensor is not None
+            and item.owner is None
+            and item.argument is None
+            and item.gradient_of is None
+            and id(item.tensor) not in known
+        }
+
+    @property
+    def python_state(self) -> NamedTensors:
+        """The tensors and open numbers in the Python state, by their names in the signature."""
+        every = (self.captured, *self.more)
+        inputs = [item for each in every for item in each.recorded.inputs]
+        return NamedTensors(inputs, self.python.tensors)
 
 
 def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
@@ -198,17 +220,3 @@ def _set_on(recorded: Recording) -> None:
         tensor = recorded.inputs[index].tensor
         if tensor is not None and item is not MISSING:
             vars(tensor)[name] = item
-
-
-def tensors_outside(recorded: Recording, python: Restored) -> dict[str, torch.Tensor]:
-    """The tensors that the program reads outside of its arguments and modules, by name."""
-    known = python.tensors
-    return {
-        item.role.name: item.tensor
-        for item in recorded.inputs
-        if item.tensor is not None
-        and item.owner is None
-        and item.argument is None
-        and item.gradient_of is None
-        and id(item.tensor) not in known
-    }

@@ -10,7 +10,6 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
@@ -19,7 +18,7 @@ from foretrace.serialization.archive.stored_cut import Stored, stored_json
 from foretrace.serialization.archive.tensors import Tensors
 from foretrace.serialization.archive.zip_file import write
 from foretrace.serialization.schema.effect_schema import stored_effects
-from foretrace.serialization.schema.encode import Encoder, no_form
+from foretrace.serialization.schema.encode import Encoder, located, no_form
 from foretrace.serialization.schema.names import schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import python
@@ -34,7 +33,7 @@ PLACES = ("inside", "beside")
 """Where the tensors of a file may be"""
 
 
-def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
+def _check_call(cuts: Sequence[Stored], parameters: str) -> None:
     """Refuse two cuts of one name, and an unknown place of the parameters.
 
     Raises:
@@ -55,9 +54,12 @@ def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
 
 
 def save(
-    path: Path, recorded: Recording, cuts: Sequence[Stored], also: Sequence[Recording] = (), *,
-    beside: bool,
-) -> None:  # fmt: skip
+    path: Path,
+    recorded: Recording,
+    cuts: Sequence[Stored],
+    also: Sequence[Recording],
+    parameters: str,
+) -> None:
     """Write a file.
 
     Args:
@@ -65,12 +67,13 @@ def save(
         recorded: the program.
         cuts: to store.
         also: further captures of the program, for other calls.
-        beside: whether the tensors go into a file beside, `path` with `.safetensors`.
+        parameters: "inside" or "beside": the tensors go into `path` with `.safetensors`.
 
     Raises:
         Refusal: no file can have the program: it calls Python of its own, uses state outside of it,
             or computes with a tensor subclass. It has the line.
     """
+    _check_call(cuts, parameters)
     programs = (recorded, *also)
     for each in programs:
         check_python(each)
@@ -89,7 +92,7 @@ def save(
             do="raise sys.setrecursionlimit",
         )  # fmt: skip
     found["tensors"], found["storages"], data = tensors.written()
-    write(path, found, data, schemas(encoder.operators), beside=beside)
+    write(path, found, data, schemas(encoder.operators), beside=parameters == "beside")
 
 
 def _programs_json(
@@ -247,12 +250,7 @@ def _check_calls(graph: Graph) -> None:
         if isinstance(op.target, (Wrap, Unwrap)):
             types = [value.type for value in (*op.outs, *op.operands)]
             wrapping = next(type for type in types if type.wrapped is not None)
-            raise no_form(wrapping).located(op.origin.frame, _modules(op), ())
+            raise located(no_form(wrapping), op)
         keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
         if hasattr(op.target, "as_module") and not keeps:
-            refusal = python(str(getattr(op.target, "name", op.target)))
-            raise refusal.located(op.origin.frame, _modules(op), ())
-
-
-def _modules(op: Op) -> list[str]:
-    return [str(each) for each in op.origin.module.stack()] if op.origin.module else []
+            raise located(python(str(getattr(op.target, "name", op.target))), op)

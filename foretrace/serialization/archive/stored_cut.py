@@ -43,6 +43,29 @@ class Stored:
     policy: Any = None
     """a name, or `GONE`"""
 
+    def unlike(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
+        """The arguments of `Program.cut` in `asked` that the cut was not built with.
+
+        Each with its value in the file: "loss=0". A function equals no other, as a file has none.
+        """
+        level = self.level
+        built_with: dict[str, tuple[Any, ...]] = {
+            "loss": (self.loss,),
+            "keep": _named(level.keep),
+            "open": _named(level.open),
+            "policy": _named((self.policy,)),
+            "decompositions": (None,) * self.opened,
+        }
+        if self.name in FORWARD_ALONE:
+            del built_with["loss"]
+        return tuple(
+            [
+                f"{name}={_shown(name, own)}"
+                for name, own in built_with.items()
+                if name in asked and not _equal(name, own, asked[name])
+            ]
+        )
+
 
 def stored_json(stored: Stored, encoder: Encoder) -> Any:
     """A cut as JSON, without functions of the user."""
@@ -66,30 +89,6 @@ def _named(selectors: tuple[Any, ...]) -> tuple[Any, ...]:
         )
     ]
     return tuple([each if _selector(each) else None for each in named])
-
-
-def unlike(stored: Stored, asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """The arguments of `Program.cut` in `asked` that the cut was not built with.
-
-    Each with its value in the file: "loss=0". A function equals no other, as a file has none.
-    """
-    level = stored.level
-    built_with: dict[str, tuple[Any, ...]] = {
-        "loss": (stored.loss,),
-        "keep": _named(level.keep),
-        "open": _named(level.open),
-        "policy": _named((stored.policy,)),
-        "decompositions": (None,) * stored.opened,
-    }
-    if stored.name in FORWARD_ALONE:
-        del built_with["loss"]
-    return tuple(
-        [
-            f"{name}={_shown(name, own)}"
-            for name, own in built_with.items()
-            if name in asked and not _equal(name, own, asked[name])
-        ]
-    )
 
 
 def _equal(name: str, own: tuple[Any, ...], asked: Any) -> bool:

@@ -16,27 +16,29 @@ from foretrace.runtime.backends.autograd_function import Flat, TrainableCall
 from foretrace.runtime.backends.graph_backend import straight_call
 from foretrace.runtime.calls.epilogue import core_of
 from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
+from foretrace.serialization.archive.stored_cut import Stored
 
 
 def trained_by(
-    forward: Called, backward: Called, pair: Pair, joint: Graph, semantics: TargetSemantics
-) -> Callable[..., Any]:
-    """A call like the program's that trains by these halves; see `trains_by_pair`.
+    forward: Called, backward: Called, stored: Stored, semantics: TargetSemantics
+) -> Callable[..., Any] | None:
+    """A call like the program's that trains by these halves; None where a call does more.
 
     Args:
         forward: the first half.
         backward: the second.
-        pair: both as graphs.
-        joint: the graph that was split.
+        stored: both as graphs, with the joint graph.
         semantics: of its operators.
     """
-    recorded = forward.calls.recorded
+    recorded, pair = forward.calls.recorded, stored.pair
+    if pair is None or not _trains_by_pair(recorded, stored.loss):
+        return None
     halves = TrainableCall(
         recorded,
         pair,
         forward.graph_module,
         None,
-        partial(_backward, recorded, semantics, joint, pair, backward),
+        partial(_backward, recorded, semantics, stored.graph, pair, backward),
         relaid=True,
     )
 
@@ -67,7 +69,7 @@ def _backward(
     return straight_call(graph, recorded.symbols)
 
 
-def trains_by_pair(recorded: Recording, loss: int | None) -> bool:
+def _trains_by_pair(recorded: Recording, loss: int | None) -> bool:
     """Whether the halves of a joint graph are all that a training call does.
 
     So it is where tangents are inputs, and each result is a separate tensor with the autograd

@@ -167,15 +167,17 @@ def _form(kind: type) -> NodeSchema | None:
     return found
 
 
-def _stack(op: Op) -> tuple[Any, ...]:
-    return op.origin.module.stack() if op.origin.module else ()
+def located(refusal: Refusal, op: Op) -> Refusal:
+    """The refusal with the line and the modules of an op."""
+    module = op.origin.module
+    path = [str(each) for each in module.stack()] if module else []
+    return refusal.located(op.origin.frame, path, ())
 
 
 def _located(item: Any, error: BaseException, trace: TracebackType | None) -> Refusal | None:
     """The refusal with the line of its op."""
     if isinstance(error, Refusal) and isinstance(item, Op):
-        path = [str(each) for each in _stack(item)]
-        return error.located(item.origin.frame, path, ())
+        return located(error, item)
     return None
 
 

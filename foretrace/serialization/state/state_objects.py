@@ -277,6 +277,20 @@ def with_state(check: Callable[[StateLoad], Any], places: Places) -> None:
     load.done()
 
 
+def check_state_dict(mine: Mapping[str, Any], state_dict: Mapping[str, Any], strict: bool) -> None:
+    """Refuse the `state_dict` of another model.
+
+    Raises:
+        Refusal: a shape or dtype differs; if `strict`, also: a name is missing, or is unknown.
+    """
+    if strict:
+        check_names(mine, state_dict, str)
+    for name in [name for name in mine if name in state_dict]:
+        new, old = state_dict[name], mine[name]
+        if not _fits(new, old):
+            raise other_state(f"{name} is {shown(new)}, in the artifact {shown(old)}")
+
+
 def shown(item: Any) -> str:
     """An item as text: of a tensor, its dtype and shape."""
     if isinstance(item, torch.Tensor):
