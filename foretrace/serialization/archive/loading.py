@@ -15,7 +15,6 @@ from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.tensor_types import Types
-from foretrace.serialization.archive.manifest import Manifest
 from foretrace.serialization.archive.modules import Loadable, parts_of
 from foretrace.serialization.archive.stored_cut import Stored, stored_of
 from foretrace.serialization.archive.tensors import tensors_of
@@ -45,7 +44,6 @@ MALFORMED = (
 class Artifact:
     """The content of a file."""
 
-    manifest: Manifest
     captured: Captured
     cuts: tuple[Stored, ...]
     python: Restored
@@ -90,7 +88,7 @@ def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
     known = Classes(classes)
     attempt, loaded = Attempt(*MALFORMED), list[Artifact]()
     with attempt:
-        loaded.append(_artifact(manifest, found, data, root, known))
+        loaded.append(_artifact(found, data, root, known))
     if attempt.error is not None:
         if isinstance(attempt.error, Refusal):
             raise attempt.error
@@ -98,9 +96,7 @@ def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
     return loaded[0]
 
 
-def _artifact(
-    manifest: Manifest, found: dict[str, Any], data: bytes, root: Loadable, classes: Classes
-) -> Artifact:
+def _artifact(found: dict[str, Any], data: bytes, root: Loadable, classes: Classes) -> Artifact:
     tensors = tensors_of(found["tensors"], found["storages"], data)
     parts = parts_of(found["parts"], tensors, root)
     decoder = Decoder(found["records"], tensors, parts, classes)
@@ -118,9 +114,7 @@ def _artifact(
     ]
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
     _check_stages([each.recorded for each in captured], cuts)
-    return Artifact(
-        manifest, captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:])
-    )
+    return Artifact(captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:]))
 
 
 def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:

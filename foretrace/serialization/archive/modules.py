@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from torch import Tensor, nn
@@ -158,19 +159,8 @@ def _fill(module: Any, part: Part, tensors: Sequence[Tensor], modules: Sequence[
 
 def _check_acyclic(parts: Sequence[Part]) -> None:
     """Refuse a module that contains itself. Several modules may share one."""
-    done, path = set[int](), list[tuple[int, Any]]()
-    for start in range(len(parts)):
-        path.append((start, iter(parts[start].children.values())))
-        inside = {start}
-        while path:
-            number, rest = path[-1]
-            below = next((n for n in rest if n is not None and n not in done), None)
-            if below is None:
-                done.add(number)
-                inside.discard(number)
-                path.pop()
-            elif below in inside:
-                raise damaged(PROGRAM, f"module {below} holds itself")
-            else:
-                inside.add(below)
-                path.append((below, iter(parts[below].children.values())))
+    children = ([n for n in part.children.values() if n is not None] for part in parts)
+    try:
+        TopologicalSorter(dict(enumerate(children))).prepare()
+    except CycleError as error:
+        raise damaged(PROGRAM, f"module {error.args[1][0]} holds itself") from error

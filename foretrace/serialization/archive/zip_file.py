@@ -105,9 +105,10 @@ def read(path: Path) -> tuple[Manifest, Any, bytes]:
     try:
         with zipfile.ZipFile(path) as file:
             infos = _infos(path, file)
-            manifest = manifest_of(_json(MANIFEST, _text(file, infos, MANIFEST)))
-            text = _checked(manifest, PROGRAM, _text(file, infos, PROGRAM))
-            data = _beside(path, manifest) if manifest.beside else _stored(file, infos)
+            manifest = manifest_of(_json(MANIFEST, _bytes_of(file, infos, MANIFEST)))
+            text = _checked(manifest, PROGRAM, _bytes_of(file, infos, PROGRAM))
+            beside = manifest.beside
+            data = _beside(path, beside) if beside else _bytes_of(file, infos, TENSORS)
     except DAMAGED as error:
         raise damaged(path.name, f"{error}") from error
     return manifest, _json(PROGRAM, text), _checked(manifest, TENSORS, data)
@@ -124,42 +125,28 @@ def _infos(path: Path, file: zipfile.ZipFile) -> Mapping[str, zipfile.ZipInfo]:
     return {info.filename: info for info in file.infolist()}
 
 
-def _text(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
-    info = _info(infos, name)
-    if info.file_size > LARGEST_TEXT:
+def _bytes_of(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
+    """A member: JSON of a limited length, or tensors, which are never compressed."""
+    info = infos.get(name)
+    if info is None:
+        raise damaged(name, "it is not there")
+    if name != TENSORS and info.file_size > LARGEST_TEXT:
         raise damaged(
             name, f"it says that it has {info.file_size} bytes, the most is {LARGEST_TEXT}"
         )
-    with _opened(file, info) as member:
-        data: bytes = member.read(info.file_size + 1)
-    return data
-
-
-def _stored(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo]) -> bytes:
-    info = _info(infos, TENSORS)
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+    stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+    if name == TENSORS and not stored:
         raise damaged(TENSORS, "it is compressed, and tensors never are")
-    with _opened(file, info) as member:
-        data: bytes = member.read()
-    return data
-
-
-def _opened(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
     try:
-        return file.open(info)
+        member = file.open(info)
     except (RuntimeError, zipfile.BadZipFile) as error:  # an encrypted member
-        raise damaged(info.filename, f"{error}") from error
+        raise damaged(name, f"{error}") from error
+    with member:
+        return member.read(info.file_size + 1)
 
 
-def _info(infos: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    if name not in infos:
-        raise damaged(name, "it is not there")
-    return infos[name]
-
-
-def _beside(path: Path, manifest: Manifest) -> bytes:
+def _beside(path: Path, name: str) -> bytes:
     """The tensors in the file beside; its name may have no folder."""
-    name = manifest.beside
     if Path(name).name != name or name in {".", ".."}:
         raise damaged(MANIFEST, f"{name!r:.80} is no name of a file beside")
     other = path.with_name(name)

@@ -5,6 +5,7 @@ another program.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any
 
@@ -51,19 +52,17 @@ class Decoder:
         Raises:
             Refusal: a record is no op, or an op is a piece of itself.
         """
-        ops = list[Op]()
+        wholes = dict[Op, tuple[Op]]()
         for piece, whole in pieces:
             both = _at(self.objects, piece), _at(self.objects, whole)
             if type(both[0]) is not Op or type(both[1]) is not Op:
                 raise damaged(PROGRAM, f"record {piece!r:.40} is a piece of {whole!r:.40}")
             both[0].piece_of = both[1]
-            ops.append(both[0])
-        for op in ops:
-            at, steps = op.piece_of, 0
-            while at is not None:
-                at, steps = at.piece_of, steps + 1
-                if steps > len(ops):
-                    raise damaged(PROGRAM, "an op is a piece of itself")
+            wholes[both[0]] = (both[1],)
+        try:
+            TopologicalSorter(wholes).prepare()
+        except CycleError as error:
+            raise damaged(PROGRAM, "an op is a piece of itself") from error
 
     def item(self, found: Any) -> Any:
         """The object of JSON.

@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
+from foretrace.ir.program.op import Op, Origin, Value
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.serialization.schema.container_json import Classes
 from foretrace.serialization.schema.decode import Decoder
@@ -77,6 +77,19 @@ def test_a_value_is_one_object_after_a_round_trip() -> None:
     assert one is same
     assert one is not other
     assert one.type == kind
+
+
+def test_an_op_that_is_a_piece_of_itself_is_damage() -> None:
+    origin = Origin(None, None, grad_mode=True)
+    ops = [Op(torch.ops.aten.sin.default, (), {}, None, (), origin=origin) for _ in range(3)]
+    decoder = Decoder([], [], [], Classes())
+    decoder.objects[:] = ops
+    decoder.join([[0, 2], [1, 2]])
+    assert ops[0].piece_of is ops[1].piece_of is ops[2]
+    with pytest.raises(Refusal, match="piece of itself"):
+        decoder.join([[0, 1], [1, 2], [2, 0]])
+    with pytest.raises(Refusal, match="nothing at 3"):
+        decoder.join([[0, 3]])
 
 
 def test_a_record_of_wrong_fields_is_damage() -> None:
