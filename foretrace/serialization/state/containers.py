@@ -127,14 +127,14 @@ class ContainerTable:
         if any(id(each.holder) in self.numbers for each in places):
             return
         for each in places:
+            holder = each.holder
+            is_dict = isinstance(holder, (dict, MappingProxyType))
             if each.how == "cell":
-                self._of_name(bare(each.name), each.holder, item)
-            elif isinstance(each.holder, (dict, MappingProxyType)) and (
-                id(each.holder) not in self._by_item
-            ):  # a namespace
-                self._of_name(str(each.key), each.holder, item)
-            elif type(each.holder) in (dict, list):
-                self._container(each.holder, each.name)
+                self._of_name(bare(each.name), holder, item)
+            elif is_dict and id(holder) not in self._by_item:  # a namespace
+                self._of_name(str(each.key), holder, item)
+            elif type(holder) in (dict, list):
+                self._container(holder, each.name)
             else:
                 continue
             return
