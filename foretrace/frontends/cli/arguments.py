@@ -102,7 +102,8 @@ def parser() -> Parser:
     _diff(commands)
     _check(commands)
     _dispatch(commands)
-    _facts(commands)
+    for name, text in FACTS.items():
+        _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
     return whole
 
 
@@ -186,11 +187,6 @@ def _dispatch(commands: Any) -> None:
     add("--key", metavar="K", help="OP: what serves this key alone")
     add("--backward", action="store_true", help="PROGRAM: and its backward")
     add("--json", action="store_true", help="print JSON, for programs")
-
-
-def _facts(commands: Any) -> None:
-    for name, text in FACTS.items():
-        _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
 
 
 def _cut_options(command: Any, cut: str) -> None:

@@ -80,7 +80,7 @@ def _print(spec: str, reports: Sequence[Report], screen: Screen) -> None:
     screen.line(spec, "bold")
     items = [item for report in reports for item in report.items]
     kinds = [kind for kind in KINDS if any(item.what == kind for item in items)]
-    head = ["mode", "cut", *(_plural(KINDS[kind]) for kind in kinds)]
+    head = ["mode", "cut", *(f"{KINDS[kind]}{'s' * (kind != 'random state')}" for kind in kinds)]
     screen.table(head, [row for report in reports for row in _rows(report, kinds)], left=2)
     for report in reports:
         for note in report.notes:
@@ -88,11 +88,6 @@ def _print(spec: str, reports: Sequence[Report], screen: Screen) -> None:
         _differences(report, screen)
     screen.line(_verdict(items), "green" if all(item.equal for item in items) else "bold red")
     screen.line()
-
-
-def _plural(word: str) -> str:
-    """The heading of a column."""
-    return word if word == "random state" else f"{word}s"
 
 
 def _rows(report: Report, kinds: Sequence[str]) -> Iterable[list[Text]]:

@@ -10,8 +10,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.forks import cached_property
-from foretrace.frontends.program import HALVES, Cut, Form, Program, cut_at, halves_of
-from foretrace.frontends.program.cut import Remake
+from foretrace.frontends.program.cut import Cut, Remake
+from foretrace.frontends.program.make_cut import Form, cut_at, halves_of
+from foretrace.frontends.program.program import HALVES, Program
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.selectors import Selector

@@ -128,9 +128,7 @@ def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
         for recorded in every:
             verify_record(recorded, None)
         for stored in cuts:
-            graphs = [stored.graph]
-            graphs += [] if stored.pair is None else [stored.pair.forward, stored.pair.backward]
-            for graph in graphs:
+            for graph in stored.graphs:
                 verify_graph(graph, every[0], None)
     if isinstance(attempt.error, Refusal):
         raise damaged(PROGRAM, attempt.error.what) from attempt.error

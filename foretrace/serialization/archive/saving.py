@@ -1,6 +1,6 @@
 """Save a program: its tree, its tensors, and cuts of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def save(
     for each in programs:
         check_python(each)
     for stored in cuts:
-        for graph in _graphs(stored):
+        for graph in stored.graphs:
             _check_calls(graph)
     tensors = Tensors()
     parts = _parts(programs, tensors)
@@ -232,12 +232,6 @@ def _roots(recorded: Recording) -> Mapping[str, nn.Module]:
 
 def _holds(prefix: str, path: str) -> bool:
     return not prefix or path == prefix or path.startswith(f"{prefix}.")
-
-
-def _graphs(stored: Stored) -> Iterable[Graph]:
-    yield stored.graph
-    if stored.pair is not None:
-        yield from (stored.pair.forward, stored.pair.backward)
 
 
 def _check_calls(graph: Graph) -> None:

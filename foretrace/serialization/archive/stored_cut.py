@@ -43,6 +43,12 @@ class Stored:
     policy: Any = None
     """a name, or `GONE`"""
 
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of the cut, and of each half."""
+        pair = self.pair
+        return (self.graph,) if pair is None else (self.graph, pair.forward, pair.backward)
+
     def unlike(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
         """The arguments of `Program.cut` in `asked` that the cut was not built with.
 

@@ -101,7 +101,8 @@ class ContainerTable:
         holder = place.holder
         if isinstance(place, (Contents, Filling)):
             return self._container(holder, place.name), None
-        named = type(place) is Place or isinstance(holder, Named) or self._is_object(holder)
+        is_object = id(holder) in self._owners or id(holder) in self._spaces
+        named = type(place) is Place or isinstance(holder, Named) or is_object
         if named and id(holder) not in self._whole:
             return self._of_name(str(place.key), holder, place.now)
         return self._container(holder, place.name), place.key
@@ -146,10 +147,6 @@ class ContainerTable:
         return self._add(_kind(item), item)
 
     # ---- parts -------------------------------------------------------------------------------
-
-    def _is_object(self, holder: Any) -> bool:
-        """Whether a dict is the `__dict__` of an object."""
-        return id(holder) in self._owners or id(holder) in self._spaces
 
     def _of_name(self, name: str, holder: Any, now: Any) -> Spot:
         """Where a name of an object, a class, a cell or a module's globals is."""
