@@ -153,8 +153,8 @@ class Gone:
     def __call__(self, *args: Any) -> NoReturn:
         """Refuse the call."""
         raise Refusal(
-            "the cut was made with a function (keep=, open=, policy= or decompositions=), and has"
-            " to be made anew for this call, whose sizes or tangents lie otherwise",
+            "the cut was made with a function (keep=, open=, policy= or decompositions=), which no"
+            " file has, and cannot be built again for tangents of other strides, or for its passes",
             kind="not saved",
             do="name operators instead of a function, and save it again",
         )
