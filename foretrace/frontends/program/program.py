@@ -178,8 +178,8 @@ class Program(Tree):
         """
         stored = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
         with self.asked():
-            more = [each.recorded for each in also]
-            save(pathlib.Path(path), self.recorded, stored, more, parameters)
+            programs = [each.recorded for each in (self, *also)]
+            save(pathlib.Path(path), programs, stored, parameters)
 
     @property
     def own_cut(self) -> Literal["step", "export"]:

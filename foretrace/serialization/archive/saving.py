@@ -54,32 +54,26 @@ def _check_call(cuts: Sequence[Stored], parameters: str) -> None:
 
 
 def save(
-    path: Path,
-    recorded: Recording,
-    cuts: Sequence[Stored],
-    also: Sequence[Recording],
-    parameters: str,
+    path: Path, programs: Sequence[Recording], cuts: Sequence[Stored], parameters: str
 ) -> None:
     """Write a file.
 
     Args:
         path: of the file.
-        recorded: the program.
+        programs: the program, and further captures of it for other calls.
         cuts: to store.
-        also: further captures of the program, for other calls.
-        parameters: "inside" or "beside": the tensors go into `path` with `.safetensors`.
+        parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
 
     Raises:
         Refusal: no file can have the program: it calls Python of its own, uses state outside of it,
             or computes with a tensor subclass. It has the line.
     """
     _check_call(cuts, parameters)
-    programs = (recorded, *also)
     for each in programs:
         check_python(each)
     for stored in cuts:
         for graph in stored.graphs:
-            _check_calls(graph)
+            _check_graph(graph)
     tensors = Tensors()
     parts = _parts(programs, tensors)
     encoder = Encoder(partial(_number_of, tensors, parts))
@@ -234,7 +228,7 @@ def _holds(prefix: str, path: str) -> bool:
     return not prefix or path == prefix or path.startswith(f"{prefix}.")
 
 
-def _check_calls(graph: Graph) -> None:
+def _check_graph(graph: Graph) -> None:
     """Refuse a graph that calls Python of the program.
 
     Raises:
