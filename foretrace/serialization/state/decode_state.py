@@ -189,7 +189,7 @@ class StateDecoder:
         for number, each in trained.items():
             if id(each) in owned:
                 place = Entry(f"parameter {number} of {name}", trained, number, each)
-                read = StateRead(place, LEAF, (a_tensor(),), 0)
+                read = StateRead(place, LEAF, (_any_tensor(),), 0)
                 self.recorded.requires.python.tied.append((read, owned[id(each)]))
 
     # ---- places ------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class StateDecoder:
         )
 
 
-def a_tensor() -> torch.Tensor:
+def _any_tensor() -> torch.Tensor:
     """Stands for a tensor that each call reads."""
     return torch.empty(0)
 
@@ -276,7 +276,7 @@ def _leaf(found: Sequence[Any]) -> Any:
         case ("open",):
             return OPEN
         case ("tensor",):
-            return a_tensor()
+            return _any_tensor()
         case ("is", leaf):
             return leaf
     raise Wrong(f"{found!r:.60} is no leaf")

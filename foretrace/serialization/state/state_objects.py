@@ -87,7 +87,7 @@ class StateLoad:
         Raises:
             Refusal: the value lacks one, or has others.
         """
-        check_names(now, value, named)
+        _check_names(now, value, named)
         for key, each in value.items():
             self.item(named(key), now, key, each)
 
@@ -123,7 +123,7 @@ def _refill(holder: Any, items: Any) -> None:
     (holder.update if isinstance(holder, (dict, set)) else holder.extend)(items)
 
 
-def check_names(now: Collection[Any], value: Any, named: Callable[[Any], str]) -> None:
+def _check_names(now: Collection[Any], value: Any, named: Callable[[Any], str]) -> None:
     """Refuse a dict that lacks a name, or has another.
 
     Raises:
@@ -177,7 +177,7 @@ class LoadedObject:
         known = state_dict
         if isinstance(state_dict, Mapping):
             known = {key: state_dict[key] for key in mine if key in state_dict}
-        check_names(mine, known, lambda key: f"{name}.{key}")
+        _check_names(mine, known, lambda key: f"{name}.{key}")
         for key, each in known.items():
             load.item(f"{name}.{key}", vars(self), key, each)
 
@@ -231,7 +231,7 @@ class LoadedOptimizer(torch.optim.Optimizer):
 
     def fill(self, state_dict: Any, load: StateLoad) -> None:
         """Check a state, and add its items to a load."""
-        check_names(("state", "param_groups"), state_dict, str)
+        _check_names(("state", "param_groups"), state_dict, str)
         every = [each for group in self.param_groups for each in group["params"]]
         groups = state_dict["param_groups"]
         if not isinstance(groups, list) or len(groups) != len(self.param_groups):
@@ -240,13 +240,13 @@ class LoadedOptimizer(torch.optim.Optimizer):
             self._group(f"group {number}", mine, theirs, load)
         numbers = {id(each): number for number, each in enumerate(every)}
         state = {numbers.get(id(key), key): kept for key, kept in self.state.items()}
-        check_names(state, state_dict["state"], lambda key: f"state of {self._called(key, every)}")
+        _check_names(state, state_dict["state"], lambda key: f"state of {self._called(key, every)}")
         for key, kept in state.items():
             about = self._called(key, every)
             load.entries(kept, state_dict["state"][key], partial("{1} of {0}".format, about))
 
     def _group(self, name: str, mine: dict[str, Any], theirs: Any, load: StateLoad) -> None:
-        check_names(mine, theirs, lambda key: f"{key} of {name}")
+        _check_names(mine, theirs, lambda key: f"{key} of {name}")
         now, then = theirs["params"], mine["params"]
         if not isinstance(now, list) or len(now) != len(then):
             raise other_state(f"{name} has params {shown(now)}, in the artifact {len(then)}")
@@ -284,7 +284,7 @@ def check_state_dict(mine: Mapping[str, Any], state_dict: Mapping[str, Any], str
         Refusal: a shape or dtype differs; if `strict`, also: a name is missing, or is unknown.
     """
     if strict:
-        check_names(mine, state_dict, str)
+        _check_names(mine, state_dict, str)
     for name in [name for name in mine if name in state_dict]:
         new, old = state_dict[name], mine[name]
         if not _fits(new, old):
