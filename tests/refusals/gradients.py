@@ -643,8 +643,8 @@ def exported_without_gradients() -> None:
 
 
 refuses(
-    "autograd.Function", "frontends/torch_compat/export.py:_check_op", exports(makes_for_a_file, W),
-    makes_for_a_file, exported(double, W), exported_without_gradients,
+    "autograd.Function", "frontends/torch_compat/export_checks.py:_check_op",
+    exports(makes_for_a_file, W), makes_for_a_file, exported(double, W), exported_without_gradients,
 )  # fmt: skip
 
 
@@ -674,7 +674,7 @@ def draws_from_zero(x: Tensor) -> Tensor:
 
 refuses(
     "unsupported",
-    "frontends/torch_compat/export.py:_check_op",
+    "frontends/torch_compat/export_checks.py:_check_op",
     exports(draws_between, W),
     draws_between,
     exported(draws_from_zero, W),
