@@ -11,9 +11,10 @@ import torch
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.location import Contents, Entry, Location, OnArguments
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import Change, Contents, Entry, OnArguments, State, StateRead
 from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.pydata.state import Change, State, StateRead
 from foretrace.ir.symbols.substitution import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -50,6 +51,26 @@ class ReadLocation:
     """whether the program itself leaves something else there"""
     at: Frame | LazyFrame | None = None
     """the line that does"""
+
+    @property
+    def variable(self) -> object:
+        """The name or key by which it is held; of a closure cell, that of the variable."""
+        return self.name.rpartition(" ")[2] if self.how == "cell" else self.key
+
+    @property
+    def identity(self) -> tuple[int, object]:
+        """As `Location` has it."""
+        return id(self.holder), self.variable
+
+    @property
+    def location(self) -> Location | None:
+        """The location, to be bound; None of an item of what is no dict."""
+        if self.how != "item":
+            return Location(str(self.variable), self.holder, self.before)
+        if not isinstance(self.holder, dict):
+            return None
+        name = self.key if type(self.key) is str else self.name
+        return Entry(name, self.holder, self.key, self.before)
 
     @property
     def makes(self) -> bool:

@@ -18,7 +18,7 @@ from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tr
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Guard, Symbols

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import CellType
 from typing import Any, Protocol
 
 import torch
@@ -20,30 +19,26 @@ from foretrace.ir.program.call_requirements import (
 )
 from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.places import (
-    Change,
+from foretrace.ir.pydata.location import (
     Contents,
     Entry,
     Filling,
+    Location,
     OnArguments,
-    OnData,
-    OnGradient,
     OnInput,
-    Place,
-    StateRead,
-    content_of,
+    OnTensor,
 )
+from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.module_state import located
-from foretrace.python_state.snapshot.restore import told_of
+from foretrace.python_state.snapshot.changes import name_of_leaf
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput, Filling)
+ON_THE_CALL = (OnArguments, OnTensor, OnInput, Filling)
 """Places that each call has of its own, and those of which it asks nothing"""
 
 
@@ -71,15 +66,15 @@ def add_state_inputs(
         requires: takes further places of one tensor, and which inputs are of the second kind.
     """
     _read_left(kept, run, requires)
-    left = {(id(each.place.holder), each.place.key) for each in kept}
-    others = (each for each in moved if (id(each.place.holder), each.place.key) not in left)
+    left = {each.place.identity for each in kept}
+    others = (each for each in moved if each.place.identity not in left)
     _read_moved(others, run, requires)
 
 
 def _read_left(kept: Iterable[Change], run: Run, requires: CallRequirements) -> None:
     for change in requires.changed:
         if change.itself and own_kind(change.after) in FILLED:
-            content = Contents(change.name, change.after, content_of(change.after))
+            content = Contents.of(change.name, change.after)
             requires.forms.append(_read(content, -1))
     counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
@@ -122,14 +117,14 @@ def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
     return True
 
 
-def _read(place: Place, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
+def _read(place: Location, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
     """A leaf of what is in a place; `every`: all of them, with open numbers."""
     leaves, structure = take_apart(place.before)
     return StateRead(place, structure, every or tuple([leaf for _, leaf in leaves]), number)
 
 
 def _tensors_in(
-    place: Place, every: tuple[Any, ...] | None = None
+    place: Location, every: tuple[Any, ...] | None = None
 ) -> Iterator[tuple[StateRead, torch.Tensor]]:
     for number, (_, leaf) in enumerate(take_apart(place.before)[0]):
         if isinstance(leaf, torch.Tensor):
@@ -144,11 +139,11 @@ def seen_rebound(held: Iterable[object]) -> Iterator[Change]:
 
 
 def _rebound(held: ReadLocation) -> Iterator[Change]:
-    place, name = place_of(held), held.name
+    place, name = held.location, held.name
     now = MISSING if place is None else place.now
     if isinstance(held.holder, (list, deque)) and held.key in range(len(held.holder)):
         name = held.name.rpartition("[")[0]
-        place = Contents(name, held.holder, content_of(held.holder))
+        place = Contents.of(name, held.holder)
         now = place.before[held.key]
     if place is not None and _others(held.before, now):
         yield Change(place, None, rebound=True, path=name)
@@ -162,8 +157,8 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
     tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
     for each in requires.held:
         if isinstance(each, ReadLocation) and isinstance(tensor := each.before, torch.Tensor):
-            place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
-            name = place.name if each.how == "cell" and place is not None else each.key
+            place, trained = each.location, tensor.requires_grad and tensor.is_leaf
+            name = each.variable
             known = type(name) is str and name in names and id(each.holder) not in tables
             if known and place is not None and not trained:
                 yield Change(place, None, rebound=True, path=each.name)
@@ -193,7 +188,7 @@ def drop_unread(
     if not (reads or requires.forms):
         yield from held
         return
-    places = {(id(read.place.holder), _key(read.place)) for read in reads}
+    places = {read.place.identity for read in reads}
     requires.set_on = [
         each for each in requires.set_on if (id(vars(real[each[0]])), each[1]) not in places
     ]
@@ -202,7 +197,7 @@ def drop_unread(
     inside |= {id(read.place.holder) for read in (*requires.forms, *contents)}
     anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
     for each in held:
-        place = (id(each.holder), each.key) if isinstance(each, ReadLocation) else None
+        place = each.identity if isinstance(each, ReadLocation) else None
         itself = isinstance(each, ReadLocation) and each.itself
         if itself or (place not in places and id(each.holder) not in inside):
             tensors = [x for x in _tensors_of(each) if id(x) in anew]
@@ -225,13 +220,11 @@ def _elsewhere(
             kind="side effect",
             do="keep them in a list, or in a dict",
         )
-    place = place_of(held) if isinstance(held, ReadLocation) else None
-    if isinstance(place, Entry):
-        place.name = held.name
-    if place is not None:
-        return _read(place, 0)
-    place = Contents(held.name, held.holder, content_of(held.holder))
-    return next(read for read, each in _tensors_in(place) if each is tensor)
+    location = held.location if isinstance(held, ReadLocation) else None
+    if location is not None:
+        return _read(location.named(held.name), 0)
+    content = Contents.of(held.name, held.holder)
+    return next(read for read, each in _tensors_in(content) if each is tensor)
 
 
 def _tensors_of(held: ReadLocation | AttributeNames | ContainerLength) -> Iterator[torch.Tensor]:
@@ -271,10 +264,6 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
             )
 
 
-def _key(place: Place) -> Any:
-    return None if isinstance(place.holder, CellType) else place.key
-
-
 def _containers(item: Any) -> Iterator[Any]:
     if isinstance(item, CONTAINERS):
         yield item
@@ -285,8 +274,6 @@ def _containers(item: Any) -> Iterator[Any]:
 def role_of(change: Change, path: str) -> Role:
     """What a leaf of a state is; of an optimizer's, `exp_avg of layers.0.weight`."""
     place = change.place
-    if isinstance(place, OnGradient):
-        return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
-    if isinstance(place, OnData):
-        return Role("state", f"memory of {place.name.removesuffix('.data')}")
-    return Role("state", told_of(change, path))
+    if isinstance(place, OnTensor):
+        return Role("state", f"{place.what} of {place.name.removesuffix(f'.{place.attribute}')}")
+    return Role("state", name_of_leaf(change, path))

@@ -15,18 +15,10 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.recording import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
+from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.places import (
-    NUMBERS,
-    Change,
-    Contents,
-    Entry,
-    Kept,
-    OnArguments,
-    OnInput,
-    State,
-)
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
@@ -74,17 +66,15 @@ def collect_state_outputs(
             requires.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
-            others.setdefault((id(change.place.holder), change.place.key), one)
+            others.setdefault(change.place.identity, one)
             continue
         elif not (made and change.rebound and _as_before(change, real)):
             if (made and not left) or not (held or left) or _as_before(change, real):
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
-            kind.setdefault((id(change.place.holder), change.place.key), one)
+            kind.setdefault(change.place.identity, one)
         change.undo()
-    requires.changed = [
-        each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
-    ]
+    requires.changed = [each for each in requires.changed if each.place.identity not in found]
     return [*found.values()], [*others.values()]
 
 
@@ -139,11 +129,7 @@ def told(change: Change, outside: AccessMonitor | None) -> Change:
     if outside is None or not isinstance(place, (Contents, Entry)):
         return change
     name = outside.names().get(id(place.holder))
-    if name is None:
-        return change
-    if isinstance(place, Contents):
-        return replace(change, place=Contents(name, place.holder, place.before))
-    return replace(change, place=Entry(name, place.holder, place.key, place.before))
+    return change if name is None else replace(change, place=place.named(name))
 
 
 def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
@@ -213,7 +199,7 @@ def all_given(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has made, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
-        isinstance(x, Kept) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
         for x in leaves
     )
 
@@ -226,11 +212,11 @@ def _by_place(change: Change) -> Any:
     if isinstance(after, set):
         return after
     pairs = isinstance(change.place.holder, dict)
-    old = dict[int, Kept]()
+    old = dict[int, ItemBefore]()
     for place, item in enumerate(before):
         for part, each in enumerate(item if pairs else (item,)):
             if type(each) not in NUMBERS:
-                old.setdefault(id(each), Kept(place, part) if pairs else Kept(place))
+                old.setdefault(id(each), ItemBefore(place, part) if pairs else ItemBefore(place))
     if pairs:
         return [tuple([old.get(id(each), each) for each in pair]) for pair in after]
     return [old.get(id(item), item) for item in after]
@@ -262,9 +248,9 @@ def states_of(
             continue
         leaves, structure = take_apart(_by_place(change))
         begin = first + len(outputs)
-        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
+        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, ItemBefore)}
         for path, leaf in leaves:
-            if not isinstance(leaf, Kept):
+            if not isinstance(leaf, ItemBefore):
                 role = role_of(change, path)
                 outputs.append(made(role, leaf))
         if isinstance(change.after, CONTAINERS):

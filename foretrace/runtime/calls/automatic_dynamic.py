@@ -10,9 +10,9 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.arguments import named_arguments
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
-from foretrace.python_state.effects.counters import anew, of_optimizer, seen_to_differ
+from foretrace.python_state.effects.counters import of_optimizer, seen_to_differ
 from foretrace.python_state.effects.state_inputs import seen_rebound
 
 Sizes = dict[str, Asked]
@@ -33,13 +33,11 @@ class Found:
     def note(self, last: list[object]) -> None:
         """Take what is now another than captures have found; `last`: what the last one has."""
         self.numbers += seen_to_differ(last)
-        self.held |= {
-            (id(each.holder), each.key): each for each in last if isinstance(each, ReadLocation)
-        }
+        self.held |= {each.identity: each for each in last if isinstance(each, ReadLocation)}
         for each in seen_rebound(self.held.values()):
-            self.tensors.setdefault((id(each.place.holder), each.place.key), each)
+            self.tensors.setdefault(each.place.identity, each)
         for key, each in self.tensors.items():
-            self.tensors[key] = replace(each, place=anew(each.place))
+            self.tensors[key] = replace(each, place=each.place.refreshed)
 
 
 CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Found], Captured]

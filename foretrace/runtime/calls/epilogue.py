@@ -12,7 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Tree, Value
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
-from foretrace.ir.pydata.places import put_all
+from foretrace.ir.pydata.state import put_all
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text

@@ -17,8 +17,8 @@ from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Value, ViewStep
 from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.ir.pydata.places import put_all
 from foretrace.ir.pydata.returned import restore_identity
+from foretrace.ir.pydata.state import put_all
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps

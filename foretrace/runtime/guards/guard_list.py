@@ -17,7 +17,7 @@ from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, memory_of, one_memory
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import tensor_of
+from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.substitution import Numbers, Size, put_in, solved
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text

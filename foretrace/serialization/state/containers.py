@@ -14,8 +14,8 @@ import torch
 
 from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.location import Contents, Filling, Location
 from foretrace.ir.pydata.members import attributes_of
-from foretrace.ir.pydata.places import Contents, Filling, Place
 from foretrace.serialization.state.state_objects import Named, class_of
 
 KINDS: Mapping[str, type[Any]] = MappingProxyType({
@@ -98,12 +98,12 @@ class ContainerTable:
 
     # ---- places ------------------------------------------------------------------------------
 
-    def spot(self, place: Place) -> Spot:
+    def spot(self, place: Location) -> Spot:
         """Where a place is in the file; of the content of a container, without a key."""
         holder = place.holder
         if isinstance(place, (Contents, Filling)):
             return self._container(holder, place.name), None
-        named = type(place) is Place or isinstance(holder, Named) or self._is_object(holder)
+        named = type(place) is Location or isinstance(holder, Named) or self._is_object(holder)
         if named and id(holder) not in self._whole:
             return self._of_name(str(place.key), holder, place.now)
         return self._container(holder, place.name), place.key

@@ -13,8 +13,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.location import CONTENTS
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import CONTENTS
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.source.call_site import asking_line
 

@@ -9,8 +9,8 @@ import sympy
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.places import Change
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.symbols import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]

@@ -14,8 +14,9 @@ from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, take_apart
-from foretrace.ir.pydata.places import Change, Contents, OnArguments
+from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.returned import handed_back
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
@@ -23,12 +24,11 @@ from foretrace.python_state.access.reads import bound_before, read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
+from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import (
     SwappedModuleTensors,
     borrowed,
     located,
-    names_of_tensors,
-    owners_of,
     watched,
 )
 from foretrace.python_state.effects.state_inputs import (

@@ -18,7 +18,8 @@ from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.places import NUMBERS, Change, Place, StateRead, tensor_of
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.state import NUMBERS, Change, StateRead, tensor_of
 from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
@@ -281,7 +282,7 @@ class Session:
         tensor = self._count(number, "state", name, read=read)
         return self._symbol(tensor, (read.place, read.number))
 
-    def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
+    def _symbol(self, tensor: Abstract, of: tuple[Location, int] | str) -> Any:
         self._begins()
         number = tensor.item()
         self.known.counted.append((of, torch_api.expression(number)))

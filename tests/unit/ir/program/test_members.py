@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import (
     MISSING,
     cell_content,
@@ -12,7 +13,6 @@ from foretrace.ir.pydata.members import (
     members,
     own_items,
     own_length,
-    reached,
     referents,
 )
 
@@ -83,13 +83,13 @@ def test_near_ones_are_reached_first_and_each_once() -> None:
     near, far = [leaf], [[leaf]]
     both = [far, near]
     both.append(both)
-    found = list(reached([both], inside, 3))
+    found = list(walk_heap([both], inside, depth=3))
     assert list(map(id, found)) == list(map(id, [both, far, near, far[0], leaf]))
 
 
 def test_no_farther_than_asked() -> None:
     deep = [[[1]]]
-    assert list(reached([deep], inside, 2)) == [deep, deep[0], deep[0][0]]
+    assert list(walk_heap([deep], inside, depth=2)) == [deep, deep[0], deep[0][0]]
 
 
 @pytest.mark.parametrize("item", [{"a": 1}, {5}])
