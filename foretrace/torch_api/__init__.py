@@ -233,6 +233,7 @@ from foretrace.torch_api.symbolic.floats_followed import (
     batches_counted as batches_counted,
 )
 from foretrace.torch_api.symbolic.shape_env import (
+    LOOKS_FOR_SIZES as LOOKS_FOR_SIZES,
     SIZE_FUNCTIONS as SIZE_FUNCTIONS,
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,

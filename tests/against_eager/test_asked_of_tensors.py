@@ -41,7 +41,7 @@ def outcome(fn: Callable[..., Any], *args: Tensor) -> str | set[str]:
         requires = foretrace.capture(fn, args).recorded.requires
     except foretrace.Refusal as refusal:
         return refusal.kind
-    return {"begins"} if requires.begins else set()
+    return {"begins"} if requires.inputs.begins else set()
 
 
 @pytest.mark.parametrize("tensor", [LEAF, MADE, PART], ids=["leaf", "made", "part"])

@@ -127,3 +127,24 @@ def test_as_in_eager(name: str) -> None:
     with pytest.raises(foretrace.Refusal, match="a second time") as refused:
         foretrace.capture(twice, (x,))
     assert refused.value.kind == "graph freed"
+
+
+@pytest.mark.parametrize("cut", ["export", "aten", "step"])
+def test_a_view_of_what_it_wrote_shares_the_input_s_memory(cut: Any) -> None:
+    """After a backward of the program's own: a cut returned it in memory of its own."""
+
+    def fn(w: Tensor, x: Tensor) -> Tensor:
+        x.copy_(w * 2)
+        row = x[0]
+        row.sum().backward()
+        return row
+
+    def given() -> tuple[Tensor, Tensor]:
+        return torch.ones(2, 3, requires_grad=True), torch.zeros(2, 3)
+
+    (w, x), call = given(), foretrace.capture(fn, given()).cut(cut)
+    row = call(w, x)
+    with torch.no_grad():
+        x[0].add_(5)
+    assert row.tolist() == [7.0, 7.0, 7.0]
+    assert row.requires_grad

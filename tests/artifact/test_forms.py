@@ -4,15 +4,19 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from foretrace.ir.program.call_requirements import CallRequirements, ModuleState, ValueGuard
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
+from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS
 from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
+from foretrace.serialization.schema.requirement_fields import GROUPS, fields_of, requirements_of
 
 LEFT_OUT: dict[type, set[str]] = {
     Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records
@@ -24,10 +28,10 @@ LEFT_OUT: dict[type, set[str]] = {
 }
 OUTSIDE = {
     "held", "of_hooks",  # Python outside of the program, which a file does not have
-    "changed", "states", "counted", "forms", "tied", "hooked",  # refused
-    "stored", "rebound", "filled",  # of a run, or of callables alone
+    "forms", "tied", "hooked",  # with Python's state
+    "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip
-APART = {"symbols", "requires", "again", "_bare", "_order"}
+APART = {"symbols", "requires", "effects", "again", "_bare", "_order"}
 
 
 def names_of(kind: type) -> set[str]:
@@ -44,7 +48,19 @@ def test_every_field_of_a_class(kind: Any) -> None:
 
 
 def test_every_requirement() -> None:
-    assert names_of(CallRequirements) - set(REQUIRED) == OUTSIDE
+    known = names_of(CallRequirements).difference(GROUPS).union(*map(names_of, GROUPS.values()))
+    assert known - set(REQUIRED) == OUTSIDE
+    assert set(REQUIRED) - known == set(EFFECT_FIELDS)
+
+
+def test_a_file_has_the_fields_of_groups_beside_the_others() -> None:
+    requires = CallRequirements(LEAF, ["x"], None, True, frozenset(), torch.float32)
+    requires.inputs.gradients, requires.python.mentioned = {0: None}, frozenset("a")
+    found = fields_of(requires)
+    assert (found["names"], found["gradients"], found["mentioned"]) == (["x"], {0: None}, {"a"})
+    assert found.keys().isdisjoint({*GROUPS, "notes"})
+    again = requirements_of({"in_structure": LEAF, **found})
+    assert fields_of(again) == found
 
 
 def test_every_part_of_a_record() -> None:

@@ -362,3 +362,28 @@ def test_wrong_calls() -> None:
         with pytest.raises(foretrace.Refusal) as caught:
             aot_export_module(mod, (torch.randn(2, 3),), trace_joint=True, **options)
         assert caught.value.kind == "wrong call"
+
+
+class SetsData(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.data = x * 2  # here
+        return x + 1
+
+
+class WritesUnderNoGrad(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.copy_(x * 2)
+        return x + 1
+
+
+def test_other_memory_of_an_input_is_refused_and_both_ways_out_work() -> None:
+    with pytest.raises(foretrace.Refusal, match=r"sets x\.data, and a graph leaves") as caught:
+        aot_export_module(SetsData(), (torch.ones(3),), trace_joint=False)
+    line = "x.data = x * 2  # here"
+    assert line in str(caught.value.at)
+    x = torch.ones(3)
+    result = foretrace.capture(SetsData(), (torch.ones(3),)).cut("aten")(x)
+    assert (result.tolist(), x.tolist()) == ([3.0] * 3, [2.0] * 3)
+    module, _ = aot_export_module(WritesUnderNoGrad(), (torch.ones(3),), trace_joint=False)
+    assert [item.tolist() for item in module(torch.ones(3))] == [[2.0] * 3, [3.0] * 3]

@@ -452,7 +452,7 @@ def reshaped_by_the_cut() -> None:
 
 refuses(
     "side effect",
-    "frontends/torch_compat/stateless_check.py:check_shapes_stay",
+    "frontends/torch_compat/stateless_check.py:_refuse_shape",
     exports(reshapes, X),
     reshapes,
     exported(returns_reshaped, X),

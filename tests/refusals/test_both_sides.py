@@ -153,6 +153,19 @@ class Trains(nn.Module):
         return x + self.weight
 
 
+def returns_its_argument(d: dict[str, Tensor]) -> dict[str, Tensor]:
+    if d["x"].sum() > 0:
+        return d
+    return {"x": d["x"]}
+
+
+def test_an_object_of_the_caller_that_one_side_returns() -> None:
+    """It was taken for what both sides return."""
+    for example in (X, -X):
+        with pytest.raises(Refusal, match="returns a container or an object of the caller's"):
+            foretrace.capture(returns_its_argument, ({"x": example},), branches="both")
+
+
 def line_marked(fn: Any) -> int:
     """The line of the program that ends with "# here"."""
     code = (fn.forward if isinstance(fn, nn.Module) else fn).__code__

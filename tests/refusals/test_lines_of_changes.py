@@ -85,7 +85,7 @@ class ByFunction(Base):
     ],
 )
 def test_stores_of_modules(module: nn.Module, at: Callable[..., Any]) -> None:
-    (state,) = foretrace.capture(module, (X,)).recorded.requires.states
+    (state,) = foretrace.capture(module, (X,)).recorded.states
     assert guilty_line(at) in str(state.at)
 
 

@@ -12,7 +12,10 @@ from torch import Tensor
 import foretrace
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.program.load import Loaded
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import LeaveState
 from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.state import State
 from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import aliasing, differences, tensors
 from tests.support.subject import Snapshot, Subject
@@ -42,10 +45,15 @@ def through_a_file(program: Program, *cuts: Any) -> Loaded:
     pairs = zip(loaded.program.recorded.inputs, program.recorded.inputs, strict=True)
     for mine, live in pairs:
         mine.owner, mine.tensor, mine.read = live.owner, live.tensor, live.read
-    states = loaded.program.recorded.requires.states
-    pairs = zip(states, program.recorded.requires.states, strict=True)
-    states[:] = [replace(mine, place=live.place) for mine, live in pairs]
+    effects, live = loaded.program.recorded.effects, iter(program.recorded.states)
+    effects[:] = [_on_state_of(live, effect) for effect in effects]
     return loaded
+
+
+def _on_state_of(live: Iterator[State], effect: Effect) -> Effect:
+    if not isinstance(effect, LeaveState):
+        return effect
+    return LeaveState(replace(effect.state, place=next(live).place))
 
 
 def classes_of(program: Program) -> list[type]:

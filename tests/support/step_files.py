@@ -51,8 +51,8 @@ class Trained:
 
     def _gradients(self) -> list[str]:
         """The same of gradients that calls leave, and of those that they clear."""
-        requires = self.program.recorded.requires
-        left = {s.place.index for s in requires.states if isinstance(s.place, OnGradient)}
+        states = self.program.recorded.states
+        left = {s.place.index for s in states if isinstance(s.place, OnGradient)}
         both = [
             {str(index): _copy(_gradient(each.recorded.inputs[index])) for index in left}
             for each in (self.program, self.loaded.program)
@@ -125,8 +125,8 @@ def _state(program: Program) -> dict[str, Any]:
     for number, item in enumerate(program.recorded.inputs):
         if item.argument is None and item.size is None:
             found[f"{number} {item.role}"] = _live(item)
-    requires = program.recorded.requires
-    for number, each in enumerate((*requires.states, *requires.changed)):
+    recorded = program.recorded
+    for number, each in enumerate((*recorded.states, *recorded.changes)):
         if each.place.holder and not (isinstance(each, State) and each.like is not None):
             found[f"left {number}"] = _plain(each.place.now)
     return found

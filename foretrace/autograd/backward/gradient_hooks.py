@@ -59,16 +59,16 @@ def state_kept(recorded: Recording, running: "Hooks") -> Iterator[None]:
     if not hooks:
         yield
         return
-    requires, frame = recorded.requires, hooks[0].origin.frame
-    if requires.states:
+    states, frame = recorded.states, hooks[0].origin.frame
+    if states:
         raise Refusal(
-            f"the program leaves a tensor in {requires.states[0].place.name}, and registers a hook,"
+            f"the program leaves a tensor in {states[0].place.name}, and registers a hook,"
             " which may read it", kind="hook", at=frame,
             do=("let the hook read a name of the function", "or train by foretrace.compile"),
         )  # fmt: skip
-    for change in requires.changed:
+    for change in recorded.changes:
         check_repeatable(change)
-    for change in requires.changed:
+    for change in recorded.changes:
         change.redo()
     called = [op.target.hook for op in hooks]
     before = HeapSnapshot([*called, *(getattr(each, "__self__", None) for each in called)])
@@ -77,7 +77,7 @@ def state_kept(recorded: Recording, running: "Hooks") -> Iterator[None]:
         changed = [each for each in before.bound() if not isinstance(each.place.holder, OF_TORCH)]
     finally:
         before.put_back()
-        for change in requires.changed[::-1]:
+        for change in recorded.changes[::-1]:
             change.undo()
     names = [each.name for each in changed] or _kept(running)
     if names:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op, Value, Write, values_in
-from foretrace.ir.program.recording import Output
+from foretrace.ir.program.recording import Output, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of
@@ -46,7 +45,7 @@ def called(op: Op, touches: bool) -> bool:
     return not (held or touches)
 
 
-def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: CallRequirements) -> None:
+def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recording) -> None:
     """That the graph can do without what a Function makes, reads and leaves besides its results.
 
     Raises:
@@ -59,7 +58,7 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: CallRequ
         if isinstance(op.target, FunctionCall):
             results = [inner.result for inner in every_op(op.region or ())]
             made |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
-            if op.target.followed and comes_to(op.target.function.forward, requires):
+            if op.target.followed and comes_to(op.target.function.forward, recorded):
                 _refuse(op, "comes to what the program changes of Python's", "give it as argument")
     if not made:
         return

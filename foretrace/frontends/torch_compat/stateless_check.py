@@ -5,10 +5,11 @@ counter that nothing depends on may stay behind; one that the results depend on 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final
 
 import sympy
@@ -16,6 +17,15 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import (
+    ChangePlace,
+    ClearGrad,
+    LeaveState,
+    Reshape,
+    ReturnArgument,
+    SetRequiresGrad,
+)
 from foretrace.ir.program.equality import Equality, equal
 from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, target_name
 from foretrace.ir.program.recording import Input, Recording, Role
@@ -39,8 +49,8 @@ def check_settled(recorded: Recording, again: Callable[[], Recording]) -> None:
         Refusal: with the line that changes it.
     """
     check_shapes_stay(recorded)
-    bound = [change for change in recorded.requires.changed if change.repeatable]
-    bound += [_left(state, recorded) for state in recorded.requires.states]
+    bound = [change for change in recorded.changes if change.repeatable]
+    bound += [_left(state, recorded) for state in recorded.states]
     if bound and not _same_again(recorded, again, bound):
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(
@@ -58,29 +68,53 @@ def check_shapes_stay(recorded: Recording) -> Recording:
         Refusal: the program gives an input another shape in place, or other memory, which no
             graph can do.
     """
-    for state in recorded.requires.states:
-        if isinstance(state.place, OnData):
-            raise Refusal(
-                f"the program sets {state.place.name}, and a graph leaves an input's memory",
-                kind="side effect",
-                at=state.at,
-                do=(
-                    "write to it under no_grad: copy_(new)",
-                    "or foretrace.capture(...).cut('aten'), which takes it as it is",
-                ),
-            )
-    for index in recorded.requires.reshaped:
-        item = recorded.inputs[index]
+    for kind, check in IN_OTHER_GRAPHS.items():
+        for effect in recorded.effects_of(kind):
+            check(recorded, effect)
+    return recorded
+
+
+def _refuse_memory(recorded: Recording, effect: LeaveState) -> None:
+    """Refuse other memory of an input; of other state, `check_settled` decides."""
+    state = effect.state
+    if isinstance(state.place, OnData):
         raise Refusal(
-            f"the program changes the shape of the {item.role} in place, and a graph leaves it",
+            f"the program sets {state.place.name}, and a graph leaves an input's memory",
             kind="side effect",
-            at=recorded.reshaped_at(item.value),
+            at=state.at,
             do=(
-                "use the operator that returns a new tensor, such as reshape() or transpose()",
-                "or foretrace.capture(...).cut('export'), which takes it as it is",
+                "write to it under no_grad: copy_(new)",
+                "or foretrace.capture(...).cut('aten'), which takes it as it is",
             ),
         )
-    return recorded
+
+
+def _refuse_shape(recorded: Recording, effect: Reshape) -> None:
+    item = recorded.inputs[effect.index]
+    raise Refusal(
+        f"the program changes the shape of the {item.role} in place, and a graph leaves it",
+        kind="side effect",
+        at=recorded.reshaped_at(item.value),
+        do=(
+            "use the operator that returns a new tensor, such as reshape() or transpose()",
+            "or foretrace.capture(...).cut('export'), which takes it as it is",
+        ),
+    )
+
+
+def _left_out(recorded: Recording, effect: Effect) -> None:
+    """Such a graph is called without foretrace, and leaves the effect out."""
+
+
+IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] = MappingProxyType({
+    LeaveState: _refuse_memory,
+    Reshape: _refuse_shape,
+    ChangePlace: _left_out,
+    ClearGrad: _left_out,
+    SetRequiresGrad: _left_out,
+    ReturnArgument: _left_out,
+})  # fmt: skip
+"""What becomes of an effect in a graph that torch's own tools call: refused, or left out"""
 
 
 def without_states(recorded: Recording, stacklevel: int) -> Recording:
@@ -89,14 +123,14 @@ def without_states(recorded: Recording, stacklevel: int) -> Recording:
     A graph that is called without foretrace has no place for them; `check_settled` has shown that
     what it computes does not depend on them.
     """
-    states = recorded.requires.states
+    states = recorded.states
     if not states:
         return recorded
     inputs = [_fixed(item) for item in recorded.inputs]
     told = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
     warnings.warn(f"{DROPPED}{told}", stacklevel=stacklevel)
-    requires = replace(recorded.requires, states=[])
-    return replace(recorded, inputs=inputs, outputs=recorded.returned, requires=requires)
+    effects = [each for each in recorded.effects if not isinstance(each, LeaveState)]
+    return replace(recorded, inputs=inputs, outputs=recorded.returned, effects=effects)
 
 
 def without_hooks(recorded: Recording, stacklevel: int) -> Recording:
@@ -134,7 +168,7 @@ def _left(state: State, recorded: Recording) -> Change:
     """A state as a change that can be done before the program runs again."""
     symbols = recorded.symbols
     if state.like is not None:
-        return replace(_left(recorded.requires.states[state.like], recorded), place=state.place)
+        return replace(_left(recorded.states[state.like], recorded), place=state.place)
 
     def zeros(leaf: Tree) -> Any:
         if isinstance(leaf, sympy.Basic):

@@ -180,7 +180,7 @@ def _in_both(left: CallRequirements, right: CallRequirements) -> Iterator[tuple[
 
 def _told_once(requires: CallRequirements) -> dict[str, object]:
     """What the program reads outside, by name; a name that several places have tells none."""
-    places = [each for each in requires.held if isinstance(each, ReadLocation)]
+    places = [each for each in requires.python.held if isinstance(each, ReadLocation)]
     count = Counter(each.name for each in places)
     return {each.name: each.before for each in places if count[each.name] == 1}
 

@@ -30,6 +30,7 @@ from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.session.run.run import record
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.higher_order.trace_hop import hold
+from foretrace.tracer.higher_order.views_as_copies import in_copies
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.module_calls import ModuleCalls
 from foretrace.tracer.recorder.recorder import Recorder
@@ -58,6 +59,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "size": ("emitted", to_fx),
     "part": ("emitted", to_fx),
     "holds": ("recorded", hold),
+    "copied": ("opened", in_copies),
 }
 """The function of ours that decides a step of each kind"""
 

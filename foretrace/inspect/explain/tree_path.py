@@ -16,6 +16,7 @@ from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.partition.recompute import AGAIN
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.tracer.higher_order.views_as_copies import COPIES
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall
 
@@ -95,7 +96,7 @@ class Levels:
         whole, *pieces = pieces_to(op)
         yield from self._in_tree(whole, pieces)
         yield from table_links(whole, pieces)
-        if pieces and not (of_history(pieces[-1]) or _of_a_policy(pieces[-1])):
+        if pieces and _opened_by_table(pieces[-1]):
             yield Link("leaf", "nothing is below it: the table has no entry that opens it")
 
     def _in_tree(self, op: Op, pieces: Sequence[Op]) -> Iterator[Link]:
@@ -232,6 +233,9 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
         if piece.choice is not None and piece.choice.what == LAYOUT:
             yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
             continue
+        if piece.choice == COPIES:
+            yield Link("copied", print_call(piece), choice_notes(piece.choice), facts)
+            continue
         if _of_a_policy(piece):
             text = f"{target_name(piece.target)} runs again for a backward of the step"
             yield Link("made again", text, choice_notes(piece.choice), facts)
@@ -244,6 +248,10 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
         by = "the decomposition table given" if by_table else f"its {COMPOSITE} kernel"
         facts["by"] = TABLE if by_table else COMPOSITE
         yield Link("opened", print_call(piece), (f"{target_name(above.target)} by {by}",), facts)
+
+
+def _opened_by_table(piece: Op) -> bool:
+    return not (of_history(piece) or _of_a_policy(piece) or piece.choice == COPIES)
 
 
 def of_history(op: Op) -> bool:

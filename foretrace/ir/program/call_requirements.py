@@ -9,12 +9,11 @@ import sympy
 import torch
 
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.effect import Effect
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.location import Contents, Entry, Location, OnArguments
+from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.returned import ReturnedArgument
-from foretrace.ir.pydata.state import Change, State, StateRead
+from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.symbols.substitution import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -222,6 +221,70 @@ def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
+class RunNotes:
+    """What a run did to Python's state, for the checks of the run and for later captures."""
+
+    changed: list[Change] = field(default_factory=list)
+    """changes that are undone; they are effects, too, when the run is over"""
+    effects: list[Effect] = field(default_factory=list)
+    """the other effects, as they are found"""
+    counted: list[tuple[Change, int] | str] = field(default_factory=list)
+    """places, and names of leaves of the arguments, that hold another number than before"""
+    filled: list[Any] = field(default_factory=list)
+    """containers that the program puts items into and does not read"""
+    stored: list[ref[torch.Tensor]] = field(default_factory=list)
+    """tensors of the run that it has put into Python's state, until that is refused"""
+
+
+@dataclass(slots=True, eq=False)
+class PythonGuards:
+    """What of Python's state a later call has to find as the run did."""
+
+    modules: list[ModuleState] = field(default_factory=list)
+    """the modules whose parameters and buffers are inputs"""
+    met: list[ModuleState] = field(default_factory=list)
+    """further modules that the program's code may read, if it was watched"""
+    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    """all else that it may read outside of the arguments, if it was watched"""
+    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    """what its hooks may read beside that, in the backward: of a graph that has them"""
+    mentioned: frozenset[str] = frozenset()
+    """names of attributes that its code mentions"""
+    forms: list[StateRead] = field(default_factory=list)
+    """containers that it fills or empties, which hold as much as they did"""
+    tied: list[tuple[StateRead, int]] = field(default_factory=list)
+    """further places of a state that is an input already, and its number"""
+    rebound: list[int] = field(default_factory=list)
+    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+
+
+@dataclass(slots=True, eq=False)
+class InputGuards:
+    """What a later call's tensors have to be like, beside their types; inputs go by index."""
+
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of tensor arguments that were one tensor"""
+    set_on: list[tuple[int, str, object]] = field(default_factory=list)
+    """attributes of Python's that inputs had and that the program may read"""
+    gradients: dict[int, int | None] = field(default_factory=dict)
+    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
+    begins: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs of which it matters where in memory they begin, and the line that asked"""
+    viewed: dict[int, Frame | None] = field(default_factory=dict)
+    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
+    together: dict[int, list[int]] = field(default_factory=dict)
+    """inputs that are the memory of others, which are views of it while the program runs"""
+    idle: frozenset[int] = frozenset()
+    """inputs that nothing reads: what earlier calls have left, and this one leaves again"""
+    whole: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs that may be no views, and the line that asks it"""
+    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
+    """inputs whose memory has room for so many elements, and the line that asks it"""
+    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
+
+
+@dataclass(slots=True, eq=False)
 class CallRequirements:
     """What a later call has to look like, beside the types of its tensors."""
 
@@ -238,69 +301,14 @@ class CallRequirements:
     """that of then: of what factories make without one"""
     constants: dict[str, object] = field(default_factory=dict)
     """Python arguments by name, with the value that the run saw"""
-    repeated: list[tuple[int, int]] = field(default_factory=list)
-    """pairs of tensor arguments that were one tensor"""
-    modules: list[ModuleState] = field(default_factory=list)
-    """the modules whose parameters and buffers are inputs"""
-    met: list[ModuleState] = field(default_factory=list)
-    """further modules that the program's code may read, if it was watched"""
-    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
-    """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
-    """what its hooks may read beside that, in the backward: of a graph that has them"""
-    mentioned: frozenset[str] = frozenset()
-    """names of attributes that its code mentions"""
     asks_strides: bool = False
     """whether it asked how a tensor lies in memory, of sizes 1 as well"""
     asks_mode: bool = False
     """the program asked of a result whether it requires grad, which the grad mode decides"""
-    set_on: list[tuple[int, str, object]] = field(default_factory=list)
-    """attributes of Python's that inputs had and that the program may read"""
-    gradients: dict[int, int | None] = field(default_factory=dict)
-    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
-    begins: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs of which it matters where in memory they begin, and the line that asked"""
-    viewed: dict[int, Frame | None] = field(default_factory=dict)
-    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
-    together: dict[int, list[int]] = field(default_factory=dict)
-    """inputs that are the memory of others, which are views of it while the program runs"""
-    idle: frozenset[int] = frozenset()
-    """inputs that nothing reads: what earlier calls have left, and this one leaves anew"""
-    whole: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs that may be no views, and the line that asks it"""
-    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
-    """inputs whose memory has room for so many elements, and the line that asks it"""
-    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
-    flags: dict[int, bool] = field(default_factory=dict)
-    """inputs of which the program sets `requires_grad`, and what to"""
-    reshaped: dict[int, TensorType] = field(default_factory=dict)
-    """inputs to which operators in place gave another shape, and how they lie after the run"""
-    cleared: list[int] = field(default_factory=list)
-    """inputs whose `.grad` the program set to None"""
-    changed: list[Change] = field(default_factory=list)
-    """what the run did to Python state, if it was watched"""
-    states: list[State] = field(default_factory=list)
-    """where it left tensors"""
-    counted: list[tuple[Change, int] | str] = field(default_factory=list)
-    """where it left another number than there was: places, names of leaves of the arguments"""
-    forms: list[StateRead] = field(default_factory=list)
-    """containers that it fills or empties, which hold as much as they did"""
-    filled: list[Any] = field(default_factory=list)
-    """containers that it puts things into without a look at what they hold"""
-    tied: list[tuple[StateRead, int]] = field(default_factory=list)
-    """further places of a state that is an input already, and its number"""
-    rebound: list[int] = field(default_factory=list)
-    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
-    handed: list[ReturnedArgument] = field(default_factory=list)
-    """what of its result is an object of the caller's"""
-    stored: list[ref[torch.Tensor]] = field(default_factory=list)
-    """tensors of the run that it has put there, until that is refused"""
-
-    @property
-    def fills_arguments(self) -> bool:
-        """Whether a call leaves tensors in containers or objects among its arguments."""
-        return any(isinstance(state.place, OnArguments) for state in self.states)
+    inputs: InputGuards = field(default_factory=InputGuards)
+    python: PythonGuards = field(default_factory=PythonGuards)
+    notes: RunNotes = field(default_factory=RunNotes)
+    """what no call asks for"""
 
 
 def check_repeatable(change: Change) -> None:

@@ -1,6 +1,6 @@
 """A recorded program, its target, and the roles of what goes in and what comes out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -14,11 +14,14 @@ from foretrace.ir.program.call_requirements import (
     ValueGuard,
     memory_of,
 )
+from foretrace.ir.program.effect import Effect, Phase
+from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
 from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.state import StateRead, tensor_of
+from foretrace.ir.pydata.location import OnArguments
+from foretrace.ir.pydata.state import Change, State, StateRead, tensor_of
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Guard, Symbols
@@ -218,6 +221,8 @@ class Recording:
     """how what the program returns is nested"""
     again: GuardEvaluator
     """answers questions about values once more"""
+    effects: list[Effect] = field(default_factory=list)
+    """what a call does beside returning its results, in order"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
@@ -226,12 +231,35 @@ class Recording:
     torch_version: str = str(torch.__version__)
     """of the torch whose autograd the rules were asked of"""
     _bare: dict[Value, MissingHistory] | None = field(default=None, repr=False)
-    _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
+    _order: "_Order | None" = field(default=None, repr=False, init=False)
 
     @property
     def returned(self) -> list[Output]:
         """The outputs that the program returns; after them come those that it leaves as state."""
         return [output for output in self.outputs if output.role.kind != "state"]
+
+    def effects_of(self, kind: type[E]) -> list[E]:
+        """Its effects of one kind."""
+        return of_kind(self.effects, kind)
+
+    def effects_in(self, phase: Phase) -> Iterator[tuple[type[Effect], list[Any]]]:
+        """The kinds of effect of a phase, each with its effects."""
+        return by_kind(self.effects, phase)
+
+    @property
+    def states(self) -> list[State]:
+        """Where it leaves tensors and numbers in Python's state."""
+        return [each.state for each in self.effects_of(LeaveState)]
+
+    @property
+    def changes(self) -> list[Change]:
+        """What else it changes of Python's state."""
+        return [each.change for each in self.effects_of(ChangePlace)]
+
+    @property
+    def fills_arguments(self) -> bool:
+        """Whether a call leaves tensors in containers or objects among its arguments."""
+        return any(isinstance(state.place, OnArguments) for state in self.states)
 
     def made_at(self, value: Tree) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
@@ -250,6 +278,14 @@ class Recording:
         That is the order in which autograd adds up the gradients of such views. Views that others
         are taken of are among them, without a place.
         """
+        return self._ordered()[0]
+
+    @property
+    def returns_results(self) -> bool:
+        """Whether each output is what a graph gives for it: no input, no view of one, no mark."""
+        return self._ordered()[1]
+
+    def _ordered(self) -> "_Order":
         if self._order is None:
             made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
             known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
@@ -258,11 +294,24 @@ class Recording:
                 at: Output | None = each
                 while at and (at := at.through) and at.value not in known:
                     above.append(known.setdefault(at.value, at))
-            self._order = sorted(
+            order = sorted(
                 [*((None, output) for output in above), *enumerate(self.outputs)],
                 key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
             )
+            self._order = order, all(map(self._is_result, self.outputs))
         return self._order
+
+    def _is_result(self, output: Output) -> bool:
+        value, input_of = output.value, (output.same_as, output.view_of)
+        return (
+            isinstance(value, Value)
+            and input_of == (None, None)
+            and self.missing(value) in (None, "leaf")
+        )
+
+    def missing(self, value: Value) -> MissingHistory | None:
+        """Why a value that requires grad has no history, if it has none."""
+        return self._without_history().get(value)
 
     def made_leaf(self, value: Value) -> bool:
         """Whether the program made it a leaf that requires grad."""
@@ -351,6 +400,9 @@ class Recording:
             str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
             asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip
+
+
+_Order: TypeAlias = tuple[list[tuple[int | None, Output]], bool]
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

@@ -12,7 +12,7 @@ def check_gradients_bare(recorded: Recording) -> None:
     Raises:
         Refusal: it asks for a gradient with `create_graph=True`, and leaves it in a `.grad`.
     """
-    for state in recorded.requires.states:
+    for state in recorded.states:
         if not isinstance(state.place, OnGradient):
             continue
         left = [each.value for each in recorded.outputs[state.first : state.first + state.count]]

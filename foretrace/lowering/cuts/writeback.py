@@ -13,11 +13,12 @@ import torch
 
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
+from foretrace.ir.program.op import Op, Origin, Tree, Value, ViewStep, values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording
 from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import called_in
+from foretrace.ir.program.walk import MissingHistory, called_in
+from foretrace.lowering.cuts.output_views import OutputViews
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)
@@ -44,30 +45,30 @@ def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]
     Raises:
         Refusal: a buffer was bound to a tensor of another type, which no graph can do.
     """
-    spelling = _Spelling(recorded)
+    writes = _ExplicitWrites(recorded)
     _check_bound(recorded)
     _check_data(recorded, hidden)
     _check_loose(recorded)
     _check_history(recorded)
     check_begins(recorded)
-    kept = spelling.of_old(list(spelling.apart(ops)))
-    inside = [m for m in recorded.mutations if spelling.inside(m)]
+    kept = writes.of_old(list(writes.apart(ops)))
+    inside = [m for m in recorded.mutations if writes.inside(m)]
     for mutation in inside:
-        spelling.write(mutation)
-    news = [(m.index, spelling.content(m)) for m in recorded.mutations if m not in inside]
-    spelling.live.update(news)
-    made = {place: spelling.output(output) for place, output in recorded.as_made}
-    outputs = [made[place] for place, _ in enumerate(recorded.outputs)]
-    return Written([*kept, *spelling.ops], outputs, news)
+        writes.write(mutation)
+    news = [(m.index, writes.content(m)) for m in recorded.mutations if m not in inside]
+    writes.now.update(news)
+    outputs = writes.all()
+    return Written([*kept, *writes.ops], outputs, news)
 
 
-class _Spelling:
+class _ExplicitWrites(OutputViews[Any]):
+    """Makes writes and views of written inputs ops."""
+
     def __init__(self, recorded: Recording) -> None:
-        self.recorded = recorded
+        super().__init__(recorded)
         self.ops: list[Op] = []
-        self.live: dict[int, Value] = {}
-        self.views: dict[Tree, Value] = {}
-        """views of written inputs: one that is returned twice is one again"""
+        self.now: dict[int, Value] = {}
+        """inputs after they were written to"""
         self.bound = {
             m.index: recorded.inputs[m.index].value for m in recorded.mutations if m.rebound
         }
@@ -117,39 +118,65 @@ class _Spelling:
         if item.leaf and item.value.type.requires_grad:
             target, new = self._detached(item.value), self._detached(new)
             self._call(aten.copy_.default, (target, new), target.type)
-            self.live[mutation.index] = item.value
+            self.now[mutation.index] = item.value
         else:
             args = (item.value, new)
-            self.live[mutation.index] = self._call(aten.copy_.default, args, new.type)
+            self.now[mutation.index] = self._call(aten.copy_.default, args, new.type)
 
-    def output(self, output: Output) -> Tree:
+    def output(self, place: int | None, output: Output) -> Any:
         """What the graph returns for an output."""
-        if isinstance(output.value, Value) and self.bound.keys() & {output.same_as, output.view_of}:
+        shown = {output.same_as, output.view_of}
+        if isinstance(output.value, Value) and self.bound.keys() & shown:
             return self.old.get(output.value, output.value)
-        if output.same_as in self.live:
-            return self.live[output.same_as]
-        if output.view_of is None or output.view_type is None:
+        if output.same_as is not None and output.same_as not in self.now:
             return output.value
-        if output.value in self.views:
-            return self.views[output.value]
-        live, seen = self.live[output.view_of], output.view_type
-        followed = isinstance(output.value, Value) and self.recorded.followed(output.value)
-        if output.apart or not followed:
-            live = self._detached(live, always=output.apart)
-        elif output.through is not None:
-            live = self.views[output.through.value]
-        before = self.recorded.inputs[output.view_of].value.type.offset
+        return super().output(place, output)
+
+    def constant(self, place: int | None, item: Tree) -> Any:
+        """The constant."""
+        return item
+
+    def result(self, place: int | None, value: Value) -> Any:
+        """The value."""
+        return value
+
+    def live(self, index: int) -> Any:
+        """The input as the graph has written to it."""
+        return self.now[index]
+
+    def follows(self, place: int | None, value: Value) -> bool:
+        """Whether a gradient goes through it."""
+        return self.recorded.followed(value)
+
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
+        """A leaf; `_check_loose` has refused what no op makes."""
+        return "leaf" if self.recorded.made_leaf(value) else None
+
+    def detached(self, of: Any, *, always: bool) -> Any:
+        """The same memory, detached if it requires grad."""
+        return self._detached(of, always=always)
+
+    def taken(self, of: Any, step: ViewStep, seen: TensorType) -> Any:
+        """The program's own call."""
+        return self._view_of(step.func, (of, *step.args[1:]), seen)
+
+    def strided(self, of: Any, seen: TensorType, index: int) -> Any:
+        """`as_strided`."""
+        before = self.recorded.inputs[index].value.type.offset
         offset = None if seen.offset == before else seen.offset
-        func, args = aten.as_strided.default, (live, list(seen.shape), list(seen.stride), offset)
-        if output.step is not None and followed:
-            func, args = output.step.func, (live, *output.step.args[1:])
-        out = self._call(func, args, seen.with_grad(live.type.requires_grad))
-        if self.recorded.made_leaf(output.value):
-            out = self._call(aten.requires_grad_.default, (out,), seen.with_grad(True))
-        elif output.apart and followed:
-            out = self._call(aten.copy_.default, (out, output.value), seen.with_grad(True))
-        self.views[output.value] = out
-        return out
+        args = (of, list(seen.shape), list(seen.stride), offset)
+        return self._view_of(aten.as_strided.default, args, seen)
+
+    def joined(self, view: Any, place: int | None, value: Value) -> Any:
+        """The content copied there, with its history."""
+        return self._call(aten.copy_.default, (view, value), view.type.with_grad(True))
+
+    def marked(self, built: Any, missing: MissingHistory) -> Any:
+        """`requires_grad_`."""
+        return self._call(aten.requires_grad_.default, (built,), built.type.with_grad(True))
+
+    def _view_of(self, func: object, args: tuple[Any, ...], seen: TensorType) -> Value:
+        return self._call(func, args, seen.with_grad(args[0].type.requires_grad))
 
     def content(self, mutation: Mutation) -> Value:
         """The new content under a name that no other output has: torch tells outputs by name."""
@@ -237,7 +264,7 @@ def check_begins(recorded: Recording) -> None:
     Raises:
         Refusal: torch's exported modules do not look at that.
     """
-    for index, at in recorded.requires.begins.items():
+    for index, at in recorded.requires.inputs.begins.items():
         item = recorded.inputs[index]
         if item.argument is not None and isinstance(item.value.type.offset, int):
             raise Refusal(

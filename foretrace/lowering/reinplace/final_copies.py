@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.op import Choice, Op, Origin, Value
 from foretrace.ir.program.recording import Graph, Mutation, Recording
 from foretrace.ir.program.walk import binds
@@ -86,7 +87,7 @@ def _after_its_loss(op: Op) -> Iterator[Op]:
 def _copied(recorded: Recording, mutation: Mutation) -> bool:
     """Whether a plain copy at the end is what a call would do."""
     item = recorded.inputs[mutation.index]
-    plain = not (mutation.hidden or mutation.rebound or recorded.requires.reshaped)
+    plain = not (mutation.hidden or mutation.rebound or recorded.effects_of(Reshape))
     return plain and may_be_written(item) and item.value.type.same_layout(mutation.value.type)
 
 

@@ -6,6 +6,7 @@ from math import inf
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Graph, Input, Recording
 
@@ -55,7 +56,7 @@ class Memories:
         self.last: dict[Value, float] = {}
         """the place of the op that reads a value last"""
         written = {m.index for m in recorded.mutations if not m.rebound}
-        written -= recorded.requires.reshaped.keys()
+        written -= {each.index for each in recorded.effects_of(Reshape)}
         self.of = {
             item.value: Memory(index in written and may_be_written(item), [item.value], True)
             for index, item in enumerate(graph.inputs)

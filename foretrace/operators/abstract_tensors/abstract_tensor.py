@@ -90,8 +90,9 @@ class TensorQueries:
         self.answers = answers
 
     def lies(self, asking: FrameType) -> None:
-        """Note that it asks so, if it is no op that does and nothing of ours."""
-        ours = asking.f_code.co_filename.startswith(PACKAGE_DIR)
+        """Note that it asks so, if it is no op that does and nothing that looks for open sizes."""
+        code = asking.f_code
+        ours = code.co_filename.startswith(PACKAGE_DIR) or code is torch_api.LOOKS_FOR_SIZES
         self.strides |= not ours and not self._symbols.inside
 
 
@@ -204,7 +205,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def storage_offset(self) -> int | torch.SymInt:
         """Where it begins in memory; a later call's input may begin elsewhere."""
-        self.note_asked()
+        if sys._getframe(1).f_code is not torch_api.LOOKS_FOR_SIZES:
+            self.note_asked()
         return OFFSET(self)
 
     def note_asked(self) -> None:

@@ -78,12 +78,12 @@ def read_outside(
         named = outside.attributes | later.attributes
         more = _read(named, places, fn, leaves, requires, open)
         known = {(type(each), each.name) for each in reading.found}
-        requires.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
+        requires.python.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
-            requires.set_on += reading.set_on(index, tensor)
-    requires.held, requires.met = reading.found, reading.met
-    requires.mentioned = reading.mentioned
+            requires.inputs.set_on += reading.set_on(index, tensor)
+    requires.python.held, requires.python.met = reading.found, reading.met
+    requires.python.mentioned = reading.mentioned
 
 
 def _read(
@@ -94,8 +94,8 @@ def _read(
     requires: CallRequirements,
     open: set[int],
 ) -> "StateReads":
-    reading = StateReads(mentioned, open, set(map(id, requires.filled)))
-    reading.modules(requires.modules)
+    reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
+    reading.modules(requires.python.modules)
     reading.places(places)
     reading.follow("the program", fn)
     for name, leaf in leaves:

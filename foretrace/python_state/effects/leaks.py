@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import FirstCall, Refusal
-from foretrace.ir.program.call_requirements import FIRST_CALL, CallRequirements
+from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.heap_walk import walk_heap
@@ -124,7 +124,7 @@ def _stored(types: Types, recorded: Recording) -> list[Abstract]:
     """The living tensors that the record itself does not hold."""
     alive = types.alive()
     ours = {id(each) for each in _needed(recorded)} if alive else set()
-    ours -= {id(tensor()) for tensor in recorded.requires.stored}
+    ours -= {id(tensor()) for tensor in recorded.requires.notes.stored}
     return [tensor for tensor in alive if id(tensor) not in ours]
 
 
@@ -166,7 +166,7 @@ def _needed(recorded: Recording) -> Iterator[Abstract]:
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
     yield from abstract_in([each for call in saving for each in call.packs.values()])
-    changed = [change.after for change in recorded.requires.changed]
+    changed = [change.after for change in recorded.changes]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
 
@@ -192,14 +192,15 @@ def held_before(function: type[Function], args: Any) -> bool:
     return any(id(each) not in anew for each in _of_the_run((function, args)))
 
 
-def comes_to(forward: Any, requires: CallRequirements) -> bool:
+def comes_to(forward: Any, recorded: Recording) -> bool:
     """Whether code names a container that the run has filled, or plain data that it has bound.
 
     A tensor and a number of the run are seen where it reads them.
     """
-    changes = [each for each in requires.changed if each.itself or plain(each.after)]
-    filled: list[Change | State | StateRead] = [*changes, *requires.states, *requires.forms]
-    held = {*map(id, requires.filled), *(id(e.place.holder) for e in filled if _content(e))}
+    changes = [each for each in recorded.changes if each.itself or plain(each.after)]
+    requires = recorded.requires
+    filled: list[Change | State | StateRead] = [*changes, *recorded.states, *requires.python.forms]
+    held = {*map(id, requires.notes.filled), *(id(e.place.holder) for e in filled if _content(e))}
     bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
     function = function_of(forward) if held or bound else None
     if function is None:

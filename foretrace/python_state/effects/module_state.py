@@ -169,10 +169,10 @@ def watched(
         # one that keeps a tensor stays as it is, for `states.py` and `leaks.py` to find
         keeps = [[*carried_in([each.place.now])] for each in changes]
         stored: Iterator[torch.Tensor] = abstract_in([each.place.now for each in changes])
-        requires.stored = [*map(weakref.ref, stored)]
+        requires.notes.stored = [*map(weakref.ref, stored)]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = map(before.itself, (*changes, *loan.changes()))
-        requires.changed = [located(change, lines) for change in every]
+        requires.notes.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan
             change.undo()
 

@@ -17,6 +17,7 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     ReadLocation,
 )
+from foretrace.ir.program.effects import LeaveState, of_kind
 from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.pydata.location import (
@@ -72,24 +73,24 @@ def add_state_inputs(
 
 
 def _read_left(kept: Iterable[Change], run: Run, requires: CallRequirements) -> None:
-    for change in requires.changed:
+    for change in requires.notes.changed:
         if change.itself and own_kind(change.after) in FILLED:
             content = Contents.of(change.name, change.after)
-            requires.forms.append(_read(content, -1))
+            requires.python.forms.append(_read(content, -1))
     counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
         place = change.place
         if isinstance(place, OnInput) and place.before is MISSING:
-            requires.set_on.append((place.index, place.name, MISSING))
+            requires.inputs.set_on.append((place.index, place.name, MISSING))
         if isinstance(place, ON_THE_CALL):
             continue  # what was there before is an argument, a guard on inputs, or is not read
         every = counted.get(id(place))
         if isinstance(place, Contents):
-            requires.forms.append(_read(place, -1, every))
+            requires.python.forms.append(_read(place, -1, every))
         for read, tensor in _tensors_in(place, every):
             index = _lifted(run, tensor)
             if not _let_read(run, index, read, change):
-                requires.tied.append((read, index))
+                requires.python.tied.append((read, index))
 
 
 def _read_moved(moved: Iterable[Change], run: Run, requires: CallRequirements) -> None:
@@ -97,9 +98,9 @@ def _read_moved(moved: Iterable[Change], run: Run, requires: CallRequirements) -
         for read, tensor in _tensors_in(change.place):
             index = _lifted(run, tensor)
             if _let_read(run, index, read, change):
-                requires.rebound.append(index)
+                requires.python.rebound.append(index)
             elif run.inputs[index].argument is not None:
-                requires.tied.append((read, index))
+                requires.python.tied.append((read, index))
 
 
 def _lifted(run: Run, tensor: torch.Tensor) -> int:
@@ -154,8 +155,8 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
 
     Not those of modules, nor of others that are trained: what trains them holds the very tensor.
     """
-    tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
-    for each in requires.held:
+    tables = {id(t) for each in requires.python.met for t in torch_api.tensor_tables(each.module)}
+    for each in requires.python.held:
         if isinstance(each, ReadLocation) and isinstance(tensor := each.before, torch.Tensor):
             place, trained = each.location, tensor.requires_grad and tensor.is_leaf
             name = each.variable
@@ -184,24 +185,24 @@ def drop_unread(
     that is read in one place, and that another one has to hold still, is to be that very one.
     """
     reads = [item.read for item in inputs if item.read is not None]
-    reads += [read for read, _ in requires.tied]
-    if not (reads or requires.forms):
+    reads += [read for read, _ in requires.python.tied]
+    if not (reads or requires.python.forms):
         yield from held
         return
     places = {read.place.identity for read in reads}
-    requires.set_on = [
-        each for each in requires.set_on if (id(vars(real[each[0]])), each[1]) not in places
+    requires.inputs.set_on = [
+        each for each in requires.inputs.set_on if (id(vars(real[each[0]])), each[1]) not in places
     ]
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     contents = [read for read in reads if isinstance(read.place, Contents)]
-    inside |= {id(read.place.holder) for read in (*requires.forms, *contents)}
+    inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
     anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
     for each in held:
         place = each.identity if isinstance(each, ReadLocation) else None
         itself = isinstance(each, ReadLocation) and each.itself
         if itself or (place not in places and id(each.holder) not in inside):
             tensors = [x for x in _tensors_of(each) if id(x) in anew]
-            requires.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
+            requires.python.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
             if not tensors:
                 yield each
 
@@ -237,9 +238,9 @@ def _tensors_of(held: ReadLocation | AttributeNames | ContainerLength) -> Iterat
 def open_holders(inputs: Iterable[Input], requires: CallRequirements) -> set[int]:
     """The containers of which a part is read at each call, by id."""
     reads = [item.read for item in inputs if item.read is not None]
-    reads += [*requires.forms, *(read for read, _ in requires.tied)]
+    reads += [*requires.python.forms, *(read for read, _ in requires.python.tied)]
     read = {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
-    return read.union(map(id, requires.filled))
+    return read.union(map(id, requires.notes.filled))
 
 
 def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> None:
@@ -249,10 +250,13 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
         Refusal: with the line that filled it.
     """
     found = {
-        id(held.before) for held in requires.held if isinstance(held, ReadLocation) and held.itself
+        id(held.before)
+        for held in requires.python.held
+        if isinstance(held, ReadLocation) and held.itself
     }
-    fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
-    for place in (*(read.place for read in requires.forms), *fillings):
+    states = of_kind(requires.notes.effects, LeaveState)
+    fillings = (e.state.place for e in states if isinstance(e.state.place, Filling))
+    for place in (*(read.place for read in requires.python.forms), *fillings):
         if id(place.holder) not in found:
             change = Change(place, None, rebound=True)
             raise Refusal(

@@ -63,7 +63,7 @@ def collect_state_outputs(
         left = can_be_left or (new and plain(change.after))
         again = change.rebound and id(change.place.before) in filled and plain(change.after)
         if change.itself or again:  # a new container may hold what the old one held
-            requires.changed.append(change)
+            requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
             others.setdefault(change.place.identity, one)
@@ -74,7 +74,8 @@ def collect_state_outputs(
             kind, one = (found, change) if left else (others, located(change, lines))
             kind.setdefault(change.place.identity, one)
         change.undo()
-    requires.changed = [each for each in requires.changed if each.place.identity not in found]
+    notes = requires.notes
+    notes.changed = [e for e in notes.changed if e.place.identity not in found]
     return [*found.values()], [*others.values()]
 
 
@@ -183,7 +184,7 @@ def arguments_changed(
         return []
     if now_form == form:
         leaves = zip(requires.names, now, given, strict=True)
-        requires.counted += [name for name, (_, new), old in leaves if counted(old, new)]
+        requires.notes.counted += [name for name, (_, new), old in leaves if counted(old, new)]
     names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
     names += [name for name, _ in now[len(given) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"

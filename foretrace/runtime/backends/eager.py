@@ -21,15 +21,14 @@ from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.runtime.backends.inline_guards import asked_inside, give_up
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
 from foretrace.runtime.calls.epilogue import (
+    Ending,
     check_changes,
     count_all,
-    count_lines,
+    count_effects,
+    end_lines,
     leaf_texts,
-    repeat_changes,
-    reshape_lines,
     write_line,
 )
-from foretrace.runtime.guards.argument_guards import returned_text
 from foretrace.runtime.guards.cut_guards import follows
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
@@ -72,8 +71,7 @@ def eager_entry(
     leaves = write_body(
         body, recorded, run, guards.inputs, spelled=trains, instead=instead, below=alone
     )
-    changes = repeat_changes(body, recorded, guards.inputs, leaves)
-    body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
+    body.add(*end_lines(body, recorded, guards.inputs, leaves))
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     return guards.entry(unmet)
 
@@ -138,7 +136,7 @@ def write_body(
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     body = source.inner() if below else source
     straight = Straight(body, recorded.symbols, names, instead)
-    count_lines(source, recorded, inputs)
+    count_effects(source, recorded, inputs)
     straight.ops(run.graph)
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
     if below:
@@ -153,5 +151,5 @@ def write_body(
         elif not mutation.hidden:
             counted.append(live)
     count_all(source, counted)
-    reshape_lines(source, recorded, inputs)
+    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

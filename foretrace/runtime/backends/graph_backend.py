@@ -33,10 +33,9 @@ from foretrace.runtime.calls.epilogue import (
     call_core,
     check_changes,
     core_of,
+    end_lines,
     register_hooks,
-    repeat_changes,
 )
-from foretrace.runtime.guards.argument_guards import returned_text
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -57,10 +56,8 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards.write()
         inside = source.inner()
         leaves = core_lines(inside, recorded, guards.inputs, call, unmet)
-        result = returned_text(source, recorded, leaves)
-        changes = register_hooks(inside, recorded, guards.inputs, leaves)
-        changes += repeat_changes(inside, recorded, guards.inputs, leaves)
-        inside.add(*changes, f"return {result}")
+        last = register_hooks(inside, recorded, guards.inputs, leaves)
+        inside.add(*last, *end_lines(inside, recorded, guards.inputs, leaves))
         follows = isinstance(call, TrainableCall) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
         add_surrounded(source, inside.lines, grad_on=grad_on)

@@ -32,7 +32,7 @@ def asked_inside(recorded: Recording, graph: Graph) -> dict[str, ValueGuard]:
     """
     known = {each.text: each for each in recorded.answered if each.asserted}
     known |= {asked.text: asked for _, asked in recorded.asked_of_numbers}
-    if not known or recorded.requires.changed or recorded.requires.states:
+    if not known or recorded.changes or recorded.states:
         return {}
     found = {}
     for op in graph.ops:

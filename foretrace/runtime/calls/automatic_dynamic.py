@@ -68,8 +68,8 @@ class Varying:
         self._found.note(self._held)
         captured = self._at_sizes(fn, args, kwargs)
         requires = captured.recorded.requires
-        self._held = [*requires.held]
-        changed = (each for each in requires.counted if not isinstance(each, str))
+        self._held = [*requires.python.held]
+        changed = (each for each in requires.notes.counted if not isinstance(each, str))
         self._found.numbers += [each for each in changed if of_optimizer(each[0])]
         return captured
 
@@ -81,7 +81,7 @@ class Varying:
             captured = self.capture(fn, args, kwargs, sizes, self._found)
         except Refusal:
             return self.capture(fn, args, kwargs, {}, self._found)
-        kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
+        kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.changes)
         return self.capture(fn, args, kwargs, {}, self._found) if kept else captured
 
     def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:

@@ -253,7 +253,8 @@ class Compiled:
             Refusal: it finds nothing where it leaves something; such a line is told once.
         """
         requires = captured.recorded.requires
-        first = next((h for h in requires.held if isinstance(h, ReadLocation) and h.makes), None)
+        held = requires.python.held
+        first = next((h for h in held if isinstance(h, ReadLocation) and h.makes), None)
         if first is not None and self._again is not None:
             refusal = Refusal(
                 f"the call makes {first.name}, which later ones find",

@@ -1,8 +1,7 @@
 """The end of a generated call: what is written back, what is returned, what else is changed."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import sympy
@@ -10,15 +9,20 @@ import sympy
 from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, standing
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
-from foretrace.ir.program.op import Tree, Value
+from foretrace.ir.program.effect import Phase
+from foretrace.ir.program.op import Tree, Value, ViewStep
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
-from foretrace.ir.pydata.state import put_all
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.symbols.substitution import Size
+from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
-from foretrace.runtime.calls.run_cut import count_write, in_memory, lie_as, loose, write_back
-from foretrace.runtime.calls.untrainable_results import after_backward
+from foretrace.runtime.calls.output_tensors import MARKS, in_memory
+from foretrace.runtime.calls.run_cut import count_write, write_back
+from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
 
@@ -84,7 +88,7 @@ def call_core(
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
-    count_lines(source, recorded, inputs)
+    count_effects(source, recorded, inputs)
     source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
     for value, name in zip(values, made, strict=True):
         if recorded.made_leaf(value):
@@ -92,7 +96,7 @@ def call_core(
     for mutation in left:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     count_all(source, [inputs[index] for index in sorted(written)])
-    reshape_lines(source, recorded, inputs)
+    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     straight = Straight(source, recorded.symbols, names)
     return leaf_texts(source, straight, recorded, inputs)
 
@@ -119,20 +123,33 @@ def count_all(source: Source, names: Sequence[str]) -> None:
         source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
 
-def count_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
-    """The lines by which autograd knows, before the run, of inputs that get another shape."""
-    for index in recorded.requires.reshaped:
-        source.add(f"{source.bind(count_write, 'count_write')}({inputs[index]})")
+def count_effects(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
+    """The lines by which autograd knows, before the run, of inputs that effects write to."""
+    names = [inputs[index] for effect in recorded.effects for index in effect.counted]
+    count_all(source, names)
 
 
-def reshape_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
-    """The lines that give inputs the shapes that operators in place gave them."""
-    for index, type in recorded.requires.reshaped.items():
-        shape, stride = (
-            ", ".join(size_text(n) for n in part) for part in (type.shape, type.stride)
-        )
-        call = source.bind(lie_as, "lie_as")
-        source.add(f"{call}({inputs[index]}, [{shape}], [{stride}])")
+class Ending:
+    """The end of a generated call, to which effects add lines.
+
+    Args:
+        source: binds objects.
+        inputs: names of the inputs.
+        outputs: expressions of the outputs.
+        result: an expression of what the call returns.
+    """
+
+    def __init__(
+        self, source: Source, inputs: Sequence[str], outputs: Sequence[str] = (), result: str = ""
+    ) -> None:
+        self.inputs, self.outputs, self.result = inputs, outputs, result
+        self.bind: Callable[[object, str], str] = source.bind
+        self.size: Callable[[Size], str] = size_text
+
+    def lines(self, recorded: Recording, phase: Phase) -> list[str]:
+        """What the effects of one phase do."""
+        groups = recorded.effects_in(phase)
+        return [line for kind, effects in groups for line in kind.lines(effects, self)]
 
 
 def leaf_texts(
@@ -148,52 +165,76 @@ def leaf_texts(
     `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
     history unless it is told.
     """
-    texts = {
-        place: _leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
-        for place, output in recorded.as_made
-    }
-    return [texts[place] for place in range(len(recorded.outputs))]
+    return OutputTexts(source, straight, recorded, inputs, spelled=spelled).all()
 
 
-def _leaf_text(
-    source: Source,
-    straight: Straight,
-    recorded: Recording,
-    output: Output,
-    inputs: Sequence[str],
-    *,
-    spelled: bool,
-) -> str:
-    value = output.value
-    if isinstance(value, sympy.Basic):
-        return straight.tree(value)
-    if not isinstance(value, Value):
-        return source.literal(value, "returned")
-    if output.same_as is not None:
-        return inputs[output.same_as]
-    bare = (spelled or output.apart) and recorded.loose(value)
-    unfollowed = f"{source.bind(loose, 'loose')}(%s)" if bare else "%s"
-    if recorded.spent(value):
-        bare, unfollowed = True, f"{source.bind(after_backward, 'after_backward')}(%s)"
-    if output.view_of is None or output.view_type is None:
-        name = straight.names[value]
-        return straight.named_once(value, unfollowed % name) if bare else name
-    live, seen = inputs[output.view_of], output.view_type
-    base = recorded.inputs[output.view_of].value.type.offset
-    kept = recorded.followed(value) if spelled else value.type.requires_grad
-    of = f"{live}.detach()" if output.apart or not kept else live
-    if of == live and output.through is not None:
-        of = straight.named_once(output.through.value, "")
-    shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
-    offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
-    view = f"{of}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
-    if output.step is not None and kept:
-        view = straight.taken(output.step, of)
-    if recorded.made_leaf(value):
-        view = f"{view}.requires_grad_()"
-    if output.apart and recorded.followed(value):
-        view = f"{source.bind(in_memory, 'in_memory')}({view}, {straight.names[value]})"
-    return straight.named_once(value, unfollowed % view)
+class OutputTexts(OutputViews[str]):
+    """Expressions of the outputs; views and marked tensors have names of their own.
+
+    Args:
+        source: binds objects.
+        straight: names values.
+        recorded: the program.
+        inputs: names of the inputs.
+        spelled: as for `leaf_texts`.
+    """
+
+    def __init__(
+        self, source: Source, straight: Straight, recorded: Recording, inputs: Sequence[str], *,
+        spelled: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(recorded)
+        self.source, self.straight, self.inputs, self.spelled = source, straight, inputs, spelled
+
+    def constant(self, place: int | None, item: Tree) -> str:
+        """A size, or a literal."""
+        size = isinstance(item, sympy.Basic)
+        return self.straight.tree(item) if size else self.source.literal(item, "returned")
+
+    def result(self, place: int | None, value: Value) -> str:
+        """Its name."""
+        return self.straight.names[value]
+
+    def live(self, index: int) -> str:
+        """The name of the input."""
+        return self.inputs[index]
+
+    def follows(self, place: int | None, value: Value) -> bool:
+        """Where lines run under the program's grad mode, a view has the history that it gets."""
+        return self.recorded.followed(value) if self.spelled else value.type.requires_grad
+
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
+        """Under the program's grad mode, a view under no_grad is one."""
+        missing = self.recorded.missing(value)
+        return None if missing == "loose" and not (self.spelled or separate) else missing
+
+    def named(self, value: Value, built: str) -> str:
+        """A name for it."""
+        return self.straight.named_once(value, built)
+
+    def detached(self, of: str, *, always: bool) -> str:
+        """A call of `detach`."""
+        return f"{of}.detach()"
+
+    def taken(self, of: str, step: ViewStep, seen: TensorType) -> str:
+        """The call that autograd has the view by."""
+        return self.straight.taken(step, of)
+
+    def strided(self, of: str, seen: TensorType, index: int) -> str:
+        """A call of `as_strided`; the input may begin elsewhere than the example did."""
+        base = self.recorded.inputs[index].value.type.offset
+        shape, stride = (", ".join(map(size_text, part)) for part in (seen.shape, seen.stride))
+        begins = f"{self.inputs[index]}.storage_offset()"
+        offset = f"{size_text(seen.offset)} - {size_text(base)} + {begins}"
+        return f"{of}.as_strided([{shape}], [{stride}], {offset})"
+
+    def joined(self, view: str, place: int | None, value: Value) -> str:
+        """A call that gives the view the history of what the graph gives."""
+        return f"{self.source.bind(in_memory, 'in_memory')}({view}, {self.straight.names[value]})"
+
+    def marked(self, built: str, missing: MissingHistory) -> str:
+        """A call that requires grad as eager's does."""
+        return f"{self.source.bind(MARKS[missing], missing)}({built})"
 
 
 def check_changes(recorded: Recording) -> None:
@@ -202,7 +243,7 @@ def check_changes(recorded: Recording) -> None:
     Raises:
         Refusal: it is more than a name bound to plain data or to tensors.
     """
-    for change in recorded.requires.changed:
+    for change in recorded.changes:
         check_repeatable(change)
 
 
@@ -227,15 +268,11 @@ def register_hooks(
     return lines
 
 
-def repeat_changes(
-    source: Source, recorded: Recording, inputs: Sequence[str], leaves: Sequence[str]
+def end_lines(
+    source: Source, recorded: Recording, inputs: Sequence[str], outputs: Sequence[str]
 ) -> list[str]:
-    """Lines that change Python state as the run did; `leaves` are the outputs."""
-    requires = recorded.requires
-    redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
-    cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
-    every, given = ("".join(f"{each}, " for each in names) for names in (leaves, inputs))
-    put = source.bind(partial(put_all, requires.states), "put")
-    last = [f"{put}(({every}), ({given}), (args, kwargs))"] if requires.states else []
-    flags = (f"{inputs[i]}.requires_grad_({on})" for i, on in requires.flags.items())
-    return [*(f"{redo}()" for redo in redone), *cleared, *last, *flags]
+    """Lines that do what the program does beside its results, and return these."""
+    built = result_text(source, recorded.out_structure, outputs)
+    ending = Ending(source, inputs, outputs, built)
+    lines = [*ending.lines(recorded, "state"), *ending.lines(recorded, "result")]
+    return [*lines, f"return {ending.result}"]

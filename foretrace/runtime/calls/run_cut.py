@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import sympy
 import torch
 from torch import Tensor, fx
 
@@ -13,19 +12,17 @@ from foretrace import torch_api
 from foretrace.autograd.backward.gradient_hooks import hooked
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Value, ViewStep
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording
+from foretrace.ir.program.effect import Call, Phase
+from foretrace.ir.program.recording import Graph, Input, Mutation, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.ir.pydata.returned import restore_identity
-from foretrace.ir.pydata.state import put_all
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
+from foretrace.runtime.calls.output_tensors import OutputTensors
 from foretrace.runtime.calls.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
-from foretrace.runtime.calls.untrainable_results import Untrained, after_backward, mark, mark_spent
-from foretrace.runtime.guards.cut_guards import CallGuards, number
+from foretrace.runtime.calls.untrainable_results import Untrained, mark, mark_spent
+from foretrace.runtime.guards.cut_guards import CallGuards
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 
 
@@ -119,8 +116,9 @@ def _at_sizes(
     there = cuts[0].small.there(sizes)
     if there is not None:
         return _at_sizes(cuts[-1].at(there), args, kwargs)
-    for index in cuts[0].calls.recorded.requires.reshaped:
-        count_write(flat[index])
+    for effect in cuts[0].calls.recorded.effects:
+        for index in effect.counted:
+            count_write(flat[index])
     return cuts, flat, sizes
 
 
@@ -193,7 +191,7 @@ def _detached(flat: Sequence[Any]) -> list[Any]:
 
 
 def finish(
-    recorded: Recording, flat: list[Any], sizes: Numbers, results: Sequence[Any], call: Any
+    recorded: Recording, flat: list[Any], sizes: Numbers, results: Sequence[Any], arguments: Any
 ) -> tuple[Any, list[Any]]:
     """Write back, build the outputs, and leave what the program leaves in Python state.
 
@@ -202,7 +200,7 @@ def finish(
         flat: the inputs of the graph.
         sizes: what the symbols are.
         results: what the graph has given.
-        call: the arguments of the call.
+        arguments: those of the call.
 
     Returns:
         What the program returns; and the results that follow.
@@ -211,39 +209,19 @@ def finish(
     outputs, rest = list(results[:count]), list(results[count:])
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
-    for index, type in recorded.requires.reshaped.items():
-        lie_as(flat[index], *([number(n, sizes) for n in p] for p in (type.shape, type.stride)))
-    _place(recorded, flat, sizes, outputs)
-    for change in recorded.requires.changed:
-        change.redo()
-    put_all(recorded.requires.states, outputs, flat, call)
-    for index in recorded.requires.cleared:
-        flat[index].grad = None
-    for index, on in recorded.requires.flags.items():
-        flat[index].requires_grad_(on)
-    built = recorded.out_structure.build(iter(outputs))
-    built = restore_identity(recorded.requires.handed, built, call)
-    return built, rest[len(recorded.mutations) :]
+    call = Call(flat, sizes, arguments, outputs)
+    _run_effects(recorded, call, "memory")
+    if not recorded.returns_results:
+        call.outputs = OutputTensors(recorded, call).all()
+    _run_effects(recorded, call, "state")
+    call.result = recorded.out_structure.build(iter(call.outputs))
+    _run_effects(recorded, call, "result")
+    return call.result, rest[len(recorded.mutations) :]
 
 
-def _place(recorded: Recording, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
-    """Put inputs that are handed back, views of their memory, and constants in their places."""
-    views: dict[Value, Tensor] = {}
-    for position, output in recorded.as_made:
-        if position is None:
-            views[output.value] = _view(flat, sizes, recorded, output, None, views)
-        elif not isinstance(output.value, (Value, sympy.Basic)):
-            outputs[position] = output.value
-        elif output.same_as is not None:
-            outputs[position] = flat[output.same_as]
-        elif recorded.spent(output.value):
-            outputs[position] = after_backward(outputs[position])
-        elif output.view_of is not None or (
-            recorded.loose(output.value) and outputs[position].requires_grad
-        ):
-            if output.value not in views:  # one tensor that is returned twice is one again
-                views[output.value] = _view(flat, sizes, recorded, output, outputs[position], views)
-            outputs[position] = views[output.value]
+def _run_effects(recorded: Recording, call: Call, phase: Phase) -> None:
+    for kind, effects in recorded.effects_in(phase) if recorded.effects else ():
+        kind.run(effects, call)
 
 
 def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> None:
@@ -279,16 +257,6 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
 count_write = torch.autograd.graph.increment_version
 
 
-def lie_as(live: Tensor, shape: list[int], stride: list[int]) -> None:
-    """Give an input the shape that operators in place gave it.
-
-    Version counters have told of it before the graph ran: what the caller has saved is another now,
-    what the graph saves afterwards is as it was. What it saves before is written over in the graph.
-    """
-    with torch_api.uncounted(live):
-        live.as_strided_(shape, stride)
-
-
 def _write_held(live: Any, new: Any) -> None:
     """Write into what a tensor holds; autograd, which follows no such write, counts it."""
     for name in flattened(live)[0]:
@@ -299,65 +267,3 @@ def _write_held(live: Any, new: Any) -> None:
             with torch.no_grad():
                 mine.copy_(its)
     count_write(live)
-
-
-class _InMemory(torch.autograd.Function):
-    """Gives a tensor's memory the history of another that has the same content."""
-
-    @staticmethod
-    def forward(ctx: Any, memory: Tensor, made: Tensor) -> Tensor:
-        return memory.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0]
-
-
-in_memory: Any = _InMemory.apply
-
-
-def _taken(of: Tensor, step: ViewStep, sizes: Numbers) -> Tensor:
-    """The view that a call takes."""
-    where = map_tree(step.args[1:], lambda n: number(n, sizes) if isinstance(n, sympy.Basic) else n)
-    view: Tensor = step.func(of, *where)
-    return view
-
-
-def loose(tensor: Tensor) -> Tensor:
-    """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
-    leaf = tensor.detach().requires_grad_()
-    with torch.no_grad():
-        return torch.ops.aten.alias.default(leaf)  # view_as has other strides where a size is 1
-
-
-def _view(
-    flat: list[Any],
-    sizes: Numbers,
-    recorded: Recording,
-    output: Output,
-    made: Any,
-    views: dict[Value, Tensor],
-) -> Tensor:
-    """An output that is a view: of a live input's memory, or without a history.
-
-    `made` is what the graph gives for it, if it is returned; `views` are those made so far.
-    """
-    value: Value = output.value
-    if output.view_of is None or output.view_type is None:
-        return loose(made)
-    live, seen = flat[output.view_of], output.view_type
-    before = recorded.inputs[output.view_of].value.type.offset
-    shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
-    offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
-    followed = made is None or (made.requires_grad and recorded.followed(value))
-    if followed and output.through is not None:
-        live = views[output.through.value]
-    own = output.apart or not followed
-    if output.step is not None and followed:
-        return _taken(live, output.step, sizes)
-    view = (live.detach() if own else live).as_strided(shape, stride, offset)
-    if followed and output.apart:
-        return in_memory(view, made)
-    if made is None or not made.requires_grad or followed:
-        return view
-    return loose(view) if recorded.loose(value) else view.requires_grad_()

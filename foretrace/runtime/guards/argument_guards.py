@@ -4,19 +4,16 @@ The nesting of the example becomes code: `x, batch = args`, `mask = batch["mask"
 Python source has no pattern for are taken apart at the call, by torch's pytree.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import Structure, plain_object, rebuild, same_keys, take_apart
 from foretrace.ir.pydata.members import attributes_of
-from foretrace.ir.pydata.returned import restore_identity
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, telling
 
@@ -143,16 +140,7 @@ def _is_leaf(item: Any) -> bool:
     return len(leaves) == 1 and leaves[0][1] is item
 
 
-def returned_text(source: Source, recorded: Recording, leaves: list[str]) -> str:
-    """An expression of what a call returns, with the caller's own objects in it."""
-    built = result_text(source, recorded.out_structure, leaves)
-    if not recorded.requires.handed:
-        return built
-    back = source.bind(partial(restore_identity, recorded.requires.handed), "hand_back")
-    return f"{back}({built}, (args, kwargs))"
-
-
-def result_text(source: Source, structure: Structure, leaves: list[str]) -> str:
+def result_text(source: Source, structure: Structure, leaves: Sequence[str]) -> str:
     """An expression that builds what the program returns from its leaves."""
     text = _nested(source, structure, iter(leaves))
     if text is not None:

@@ -60,7 +60,7 @@ class CallGuards:
         Raises:
             Refusal: the call breaks a guard.
         """
-        for change in self.recorded.requires.changed:
+        for change in self.recorded.changes:
             check_repeatable(change)
         if torch_api.autocast_devices() != self.recorded.requires.autocast:
             raise broken("autocast is not as it was when the program was captured", AUTOCAST)
@@ -70,7 +70,7 @@ class CallGuards:
         if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
             raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
         given = self._form(args, kwargs)
-        if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
+        if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
         found = self._check(small=small, hooks=hooks)(given)
         if isinstance(found, Broken):
@@ -95,7 +95,7 @@ class CallGuards:
             Refusal: it is not as it was, and the program's code knows of it.
         """
         requires, on = self.recorded.requires, torch.is_grad_enabled()
-        knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
+        knows = not requires.python.mentioned.isdisjoint(ON_GRAD_MODE)
         if (knows or requires.asks_mode) and on != requires.grad_mode:
             raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
         if knows and not on and follows(self.recorded.ops):

@@ -70,7 +70,7 @@ class GuardList(Checks):
 
     def outside(self, *, hooks: bool = False) -> None:
         """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
-        self.checks += StateGuards(self.source, self.recorded.requires, hooks=hooks).checks
+        self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
 
     def take(self, given: list[str]) -> None:
         """A local name for every input; what were one tensor are one again.
@@ -78,7 +78,7 @@ class GuardList(Checks):
         Args:
             given: names of the arguments that are inputs.
         """
-        for first, second in self.recorded.requires.repeated:
+        for first, second in self.recorded.requires.inputs.repeated:
             self.add(
                 f"{given[first]} is {given[second]}",
                 repr("two arguments were one tensor in the capture and are two now"),
@@ -172,7 +172,7 @@ class GuardList(Checks):
 
     def _together(self) -> None:
         """Arguments that are views of one memory."""
-        for memory, views in self.recorded.requires.together.items():
+        for memory, views in self.recorded.requires.inputs.together.items():
             names = ", ".join(self.inputs[index] for index in (memory, *views))
             told = ", ".join(self.recorded.inputs[index].role.name for index in views)
             one = self.source.bind(one_memory, "one_memory")
@@ -180,7 +180,7 @@ class GuardList(Checks):
 
     def _states(self) -> None:
         """Further places of a tensor that the program leaves in several."""
-        for read, index in self.recorded.requires.tied:
+        for read, index in self.recorded.requires.python.tied:
             there = f"{self.source.bind(read, 'read')}()"
             words = f"{read.place.name} and {self.recorded.inputs[index].role.name} are two tensors"
             self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
@@ -190,11 +190,11 @@ class GuardList(Checks):
 
         What the program asks by `is`, it was told of two tensors.
         """
-        requires, inputs = self.recorded.requires, self.recorded.inputs
-        if requires.rebound:
-            held = [each.before for each in requires.held if isinstance(each, ReadLocation)]
+        python, inputs = self.recorded.requires.python, self.recorded.inputs
+        if python.rebound:
+            held = [each.before for each in python.held if isinstance(each, ReadLocation)]
             elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
-            first = [self.inputs[index] for index in requires.rebound]
+            first = [self.inputs[index] for index in python.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]
             two = [f"({', '.join(names)},)" for names in (first, rest)]
             words = "a tensor that is bound outside of the program is one that it has elsewhere"
@@ -202,13 +202,13 @@ class GuardList(Checks):
 
     def _forms(self) -> None:
         """Containers that the program fills."""
-        for read in self.recorded.requires.forms:
+        for read in self.recorded.requires.python.forms:
             words = repr(f"{read.place.name} holds more or less than it did")
             self.add(f"{self.source.bind(read, 'form')}.holds", words)
 
     def _hooks(self) -> None:
         """The hooks that a backward of the program's own has run."""
-        hooked = self.recorded.requires.hooked
+        hooked = self.recorded.requires.inputs.hooked
         bare = [index for index, tables in hooked.items() if not any(tables)]
         if bare:
             first = self.source.bind(torch_api.first_hooked, "first_hooked")
@@ -225,7 +225,7 @@ class GuardList(Checks):
 
     def _gradients(self) -> None:
         """Whether there is a `.grad`, where the program has read it."""
-        for index, place in self.recorded.requires.gradients.items():
+        for index, place in self.recorded.requires.inputs.gradients.items():
             local, name = self.inputs[index], self.recorded.inputs[index].role.name
             if place is None:
                 self.add(f"{local}.grad is None", repr(f"{name}.grad is there now, it was None"))
@@ -235,8 +235,8 @@ class GuardList(Checks):
 
     def _begins(self) -> None:
         """Where an input begins in memory, if the program asked."""
-        requires = self.recorded.requires
-        for index, at in (requires.viewed | requires.begins).items():
+        on = self.recorded.requires.inputs
+        for index, at in (on.viewed | on.begins).items():
             item, now = self.recorded.inputs[index], f"{self.inputs[index]}.storage_offset()"
             then = item.value.type.offset
             words = (
@@ -247,14 +247,14 @@ class GuardList(Checks):
 
     def _whole(self) -> None:
         """Inputs that may be no views, as where the program detaches them in place."""
-        for index, at in self.recorded.requires.whole.items():
+        for index, at in self.recorded.requires.inputs.whole.items():
             is_view, name = self.source.bind(torch_api.is_view, "is_view"), self.inputs[index]
             words = f"{self.recorded.inputs[index].role.name} is a view, which it was not"
             self.add(f"not {is_view}({name})", repr(words), at)
 
     def _rooms(self) -> None:
         """How much memory inputs have, where forward-mode autograd asks."""
-        for index, (then, at) in self.recorded.requires.rooms.items():
+        for index, (then, at) in self.recorded.requires.inputs.rooms.items():
             room = self.source.bind(torch_api.room, "room")
             now, name = f"{room}({self.inputs[index]})", self.recorded.inputs[index].role.name
             words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
@@ -271,7 +271,7 @@ class GuardList(Checks):
 
     def _set_on(self) -> None:
         """Attributes of Python's on inputs."""
-        for index, name, item in self.recorded.requires.set_on:
+        for index, name, item in self.recorded.requires.inputs.set_on:
             words = f"{self.recorded.inputs[index].role.name}.{name}"
             nothing = self.source.bind(MISSING, "MISSING")
             self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
@@ -285,7 +285,7 @@ class GuardList(Checks):
             if item.owner is not None
         }
         first = {(id(i.owner[0]), i.owner[1]) for i in inputs if i.owner is not None}
-        for state in self.recorded.requires.modules:
+        for state in self.recorded.requires.python.modules:
             live = torch_api.tensor_tables(state.module)
             for table, before in zip(live, ("_parameters", "_buffers"), strict=True):
                 for name, tensor in state.registered.get(before, {}).items():

@@ -128,7 +128,7 @@ class Guards(GuardList):
         arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
-        if self.recorded.requires.fills_arguments:
+        if self.recorded.fills_arguments:
             shared = self.source.bind(shared_in, "shared_in")
             self.add(f"not {shared}((args, kwargs))", repr(SHARED))
         self.take(arguments.inputs)
@@ -235,8 +235,8 @@ class Guards(GuardList):
                 for i, item in enumerate(self.recorded.inputs)
                 if (item.argument is not None and item.size is None) or item.read is not None
             }
-            - requires.idle
-            - {i for views in requires.together.values() for i in views}
+            - requires.inputs.idle
+            - {i for views in requires.inputs.together.values() for i in views}
         )
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:

@@ -18,10 +18,10 @@ from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import (
     AFTER_ONE,
     AttributeNames,
-    CallRequirements,
     ContainerLength,
     ContainerMembers,
     ModuleState,
+    PythonGuards,
     ReadLocation,
 )
 from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
@@ -37,14 +37,14 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it held."""
 
-    def __init__(self, source: Source, requires: CallRequirements, *, hooks: bool = False) -> None:
+    def __init__(self, source: Source, python: PythonGuards, *, hooks: bool = False) -> None:
         super().__init__(source)
-        self.mentioned = requires.mentioned
-        for state in (*requires.modules, *requires.met):
+        self.mentioned = python.mentioned
+        for state in (*python.modules, *python.met):
             self._module(state)
-        for held in (*requires.held, *(requires.of_hooks if hooks else ())):
+        for held in (*python.held, *(python.of_hooks if hooks else ())):
             self._held(held)
-        self._apart(requires)
+        self._apart(python)
 
     def add(
         self,
@@ -103,12 +103,12 @@ class StateGuards(Checks):
             known = self.source.bind(hooks, "hooks")
             self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
-    def _apart(self, requires: CallRequirements) -> None:
+    def _apart(self, python: PythonGuards) -> None:
         """That no module has a tensor now that the program held elsewhere, and there alone."""
-        tables = [table for s in requires.modules for table in torch_api.tensor_tables(s.module)]
+        tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
-        members = (each.members for each in requires.held if isinstance(each, ContainerMembers))
-        held = [each.before for each in requires.held if isinstance(each, ReadLocation)]
+        members = (each.members for each in python.held if isinstance(each, ContainerMembers))
+        held = [each.before for each in python.held if isinstance(each, ReadLocation)]
         tensors = [x for x in (*held, *chain(*members)) if isinstance(x, torch.Tensor)]
         others = [each for each in tensors if id(each) not in own]
         if others and own:

@@ -9,7 +9,7 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.effects import ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
@@ -22,11 +22,13 @@ from foretrace.serialization.archive.tensors import tensors_of
 from foretrace.serialization.archive.zip_file import read
 from foretrace.serialization.schema.container_json import Classes
 from foretrace.serialization.schema.decode import Decoder
+from foretrace.serialization.schema.effect_schema import loaded_effects
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 from foretrace.serialization.schema.field_checks import check
 from foretrace.serialization.schema.names import check_schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import by_the_graph
+from foretrace.serialization.schema.requirement_fields import requirements_of
 from foretrace.serialization.schema.shape_env_json import fill
 from foretrace.serialization.state.decode_state import Restored, StateDecoder
 from foretrace.session.run.setup import RULES
@@ -89,7 +91,7 @@ def _made(
     names = {id(each): name for name, each in root.named_parameters()}
     restoring = StateDecoder(shared, names)
     captured = [
-        _record(each, CallRequirements(**fields), decoder, restoring)
+        _record(each, fields, decoder, restoring)
         for each, fields in zip(every, required, strict=True)
     ]
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
@@ -119,13 +121,17 @@ def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
 
 
 def _record(
-    found: dict[str, Any], requires: CallRequirements, decoder: Decoder, restoring: StateDecoder
+    found: dict[str, Any], required: dict[str, Any], decoder: Decoder, restoring: StateDecoder
 ) -> Captured:
     """One program of a file."""
     recorded = _fields(found["recorded"], RECORDED, decoder)
     symbols = Symbols()
     fill(symbols, found["symbols"], decoder)
-    made = Recording(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
+    effects = loaded_effects(required)
+    made = Recording(
+        **recorded, symbols=symbols, requires=requirements_of(required), again=by_the_graph,
+        effects=ordered(effects),
+    )  # fmt: skip
     _check_indices(made)
     if symbols.env is None and any(item.value.type.symbols for item in made.inputs):
         raise damaged(PROGRAM, "an input has an open size, and no symbol is told")
@@ -178,10 +184,11 @@ def _last(name: str) -> str:
 def _check_indices(recorded: Recording) -> None:
     """Refuse places of inputs that are none."""
     count = len(recorded.inputs)
-    requires = recorded.requires
-    tables = (
-        requires.gradients, requires.begins, requires.viewed, requires.together, requires.whole,
-        requires.rooms, requires.cleared, [index for index, *_ in requires.set_on],
+    on = recorded.requires.inputs
+    tables: tuple[Iterable[int], ...] = (
+        on.gradients, on.begins, on.viewed, on.together, on.whole, on.rooms,
+        [index for index, *_ in on.set_on],
+        *(effect.inputs for effect in recorded.effects),
         [mutation.index for mutation in recorded.mutations],
     )  # fmt: skip
     if not all(0 <= index < count for table in tables for index in table):
@@ -190,7 +197,7 @@ def _check_indices(recorded: Recording) -> None:
 
 def _set_on(recorded: Recording) -> None:
     """Give tensors of the file the attributes of Python's that the program has read of them."""
-    for index, name, item in recorded.requires.set_on:
+    for index, name, item in recorded.requires.inputs.set_on:
         tensor = recorded.inputs[index].tensor
         if tensor is not None and item is not MISSING:
             vars(tensor)[name] = item

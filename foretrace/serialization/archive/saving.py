@@ -10,7 +10,6 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.walk import every_op
@@ -19,10 +18,12 @@ from foretrace.serialization.archive.modules import Parts, check_state
 from foretrace.serialization.archive.stored_cut import Stored, stored_json
 from foretrace.serialization.archive.tensors import Tensors
 from foretrace.serialization.archive.zip_file import write
+from foretrace.serialization.schema.effect_schema import stored_effects
 from foretrace.serialization.schema.encode import Encoder, no_form
 from foretrace.serialization.schema.names import schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import python
+from foretrace.serialization.schema.requirement_fields import fields_of
 from foretrace.serialization.schema.shape_env_json import symbols_json
 from foretrace.serialization.state.containers import bare
 from foretrace.serialization.state.encode_state import told_all
@@ -115,7 +116,7 @@ def _told(
 
 def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     return {
-        "requires": _required(recorded.requires, parts, encoder),
+        "requires": _required(recorded, parts, encoder),
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
         "symbols": symbols_json(recorded.symbols, encoder),
     }
@@ -128,7 +129,7 @@ def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
     """By id, whose the tensors of modules are."""
     owned = dict[int, tuple[nn.Module, str]]()
     for recorded in programs:
-        for state in (*recorded.requires.modules, *recorded.requires.met):
+        for state in (*recorded.requires.python.modules, *recorded.requires.python.met):
             if id(state.module) in parts.numbers:
                 for table in torch_api.tensor_tables(state.module):
                     owned |= {id(each): (state.module, name) for name, each in table.items()}
@@ -194,11 +195,11 @@ def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
     return parts.numbers[id(item)]
 
 
-def _required(requires: CallRequirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+def _required(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     """What a call has to be like; of modules that are no part of the file, nothing."""
-    found = {}
+    known, found = fields_of(recorded.requires) | stored_effects(recorded.effects), {}
     for name in REQUIRED:
-        item = getattr(requires, name)
+        item = known[name]
         if name == "met":
             item = [state for state in item if id(state.module) in parts.numbers]
         found[name] = encoder.item(item)
@@ -212,15 +213,15 @@ def _roots(recorded: Recording) -> Mapping[str, nn.Module]:
     used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
     used |= {
         id(state.module)
-        for state in requires.met
+        for state in requires.python.met
         for table in torch_api.tensor_tables(state.module)
         if any(id(each) in constants for each in table.values() if each is not None)
     }
     found: dict[str, nn.Module] = {}
-    for state in (*requires.modules, *requires.met):
+    for state in (*requires.python.modules, *requires.python.met):
         inside = any(id(each) in used for each in state.module.modules())
-        path = bare(state.path) if state in requires.met else state.path
-        if (state in requires.modules or inside) and not any(_holds(p, path) for p in found):
+        path = bare(state.path) if state in requires.python.met else state.path
+        if (state in requires.python.modules or inside) and not any(_holds(p, path) for p in found):
             found[path] = state.module
     return found
 

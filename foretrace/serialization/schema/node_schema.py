@@ -42,6 +42,7 @@ from foretrace.operators.abstract_tensors.sparse_layouts import is_told
 from foretrace.operators.schemas.dispatch_result import Outcome, Share
 from foretrace.python_state.access.reads import state_of
 from foretrace.python_state.effects.leaks import abstract_in
+from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS
 from foretrace.serialization.schema.field_checks import (
     NUMBER,
     SIZES,
@@ -530,10 +531,7 @@ REQUIRED: Mapping[str, Kind] = MappingProxyType(
         "whole": table(NUMBER, optional(FRAME)),
         "rooms": table(NUMBER, tuple_of(size, optional(FRAME))),
         "idle": sequence_of(NUMBER, frozenset),
-        "cleared": sequence_of(NUMBER, list),
-        "flags": table(NUMBER, TRUTH),
-        "reshaped": table(NUMBER, instance_of(TensorType)),
-        "handed": sequence_of(instance_of(ReturnedArgument), list),
+        **EFFECT_FIELDS,
         "in_structure": instance_of(Structure),
         "modules": sequence_of(instance_of(ModuleState), list),
         "met": sequence_of(instance_of(ModuleState), list),

@@ -33,8 +33,8 @@ class ContainerTable:
     """The containers of the state that the programs of a file go on from, each by its number."""
 
     def __init__(self, programs: Sequence[Recording]) -> None:
-        self.states = [state for each in programs for state in each.requires.states]
-        every = [each for recorded in programs for each in recorded.requires.held]
+        self.states = [state for each in programs for state in each.states]
+        every = [each for recorded in programs for each in recorded.requires.python.held]
         held = [each for each in every if isinstance(each, ReadLocation)]
         self._by_item: dict[int, list[ReadLocation]] = {}
         for each in held:

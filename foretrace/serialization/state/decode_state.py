@@ -9,6 +9,7 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
 from foretrace.ir.pydata.location import (
@@ -22,6 +23,7 @@ from foretrace.ir.pydata.location import (
 )
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
+from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
     BUILT,
@@ -114,14 +116,18 @@ class StateDecoder:
         for index, read in told["reads"]:
             inputs[index].read = self._reading(read)
         need(all(type(index) is int and inputs[index] for index in told["hooked"]), "a hook")
-        requires.hooked = dict.fromkeys(told["hooked"], ((), ()))  # the graph has what others did
-        requires.forms = [self._reading(each) for each in told["forms"]]
-        requires.tied = [(self._reading(each), index) for each, index in told["tied"]]
-        requires.states = [self._state(n, each) for n, each in enumerate(told["states"])]
-        requires.changed = [self._change(each) for each in told["changed"]]
+        requires.inputs.hooked = dict.fromkeys(
+            told["hooked"], ((), ())
+        )  # the graph has what others did
+        requires.python.forms = [self._reading(each) for each in told["forms"]]
+        requires.python.tied = [(self._reading(each), index) for each, index in told["tied"]]
+        states = (self._state(n, each) for n, each in enumerate(told[IN_STATE[LeaveState]]))
+        changes = map(self._change, told[IN_STATE[ChangePlace]])
+        left = (*map(LeaveState, states), *map(ChangePlace, changes))
+        recorded.effects = ordered((*recorded.effects, *left))
         self._stand_there()
-        requires.held += [self._held(*each) for each in told["held"]]
-        need(all(0 <= index < len(inputs) for _, index in requires.tied), "tied")
+        requires.python.held += [self._held(*each) for each in told["held"]]
+        need(all(0 <= index < len(inputs) for _, index in requires.python.tied), "tied")
 
     # ---- containers --------------------------------------------------------------------------
 
@@ -157,7 +163,7 @@ class StateDecoder:
 
     def _stand_there(self) -> None:
         """A call finds them where they are."""
-        known = self.recorded.requires.held
+        known = self.recorded.requires.python.held
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
                 names = frozenset(vars(item))
@@ -181,7 +187,7 @@ class StateDecoder:
             if id(each) in owned:
                 place = Entry(f"parameter {number} of {name}", trained, number, each)
                 read = StateRead(place, LEAF, (a_tensor(),), 0)
-                self.recorded.requires.tied.append((read, owned[id(each)]))
+                self.recorded.requires.python.tied.append((read, owned[id(each)]))
 
     # ---- places ------------------------------------------------------------------------------
 

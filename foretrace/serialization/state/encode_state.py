@@ -13,6 +13,7 @@ import torch
 
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
+from foretrace.ir.program.effects import ChangePlace, LeaveState
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LEAF, take_apart
 from foretrace.ir.pydata.location import (
@@ -27,6 +28,7 @@ from foretrace.ir.pydata.location import (
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.state import OPEN, Change, State, StateRead
+from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
 from foretrace.serialization.state.savable import one_call, outside
@@ -67,21 +69,21 @@ class StateEncoder:
         """
         requires, inputs = self.recorded.requires, self.recorded.inputs
         reads = [(i, self._reading(each.read)) for i, each in enumerate(inputs) if each.read]
-        tied = [(r, i) for r, i in requires.tied if not isinstance(r.place.holder, Trained)]
+        tied = [(r, i) for r, i in requires.python.tied if not isinstance(r.place.holder, Trained)]
         told: dict[str, Any] = {
-            "states": [self._state(each) for each in requires.states],
+            IN_STATE[LeaveState]: [self._state(each) for each in self.recorded.states],
             "reads": reads,
-            "hooked": [*requires.hooked],
-            "forms": [self._reading(each) for each in requires.forms],
+            "hooked": [*requires.inputs.hooked],
+            "forms": [self._reading(each) for each in requires.python.forms],
             "tied": [(self._reading(each), index) for each, index in tied],
-            "changed": [self._change(each) for each in requires.changed],
+            IN_STATE[ChangePlace]: [self._change(each) for each in self.recorded.changes],
             "gradients": list(self._gradients(inputs)),
         }
         for mutation in self.recorded.mutations:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        self._guards = [each for each in map(self._held, requires.held) if each is not None]
+        self._guards = [each for each in map(self._held, requires.python.held) if each is not None]
         return told
 
     def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL, AttributeNames
+from foretrace.ir.program.effects import ReturnArgument
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LIVE
@@ -45,11 +46,11 @@ def check_python(recorded: Recording) -> None:
     """
     requires = recorded.requires
     _check_again(recorded)
-    for handed in requires.handed:
-        if handed.itself is not None:
+    for effect in recorded.effects_of(ReturnArgument):
+        if effect.argument.itself is not None:
             raise outside("the program returns an object that lives outside of it", None)
     _check_given(recorded)
-    for state in requires.states:
+    for state in recorded.states:
         if isinstance(state.place, OnData):
             raise Refusal(
                 f"the program sets {state.place.name}, and a file leaves the memory of what it has",
@@ -76,7 +77,7 @@ def _check_given(recorded: Recording) -> None:
     """
     requires = recorded.requires
     known = {item.role.name for item in recorded.inputs} | requires.constants.keys()
-    twice = {place for _, place in requires.repeated}
+    twice = {place for _, place in requires.inputs.repeated}
     for place, name in enumerate(requires.names):
         if name not in known and place not in twice:
             raise Refusal(
@@ -94,24 +95,29 @@ def _check_again(recorded: Recording) -> None:
         Refusal: it is one, with the line that leaves them.
     """
     requires = recorded.requires
-    names = {id(each.holder): each for each in requires.held if isinstance(each, AttributeNames)}
+    names = {
+        id(each.holder): each for each in requires.python.held if isinstance(each, AttributeNames)
+    }
     reads = {
         (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)
     }
-    places = [(each.place, each.at) for each in requires.states]
-    places += [(each.place, each.at) for each in requires.changed]
+    places = [(each.place, each.at) for each in recorded.states]
+    places += [(each.place, each.at) for each in recorded.changes]
     for place, at in places:
         known = names.get(id(place.holder))
-        if known and place.key in requires.mentioned - known.before:
+        if known and place.key in requires.python.mentioned - known.before:
             raise one_call(f"the program leaves {place.name} where there was none", at)
-    for left in requires.states:
+    for left in recorded.states:
         found = reads.get((id(left.place.holder), left.place.key))
         if found is not None and left.like is None and not _fits(left, *found, recorded):
             raise one_call(f"{left.place.name} holds other things after each call", left.at)
 
 
 def _reads(recorded: Recording) -> Iterator[tuple[StateRead, Input | None]]:
-    for read in (*recorded.requires.forms, *(read for read, _ in recorded.requires.tied)):
+    for read in (
+        *recorded.requires.python.forms,
+        *(read for read, _ in recorded.requires.python.tied),
+    ):
         yield read, None
     for item in recorded.inputs:
         if item.read is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from foretrace.errors import Frame, Refusal, line_of
+from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Input, Recording, Role
@@ -67,7 +68,7 @@ class _Merging:
             what = f"before a question of data the program does something else each time {differ}"
             raise self._refused(what, None, "let it do the same at each call") from None
         try:
-            check_python(one, other)
+            check_python(one, other, self._all_inputs(known)[1])
         except ProgramsDiffer as differ:
             raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
         try:
@@ -99,6 +100,7 @@ class _Merging:
         return replace(
             one, ops=ops, inputs=inputs, outputs=outputs, mutations=mutations,
             overwritten=overwritten, _bare=None, requires=required_of_both(one, other, places),
+            effects=merged_effects(one.effects, other.effects, places),
         )  # fmt: skip
 
     def _around(self, met: Met, written: set[Value], read: Iterable[Value]) -> Around:

@@ -1,59 +1,40 @@
-"""What a later call has to be like for both sides, and what both change of Python's state."""
+"""Merge what two runs require of later calls, and refuse runs that change Python differently."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import sympy
 
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import (
+    CallRequirements,
+    InputGuards,
+    PythonGuards,
+    ReadLocation,
+    RunNotes,
+)
+from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.symbols import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 """What a run calls symbols of another"""
+Places: TypeAlias = Mapping[int, int]
+"""Where the inputs of the other run are among those of both"""
 
 
-def check_python(one: Recording, other: Recording) -> None:
-    """Hold what two runs have done to Python's state, and assumed of sizes, against each other.
+def check_python(one: Recording, other: Recording, places: Places) -> None:
+    """Compare what two runs do beside returning results, and what they asked of values.
 
     Raises:
         ProgramsDiffer: they differ.
     """
-    ones, others = one.requires.changed, other.requires.changed
-    for mine, theirs in ((ones, others), (others, ones)):
-        for change in mine:
-            if not any(_same_change(change, each) for each in theirs):
-                raise ProgramsDiffer(
-                    f"{change.place.name} is bound on one side of a question of data, or otherwise"
-                    " on the other",
-                    change.at,
-                )
-    for run in (one, other):
-        for state in run.requires.states:
-            raise ProgramsDiffer(
-                f"{state.place.name} is bound to a tensor beside a question of data", state.at
-            )
-    if one.requires.cleared != other.requires.cleared:
-        raise ProgramsDiffer("one side of a question of data sets .grad to None")
-    if one.requires.reshaped != other.requires.reshaped:
-        raise ProgramsDiffer("one side of a question of data gives an input another shape")
-    said = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
-    if said[0] != said[1]:
+    merged_effects(one.effects, other.effects, places)
+    asked = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
+    if asked[0] != asked[1]:
         extra = [*one.answered, *other.answered][-1]
         raise ProgramsDiffer(f"one side of a question of data asks {extra.about}, too", extra.frame)
-
-
-def _same_change(one: Change, other: Change) -> bool:
-    places = [
-        (c.place.name, id(c.place.holder), repr(c.place.key), c.rebound) for c in (one, other)
-    ]
-    after = one.after, other.after
-    equal = after[0] is after[1] or (all(map(plain, after)) and same(*after))
-    return places[0] == places[1] and equal
 
 
 def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
@@ -72,25 +53,14 @@ def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
             one.symbols.assume([Guard(condition, guard.frame)])
 
 
-def required_of_both(one: Recording, other: Recording, places: dict[int, int]) -> CallRequirements:
-    """What both need; `places`: where the inputs of the other are among those of both."""
-    mine, theirs = one.requires, other.requires
-    held = {_name(each): each for each in (*theirs.held, *mine.held)}
-    met = {id(state.module): state for state in (*theirs.met, *mine.met)}
-    return replace(
-        mine,
-        held=list(held.values()),
-        met=list(met.values()),
-        mentioned=mine.mentioned | theirs.mentioned,
-        asks_mode=mine.asks_mode or theirs.asks_mode,
-        asks_strides=mine.asks_strides or theirs.asks_strides,
-        set_on=_once([*mine.set_on, *((places[i], n, x) for i, n, x in theirs.set_on)]),
-        gradients=_moved(theirs.gradients, places, inner=True) | mine.gradients,
-        begins=_moved(theirs.begins, places) | mine.begins,
-        viewed=_moved(theirs.viewed, places) | mine.viewed,
-        whole=_moved(theirs.whole, places) | mine.whole,
-        stored=[*mine.stored, *theirs.stored],
-    )
+Merge: TypeAlias = Callable[[Any, Any, Places], Any]
+"""What both runs require, given what each requires and the places of inputs"""
+
+
+def required_of_both(one: Recording, other: Recording, places: Places) -> CallRequirements:
+    """Merge the requirements of two runs, field by field."""
+    merged: CallRequirements = by_part(one.requires, other.requires, places)
+    return merged
 
 
 def _name(held: Any) -> Any:
@@ -98,12 +68,114 @@ def _name(held: Any) -> Any:
     return type(held), held.name, id(held.holder), key
 
 
-def _moved(found: dict[int, Any], places: dict[int, int], *, inner: bool = False) -> dict[int, Any]:
-    return {
-        places[index]: places[item] if inner and item is not None else item
-        for index, item in found.items()
-    }
+def of_the_call(mine: Any, theirs: Any, places: Places) -> Any:
+    """Both runs are of one call, in one state of torch: what the first has, the other has too."""
+    return mine
 
 
-def _once(items: Sequence[tuple[int, str, object]]) -> list[tuple[int, str, object]]:
-    return list({item[:2]: item for item in items}.values())
+def any_of(mine: Any, theirs: Any, places: Places) -> Any:
+    """A truth that holds of both where it holds of one; the union of sets."""
+    return mine | theirs
+
+
+def each_of(mine: Sequence[Any], theirs: Sequence[Any], places: Places) -> list[Any]:
+    """All items of both; an object of both is one item."""
+    return list({id(item): item for item in (*mine, *theirs)}.values())
+
+
+def by_input(mine: dict[int, Any], theirs: dict[int, Any], places: Places) -> dict[int, Any]:
+    """A table by input; the first run's entry stands where both have one."""
+    return {places[index]: item for index, item in theirs.items()} | mine
+
+
+def by_input_of_inputs(mine: Any, theirs: Any, places: Places) -> dict[int, Any]:
+    """A table by input whose entries are inputs, lists of them, or None."""
+
+    def moved(item: Any) -> Any:
+        return [*map(moved, item)] if isinstance(item, list) else places.get(item)
+
+    return {places[index]: moved(item) for index, item in theirs.items()} | mine
+
+
+def reads_of_inputs(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    """Pairs of a read and the input that it finds."""
+    return [*mine, *((read, places[index]) for read, index in theirs)]
+
+
+def _held(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    return list({_name(each): each for each in (*theirs, *mine)}.values())
+
+
+def _met(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    return list({id(state.module): state for state in (*theirs, *mine)}.values())
+
+
+def _set_on(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    every = [*mine, *((places[index], name, item) for index, name, item in theirs)]
+    return list({item[:2]: item for item in every}.values())
+
+
+def _rebound(mine: Sequence[int], theirs: Sequence[int], places: Places) -> list[int]:
+    return list(dict.fromkeys([*mine, *(places[index] for index in theirs)]))
+
+
+def _idle(mine: frozenset[int], theirs: frozenset[int], places: Places) -> frozenset[int]:
+    """Inputs of the first run that neither run reads."""
+    return mine.difference(places.values()) | mine.intersection(places[each] for each in theirs)
+
+
+def by_part(mine: Any, theirs: Any, places: Places) -> Any:
+    """Guards that are a class of their own, by its rules."""
+    kind: Any = type(mine)
+    return kind(**{
+        name: merge(getattr(mine, name), getattr(theirs, name), places)
+        for name, merge in MERGES[kind].items()
+    })  # fmt: skip
+
+
+MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
+    CallRequirements: {
+        "in_structure": of_the_call,
+        "names": of_the_call,
+        "defined": of_the_call,
+        "grad_mode": of_the_call,
+        "autocast": of_the_call,
+        "default_dtype": of_the_call,
+        "constants": of_the_call,
+        "asks_strides": any_of,
+        "asks_mode": any_of,
+        "inputs": by_part,
+        "python": by_part,
+        "notes": by_part,
+    },
+    InputGuards: {
+        "repeated": of_the_call,
+        "set_on": _set_on,
+        "gradients": by_input_of_inputs,
+        "begins": by_input,
+        "viewed": by_input,
+        "together": by_input_of_inputs,
+        "idle": _idle,
+        "whole": by_input,
+        "rooms": by_input,
+        "hooked": by_input,
+    },
+    PythonGuards: {
+        "modules": of_the_call,
+        "met": _met,
+        "held": _held,
+        "of_hooks": _held,
+        "mentioned": any_of,
+        "forms": each_of,
+        "tied": reads_of_inputs,
+        "rebound": _rebound,
+    },
+    RunNotes: {
+        "changed": each_of,
+        "effects": each_of,
+        "counted": each_of,
+        "filled": each_of,
+        "stored": each_of,
+    },
+})  # fmt: skip
+"""How each field is merged, by class; a new field needs a row"""

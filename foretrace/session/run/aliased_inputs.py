@@ -146,7 +146,8 @@ def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) ->
 
 def apart(inputs: Sequence[Any], requires: CallRequirements) -> list[Any]:
     """Inputs without those that are views of another in the graph, or that nothing reads."""
-    views = {index for found in requires.together.values() for index in found} | requires.idle
+    on = requires.inputs
+    views = {index for found in on.together.values() for index in found} | on.idle
     return [None if index in views else each for index, each in enumerate(inputs)]
 
 

@@ -112,10 +112,10 @@ class AppendOnlyContainers:
     def guess(self, recorded: Recording) -> bool:
         """Take what a run has left otherwise; whether there is more than was known."""
         known, read = len(self._guessed), self._closed.keys() | _read_by(recorded)
-        for place in [state.place for state in recorded.requires.states]:
+        for place in [state.place for state in recorded.states]:
             new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, recorded.requires.held)
+                self._take(place.name, place.holder, recorded.requires.python.held)
         return len(self._guessed) > known
 
     def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:

@@ -90,9 +90,9 @@ class Gradients:
         return torch_api.attributes_replaced(self._read, self._write)
 
     def note(self, requires: CallRequirements) -> None:
-        """What a later call has to be like, and to clear."""
-        requires.gradients, requires.cleared = self.found, list(self.cleared)
-        requires.whole, requires.rooms = self.whole, self.rooms
+        """What a later call has to be like."""
+        requires.inputs.gradients = self.found
+        requires.inputs.whole, requires.inputs.rooms = self.whole, self.rooms
 
     def is_whole(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""

@@ -8,6 +8,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program.recording import Input, Mutation, Output, Role
 from foretrace.ir.program.tensor_type import TensorType
@@ -34,12 +36,12 @@ def mutations_of(
     inputs: list[Input],
     placeholders: list[Any],
     loan: SwappedModuleTensors,
-    reshaped: dict[int, TensorType],
+    effects: list[Effect],
     leaves: RunLeaves,
 ) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
+    `effects` takes those that operators in place gave another shape. `leaves` knows of
     which the program has set `requires_grad`, and which have other memory now.
     """
     found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
@@ -53,7 +55,7 @@ def mutations_of(
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.moved is not None:
-            reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
+            effects.append(Reshape(index, _shape_left(item, placeholder, recorder, new)))
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
         if item.value.type.requires_grad and not (

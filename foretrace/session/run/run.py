@@ -1,6 +1,6 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -10,6 +10,13 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import (
+    ChangePlace,
+    LeaveState,
+    ReturnArgument,
+    ordered,
+)
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
@@ -109,8 +116,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     capture.name(before.name_modules() | names_of_tensors(fn))
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
     with unchanged_state(lines), borrowed(owners, before) as loan:
-        requires.modules = loan.states()
-        lines = partial(lines, [state.module for state in requires.modules])
+        requires.python.modules = loan.states()
+        lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
@@ -122,10 +129,10 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = computed(fn, result, given)
-            requires.handed = handed_back(result, call, ())
+            requires.notes.effects += _returned(result, call, [])
             kept, others = collect_state_outputs(before, loan, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
-            requires.handed += handed_back(result, (), _filled(kept))
+            requires.notes.effects += _returned(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, (result, call), kept, requires, lines)
@@ -140,8 +147,17 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked, recorder.autograd.hooks,
+        capture.questions.again, _effects(requires), overwritten, asked, recorder.autograd.hooks,
     )  # fmt: skip
+
+
+def _effects(requires: CallRequirements) -> list[Effect]:
+    notes = requires.notes
+    return ordered((*notes.effects, *map(ChangePlace, notes.changed)))
+
+
+def _returned(result: Any, call: Any, filled: list[Any]) -> Iterator[ReturnArgument]:
+    return map(ReturnArgument, handed_back(result, call, filled))
 
 
 def _is_absent(device: torch.device) -> bool:
@@ -172,12 +188,12 @@ def _put(
         requires: takes the containers.
         lines: of the program.
     """
-    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.changed]
+    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_apart(filled, [given, *others], known)
     put = capture.assumed.fills.left(given, changed, known)
-    requires.filled = capture.assumed.fills.part(capture.outside)
+    requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
 
@@ -188,8 +204,10 @@ def _repeated(
     again = list[Change]()
     for each in changed:
         can = each.rebound and isinstance(each.place, OnArguments)
-        (again if can else requires.changed).append(each)
-    requires.changed = [each if each.at else located(each, lines) for each in requires.changed]
+        (again if can else requires.notes.changed).append(each)
+    requires.notes.changed = [
+        each if each.at else located(each, lines) for each in requires.notes.changed
+    ]
     return again
 
 
@@ -214,17 +232,17 @@ def _note_held(
         lines: the lines of its functions.
     """
     left = [located(told(change, capture.outside), lines) for change in left]
-    requires.changed += left
-    requires.counted += counted_in((*requires.changed, *kept))
+    requires.notes.changed += left
+    requires.notes.counted += counted_in((*requires.notes.changed, *kept))
     if capture.outside is None:
         return
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    requires.held = [*data, *drop_unread(requires.held, capture.inputs, capture.real, requires)]
-    requires.held += [bound_before(change) for change in left if change.rebound]
-    requires.held += capture.ties(requires.held)
-    requires.counted += scheduled(requires.held)
+    held = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
+    held += [bound_before(change) for change in left if change.rebound]
+    requires.python.held = [*held, *capture.ties(held)]
+    requires.notes.counted += scheduled(requires.python.held)
     check_first_call(requires, lines)
 
 
@@ -240,14 +258,14 @@ def _mutations(
 ) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(
-        recorder, capture.inputs, placeholders, loan, requires.reshaped, capture.leaves
+        recorder, capture.inputs, placeholders, loan, requires.notes.effects, capture.leaves
     )
-    requires.begins = begins_read(recorder, placeholders, mutations)
-    for views in requires.together.values():
-        requires.begins |= dict.fromkeys(views, requires.defined)
+    requires.inputs.begins = begins_read(recorder, placeholders, mutations)
+    for views in requires.inputs.together.values():
+        requires.inputs.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
     read = idle(recorder.scope.log, capture.inputs, placeholders, given)
-    requires.idle = read.difference(written)
+    requires.inputs.idle = read.difference(written)
     capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
     check_shared_memory(
         apart(capture.real, requires),
@@ -271,10 +289,11 @@ def _outputs(
     before = {taken.before: i for i, taken in capture.leaves.taken.items()}
     made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
-    requires.states, states = states_of(kept, made.of, len(outputs), lines)
+    left, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, given, capture.inputs)
     check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
+    requires.notes.effects += map(LeaveState, left)
     return [*outputs, *states]
 
 

@@ -14,6 +14,7 @@ from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation, memory_of
+from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
@@ -161,13 +162,15 @@ class Session:
         self.known.rebound.update(indices)
 
     def note_asked(self, requires: CallRequirements) -> None:
-        """What the program asked that more than its arguments decides."""
+        """What the program asked, and what it did to attributes of inputs."""
         self.gradients.note(requires)
-        requires.viewed = viewed_anew(self.placeholders)
+        requires.inputs.viewed = viewed_anew(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
-        requires.hooked, requires.flags = self.leaves.hooked, self.leaves.flags
+        requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
+        requires.notes.effects += map(ClearGrad, self.gradients.cleared)
+        requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)
 
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)
@@ -189,7 +192,7 @@ class Session:
             elif isinstance(leaf, torch.Tensor):
                 place = next(places)
                 if first.setdefault(id(leaf), place) != place:
-                    requires.repeated.append((first[id(leaf)], place))
+                    requires.inputs.repeated.append((first[id(leaf)], place))
                 known = id(leaf) in self.known.abstract
                 placeholders.append(self.placeholder(leaf, "input", name))
                 if not known:
@@ -212,7 +215,7 @@ class Session:
         first = self.inputs[indices[0]]
         memory = self.placeholder(memory_of(group[0][1]), "input", f"memory_of_{group[0][0]}")
         self.inputs[-1] = replace(self.inputs[-1], argument=first.argument, memory=True)
-        requires.together[len(self.inputs) - 1] = indices
+        requires.inputs.together[len(self.inputs) - 1] = indices
         for index in indices:
             self.known.views[id(self.placeholders[index])] = memory, self.real[index]
 

@@ -183,7 +183,7 @@ class Assumptions:
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""
         requires, outside = recorded.requires, run.outside
-        more = self.counts.note(requires.counted)
+        more = self.counts.note(requires.notes.counted)
         if outside is None or self.counts.never:
             return more
         if not tells_apart(run):
@@ -192,7 +192,7 @@ class Assumptions:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
-                may_be_counted(requires.held, outside.counts | outside.stores)
+                may_be_counted(requires.python.held, outside.counts | outside.stores)
             )
         found = may_be_bound(requires, outside.stores) if self.binds else ()
         new = {c.place.identity: c for c in found}

@@ -15,7 +15,8 @@ import torch
 # GuardSource says where such a source stands.
 from torch._guards import GuardSource, Source
 
-# What torch's kernels for fake tensors do with the size of what `nonzero` gives.
+# What torch's kernels for fake tensors do with the size of what `nonzero` gives, and what looks for
+# open sizes in a tensor (2.15's flex_attention asks it; checked on 2.13, 2.14 and 2.15).
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
@@ -24,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     _constrain_range_for_size as constrain_to_size,
+    _iterate_exprs,
     _maybe_evaluate_static_worker as evaluations,
     eval_is_non_overlapping_and_dense,
 )
@@ -51,6 +53,8 @@ from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
+LOOKS_FOR_SIZES = unwrap(_iterate_exprs).__code__
+"""Reads sizes, strides and offset of a tensor to find expressions, whatever the numbers are"""
 TRUTHS = (TRUTH_OF_RELATION, torch.SymInt.__bool__.__code__)
 MOST_EVALUATIONS = 2_000
 """Answers about sizes that torch keeps, before they are dropped"""

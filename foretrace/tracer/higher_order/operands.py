@@ -19,11 +19,10 @@ from foretrace.ir.program.walk import read_outside
 from foretrace.operators.schemas.higher_order_schema import Groups, Holder
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.higher_order.trace_subgraph import Holding, Run
-from foretrace.tracer.higher_order.views_as_copies import in_copies
+from foretrace.tracer.higher_order.views_as_copies import COPIES, in_copies
 
 aten = torch.ops.aten
 STACKED = torch.ops.higher_order.while_loop_stack_output
-COPIES = Choice("views", "copies", "torch's derivative of scan makes copies of them")
 ROUNDS = Choice("rounds", "stacked", "the backward needs what each round has made")
 
 

@@ -11,13 +11,16 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Op, Rewriter, Subgraph, Target, Value, map_values
+from foretrace.ir.program.op import Choice, Op, Rewriter, Subgraph, Target, Value, map_values
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.schema import schema_of
 
 aten = torch.ops.aten
+
+COPIES = Choice("views", "copies", "torch's derivative of scan makes copies of them")
+"""Why a scan that autograd follows holds another program than was written"""
 
 
 def in_copies(program: Subgraph, inference: Inference) -> Subgraph:
@@ -44,7 +47,8 @@ class _Copies(Rewriter):
             types = leaves(self.inference.infer(self.target(op.target), args, kwargs))
             for out, type in zip(op.outs, types, strict=True):
                 self.env[out] = Value(type.with_grad(out.type.requires_grad))
-        return super().op(op)
+        copy = super().op(op)
+        return copy if op.because else copy.but(choice=op.choice or COPIES, piece_of=op)
 
     def target(self, target: Target) -> Target:
         """The operator that copies what a view operator gives."""

@@ -137,6 +137,6 @@ def test_the_old_tensor_of_a_bound_buffer_is_returned_as_a_copy() -> None:
 def test_where_an_argument_begins_is_not_checked_by_a_file() -> None:
     _, found = program(TREE, ("y",), {})
     check_begins(found)
-    found.requires.begins = {0: None}
+    found.requires.inputs.begins = {0: None}
     with pytest.raises(Refusal, match="where x begins in memory"):
         check_begins(found)

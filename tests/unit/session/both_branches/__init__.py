@@ -1,0 +1,1 @@
+"""How two runs of one program become one record."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.recording import Mutation
 from foretrace.ir.pydata.location import Contents
 from tests.support.trees import recorded
@@ -91,7 +92,7 @@ def test_an_input_that_changes_its_shape_is_refused(change: Any, what: str) -> N
 
 def test_how_an_input_lies_that_has_another_shape_after_the_run() -> None:
     found = recorded(lambda x: x.t_().unsqueeze_(0).mul_(2), torch.randn(2, 3))
-    assert {n: (t.shape, t.stride) for n, t in found.requires.reshaped.items()} == {
+    assert {e.index: (e.type.shape, e.type.stride) for e in found.effects_of(Reshape)} == {
         0: ((1, 3, 2), (3, 1, 3))
     }
     (mutation,) = found.mutations
@@ -172,8 +173,8 @@ def test_where_an_input_begins_matters_if_it_is_asked() -> None:
         x.add_(1)
         return x.as_strided((2,), (1,), 1)
 
-    assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
-    assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.begins == {}
+    assert recorded(fn, torch.zeros(4)).requires.inputs.begins.keys() == {0}
+    assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.inputs.begins == {}
 
 
 def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> None:
@@ -182,7 +183,7 @@ def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> 
         x.add_(1)
         return part.sin()
 
-    assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
+    assert recorded(fn, torch.zeros(4)).requires.inputs.begins.keys() == {0}
 
 
 def test_a_tensor_kept_in_a_list_of_a_module_is_a_state() -> None:
@@ -196,7 +197,7 @@ def test_a_tensor_kept_in_a_list_of_a_module_is_a_state() -> None:
             return x
 
     module = Keeps()
-    (state,) = recorded(module, X).requires.states
+    (state,) = recorded(module, X).states
     assert isinstance(state.place, Contents)
     assert (state.place.holder is module.seen, module.seen, state.count) == (True, [], 1)
 

@@ -1,0 +1,280 @@
+"""What a call does beside returning its results: one class for each kind of effect.
+
+A kind is whole when it says how a call does it (`run`), how generated code does it (`lines`), and
+how two runs of one program merge it (`merge`). What a higher wing decides is in a table by class
+there: `EFFECTS` of serialization/schema/effect_schema.py (files) and `IN_OTHER_GRAPHS` of
+frontends/torch_compat/stateless_check.py (graphs that torch's own tools call).
+tests/unit/ir/program/test_effects.py fails where a kind lacks a side.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.effect import Call, Code, Effect, Phase
+from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.containers import same_keys
+from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
+from foretrace.ir.pydata.state import Change, State, put_all
+
+
+class InputEffect(Effect):
+    """An effect on one input, which two runs have to have in common."""
+
+    index: int
+    done: ClassVar[str]
+    """what one run does and the other does not, in words"""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The input."""
+        return (self.index,)
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs do the same to the same inputs."""
+        items: Any = others  # of a dataclass
+        if {replace(each, index=places[each.index]) for each in items} != {*ones}:
+            raise ProgramsDiffer(f"one side of a question of data {cls.done}")
+        return ones
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape(InputEffect):
+    """Operators in place give an input another shape."""
+
+    index: int
+    type: TensorType
+    """how it lies after the call"""
+    phase: ClassVar[Phase] = "memory"
+    done: ClassVar[str] = "gives an input another shape"
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The input: what the caller has saved of it is another now."""
+        return (self.index,)
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Set shape and strides."""
+        for each in effects:
+            parts = (each.type.shape, each.type.stride)
+            set_geometry(call.inputs[each.index], *([*map(call.size, part)] for part in parts))
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Set them in generated code."""
+        for each in effects:
+            parts = (each.type.shape, each.type.stride)
+            shape, stride = (", ".join(map(code.size, part)) for part in parts)
+            name = code.bind(set_geometry, "set_geometry")
+            yield f"{name}({code.inputs[each.index]}, [{shape}], [{stride}])"
+
+
+def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> None:
+    """Give an input the shape that operators in place gave it.
+
+    Version counters have counted it before the graph ran: what the caller has saved is another now,
+    what the graph saves afterwards is as it was. What it saves before is written over in the graph.
+    """
+    with torch_api.uncounted(live):
+        live.as_strided_(shape, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePlace(Effect):
+    """The program binds a place of Python's state to plain data, or to an object that was there."""
+
+    change: Change
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Bind them again."""
+        for each in effects:
+            each.change.redo()
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Bind them in generated code."""
+        for each in effects:
+            yield f"{code.bind(each.change.redo, f'set_{each.change.place.name}')}()"
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs bind the same places to the same."""
+        for mine, theirs in ((ones, others), (others, ones)):
+            for each in mine:
+                if not any(_same_change(each.change, other.change) for other in theirs):
+                    raise ProgramsDiffer(
+                        f"{each.change.place.name} is bound on one side of a question of data, or"
+                        " otherwise on the other",
+                        each.change.at,
+                    )
+        return ones
+
+
+def _same_change(one: Change, other: Change) -> bool:
+    places = [
+        (c.place.name, id(c.place.holder), repr(c.place.key), c.rebound) for c in (one, other)
+    ]
+    after = one.after, other.after
+    equal = after[0] is after[1] or (all(map(plain, after)) and same(*after))
+    return places[0] == places[1] and equal
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveState(Effect):
+    """The program leaves tensors or numbers that it computes in a place of Python's state."""
+
+    state: State
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Bind the places to outputs of the graph."""
+        put_all([each.state for each in effects], call.outputs, call.inputs, call.arguments)
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Bind all in one call."""
+        put = code.bind(partial(put_all, [each.state for each in effects]), "put")
+        outs, inputs = ("".join(f"{n}, " for n in names) for names in (code.outputs, code.inputs))
+        yield f"{put}(({outs}), ({inputs}), (args, kwargs))"
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """No run may leave any: outputs that are state are not merged."""
+        for each in (*ones, *others):
+            raise ProgramsDiffer(
+                f"{each.state.place.name} is bound to a tensor beside a question of data",
+                each.state.at,
+            )
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClearGrad(InputEffect):
+    """The program sets the `.grad` of an input to None."""
+
+    index: int
+    done: ClassVar[str] = "sets .grad to None"
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Clear them."""
+        for each in effects:
+            call.inputs[each.index].grad = None
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Clear them in generated code."""
+        return (f"{code.inputs[each.index]}.grad = None" for each in effects)
+
+
+@dataclass(frozen=True, slots=True)
+class SetRequiresGrad(InputEffect):
+    """The program sets `requires_grad` of an input."""
+
+    index: int
+    on: bool
+    done: ClassVar[str] = "sets requires_grad of an input"
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Set them."""
+        for each in effects:
+            call.inputs[each.index].requires_grad_(each.on)
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Set them in generated code."""
+        return (f"{code.inputs[each.index]}.requires_grad_({each.on})" for each in effects)
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnArgument(Effect):
+    """The program returns a container or an object that is the caller's own, and no copy of it."""
+
+    argument: ReturnedArgument
+    phase: ClassVar[Phase] = "result"
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Put the caller's own objects into the result."""
+        arguments = [each.argument for each in effects]
+        call.result = restore_identity(arguments, call.result, call.arguments)
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Put them there in generated code."""
+        arguments = [each.argument for each in effects]
+        back = code.bind(partial(restore_identity, arguments), "restore_identity")
+        code.result = f"{back}({code.result}, (args, kwargs))"
+        return ()
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs return the same objects at the same places."""
+        sides = [[each.argument for each in effects] for effects in (ones, others)]
+        paths = [[(each.place, each.given) for each in side] for side in sides]
+        objects = [[id(each.itself) for each in side] for side in sides]
+        if objects[0] != objects[1] or not same_keys(*paths):
+            raise ProgramsDiffer(
+                "one side of a question of data returns a container or an object of the caller's,"
+                " and the other one of its own"
+            )
+        return ones
+
+
+KINDS: Final[tuple[type[Effect], ...]] = (
+    Reshape, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad, ReturnArgument,
+)  # fmt: skip
+"""In the order in which a call does them"""
+E = TypeVar("E", bound=Effect)
+
+
+def ordered(effects: Iterable[Effect]) -> list[Effect]:
+    """The effects in the order in which a call does them."""
+    return sorted(effects, key=lambda each: KINDS.index(type(each)))
+
+
+def by_kind(effects: Sequence[Effect], phase: Phase) -> Iterator[tuple[type[Effect], list[Any]]]:
+    """The effects of a phase, a list for each kind; `effects` are ordered."""
+    for kind, found in groupby(effects, _kind):
+        if kind.phase == phase:
+            yield kind, [*found]
+
+
+def _kind(effect: Effect) -> type[Effect]:
+    return type(effect)
+
+
+def of_kind(effects: Iterable[Effect], kind: type[E]) -> list[E]:
+    """The effects of one kind."""
+    return [each for each in effects if isinstance(each, kind)]
+
+
+def merged_effects(
+    ones: Sequence[Effect], others: Sequence[Effect], places: Mapping[int, int]
+) -> list[Effect]:
+    """The effects of a record of both runs.
+
+    Raises:
+        ProgramsDiffer: no graph chooses between them.
+    """
+    both = ((kind, of_kind(ones, kind), of_kind(others, kind)) for kind in KINDS)
+    return [each for kind, mine, theirs in both for each in kind.merge(mine, theirs, places)]

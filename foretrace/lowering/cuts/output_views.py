@@ -1,0 +1,115 @@
+"""What a program returns, built of what its graph gives: live inputs, views of their memory.
+
+A call of a cut builds tensors, generated code builds expressions, an exported graph builds ops.
+What each output is built of is decided here for all three; a subclass does the steps.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final, Generic, TypeVar
+
+from foretrace.ir.program.op import Tree, Value, ViewStep
+from foretrace.ir.program.recording import Output, Recording
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import MissingHistory
+
+T = TypeVar("T")
+RESULTS: Final = (None, "leaf")
+"""How an output that is no view may lack a history, so that it is what the graph gives"""
+
+
+class OutputViews(ABC, Generic[T]):
+    """Builds the outputs of one program.
+
+    Views are taken in the order in which the run took them: autograd adds up their gradients so.
+    """
+
+    def __init__(self, recorded: Recording) -> None:
+        self.recorded = recorded
+        self.views: dict[Tree, T] = {}
+        """what was built of values: one that is returned twice is one again"""
+
+    def all(self) -> list[T]:
+        """Build all outputs, in the order of the program."""
+        built = {place: self.output(place, output) for place, output in self.recorded.as_made}
+        return [built[place] for place in range(len(self.recorded.outputs))]
+
+    def output(self, place: int | None, output: Output) -> T:
+        """Build one output; `place` is None of a view that others are taken of."""
+        value = output.value
+        if not isinstance(value, Value):
+            return self.constant(place, value)
+        if output.same_as is not None:
+            return self.live(output.same_as)
+        if output.view_of is None and self.recorded.missing(value) in RESULTS:
+            return self.result(place, value)
+        if value in self.views:
+            return self.views[value]
+        if output.view_of is None or output.view_type is None:
+            built = self.result(place, value)
+        else:
+            built = self._view(place, value, output, output.view_of, output.view_type)
+        missing = self.missing(place, value, separate=output.apart)
+        built = built if missing is None else self.marked(built, missing)
+        self.views[value] = built = self.named(value, built)
+        return built
+
+    def _view(
+        self, place: int | None, value: Value, output: Output, index: int, seen: TensorType
+    ) -> T:
+        """View the memory of a written input again."""
+        live, followed = self.live(index), self.follows(place, value)
+        if output.apart or not followed:
+            live = self.detached(live, always=output.apart)
+        elif output.through is not None:
+            live = self.views[output.through.value]
+        if followed and output.step is not None:
+            view = self.taken(live, output.step, seen)
+        else:
+            view = self.strided(live, seen, index)
+        if output.apart and followed and self.recorded.followed(value):
+            return self.joined(view, place, value)
+        return view
+
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
+        """Why an output that requires grad is to have no history of its own."""
+        return self.recorded.missing(value)
+
+    def named(self, value: Value, built: T) -> T:
+        """What stands for an output that was built."""
+        return built
+
+    @abstractmethod
+    def constant(self, place: int | None, item: Tree) -> T:
+        """A number, or a constant of the program."""
+
+    @abstractmethod
+    def result(self, place: int | None, value: Value) -> T:
+        """What the graph gives for a value."""
+
+    @abstractmethod
+    def live(self, index: int) -> T:
+        """An input, after it was written to."""
+
+    @abstractmethod
+    def follows(self, place: int | None, value: Value) -> bool:
+        """Whether autograd follows a view to the input."""
+
+    @abstractmethod
+    def detached(self, of: T, *, always: bool) -> T:
+        """The same memory without a history; `always`: as another tensor, too."""
+
+    @abstractmethod
+    def taken(self, of: T, step: ViewStep, seen: TensorType) -> T:
+        """The view that the program's own call takes."""
+
+    @abstractmethod
+    def strided(self, of: T, seen: TensorType, index: int) -> T:
+        """The view by sizes, strides and offset; `index`: the input whose memory it is."""
+
+    @abstractmethod
+    def joined(self, view: T, place: int | None, value: Value) -> T:
+        """The memory of a view with the history of what the graph gives."""
+
+    @abstractmethod
+    def marked(self, built: T, missing: MissingHistory) -> T:
+        """A tensor that requires grad and lacks a history."""

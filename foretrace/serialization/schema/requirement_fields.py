@@ -1,0 +1,36 @@
+"""What a call is required to be, as one table of fields: a file has no groups of them."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, Final
+
+from foretrace.ir.program.call_requirements import CallRequirements, InputGuards, PythonGuards
+
+GROUPS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {"inputs": InputGuards, "python": PythonGuards}
+)
+"""Fields of CallRequirements whose own fields a file has in their place"""
+OF_THE_RUN: Final = "notes"
+"""What no file has"""
+
+
+def fields_of(requires: CallRequirements) -> dict[str, Any]:
+    """The fields, those of groups among them."""
+    groups = (getattr(requires, name) for name in GROUPS)
+    found = _values(requires) | {k: v for group in groups for k, v in _values(group).items()}
+    return {name: item for name, item in found.items() if name not in {*GROUPS, OF_THE_RUN}}
+
+
+def _values(item: Any) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item)}
+
+
+def requirements_of(known: dict[str, Any]) -> CallRequirements:
+    """The requirements of some of the fields; the others are as in a run that asks for nothing."""
+    groups = {}
+    for group, kind in GROUPS.items():
+        names = {field.name for field in fields(kind)}
+        groups[group] = kind(**{name: item for name, item in known.items() if name in names})
+        known = {name: item for name, item in known.items() if name not in names}
+    return CallRequirements(**known, **groups)
