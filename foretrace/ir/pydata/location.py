@@ -5,8 +5,9 @@ A location knows its holder and the key by which that has the object, and what i
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from foretrace.ir.pydata.containers import fill_in_place
 from foretrace.ir.pydata.members import (
@@ -16,7 +17,7 @@ from foretrace.ir.pydata.members import (
     own_items,
     own_kind,
 )
-from foretrace.ir.pydata.plain_data import plain, refill, same, snapshot
+from foretrace.ir.pydata.plain_data import plain, same, snapshot
 
 
 class Location:
@@ -29,8 +30,12 @@ class Location:
     """
 
     def __init__(self, name: str, holder: Any, before: Any) -> None:
-        self.name, self.holder, self.before = name, holder, before
+        self.name, self.holder = name, holder
         self.key: Any = name
+        self._remember(before)
+
+    def _remember(self, before: Any) -> None:
+        self.before = before
         self.copy = snapshot(before) if plain(before) else before
 
     @property
@@ -41,11 +46,11 @@ class Location:
     @property
     def now(self) -> Any:
         """What it holds; MISSING if nothing."""
-        return held_by(self.holder, self.name)
+        return held_by(self.holder, self.key)
 
     def bind(self, item: Any) -> None:
         """Let it hold another object; MISSING: none."""
-        bind_name(self.holder, self.name, item)
+        bind_name(self.holder, self.key, item)
 
     def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
         """Bind it to what a call has computed.
@@ -58,13 +63,17 @@ class Location:
         self.bind(item)
 
     @property
-    def refreshed(self) -> "Location":
+    def refreshed(self) -> Self:
         """The location, with what it holds now as what was there before."""
-        return type(self)(self.name, self.holder, self.now)
+        found = copy(self)
+        found._remember(self.now)
+        return found
 
-    def named(self, name: str) -> "Location":
-        """The location by the name of its holder; a variable has its own."""
-        return self
+    def named(self, name: str) -> Self:
+        """The same location by another name."""
+        found = copy(self)
+        found.name = name
+        return found
 
     @property
     def bound(self) -> bool:
@@ -89,7 +98,8 @@ class Location:
     def restore(self) -> None:
         """Bind it to the object that it held, with the content that this had."""
         self.bind(self.before)
-        refill(self.before, self.copy)
+        if isinstance(self.before, (dict, list, set)) and self._filled:
+            refill_content(self.before, self.copy)
 
 
 class Entry(Location):
@@ -111,15 +121,6 @@ class Entry(Location):
             kind.__setitem__(self.holder, self.key, item)
         elif dict.__contains__(self.holder, self.key):
             kind.__delitem__(self.holder, self.key)
-
-    @property
-    def refreshed(self) -> "Entry":
-        """As `Location` has it."""
-        return Entry(self.name, self.holder, self.key, self.now)
-
-    def named(self, name: str) -> "Entry":
-        """As `Location` has it."""
-        return Entry(name, self.holder, self.key, self.before)
 
 
 CONTENTS: Final = "its content"
@@ -149,10 +150,6 @@ class Contents(Location):
     def bind(self, item: Any) -> None:
         """Let it hold other items."""
         refill_content(self.holder, item)
-
-    def named(self, name: str) -> "Contents":
-        """As `Location` has it."""
-        return Contents(name, self.holder, self.before)
 
 
 def content_of(holder: Any) -> Any:

@@ -24,10 +24,11 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     How,
     ModuleState,
+    ReadFact,
     ReadLocation,
 )
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
-from foretrace.ir.pydata.location import Entry, Location
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import (
     MISSING,
     OWN,
@@ -37,11 +38,9 @@ from foretrace.ir.pydata.members import (
     own_length,
 )
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
-from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.snapshot.changes import Called
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -103,19 +102,6 @@ def _read(
     return reading
 
 
-def bound_before(change: Change) -> ReadLocation:
-    """What was there, as read, where the run has bound a name."""
-    place = change.place
-    entry = isinstance(place, Entry) and plain(place.key)
-    name = f"{place.name}[{place.key!r}]" if entry else place.name
-    if isinstance(place.name, Called):
-        name = place.name.of(place.key if entry else "the optimizer's state")
-    how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
-    if isinstance(place.holder, dict):
-        how = "item"
-    return ReadLocation(name, how, place.holder, place.key, place.copy)
-
-
 class StateReads:
     """Follows what the code may read; each object is looked at once.
 
@@ -130,7 +116,7 @@ class StateReads:
     ) -> None:
         self._open, self._unread = open, unread
         self.mentioned = frozenset(mentioned) | {"forward"}
-        self.found = list[ReadLocation | AttributeNames | ContainerLength]()
+        self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
         self._seen: dict[int, Any] = {}

@@ -5,7 +5,7 @@ again with a symbol in the place of the number, so that the graph takes the one 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
@@ -46,19 +46,16 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
                         yield replace(change, after=None), number
 
 
-def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+def seen_to_differ(held: Iterable[ReadLocation]) -> Iterator[tuple[Change, int]]:
     """The numbers that a capture has found in groups of optimizers, and that are others now.
 
     Also elsewhere, but these are guesses (`of_optimizer`).
     """
     for each in held:
-        if not isinstance(each, ReadLocation):
-            continue
         in_group = type(each.holder) is dict and "params" in each.holder
-        if in_group or type(each.before) in NUMBERS:
-            place = each.location
-            if place is not None:
-                yield from counted_in([Change(place, place.now, rebound=True)])
+        place = each.location if in_group or type(each.before) in NUMBERS else None
+        if place is not None:
+            yield from counted_in([Change(place, place.now, rebound=True)])
 
 
 def of_optimizer(change: Change) -> bool:
@@ -67,15 +64,11 @@ def of_optimizer(change: Change) -> bool:
 
 
 def may_be_counted(
-    held: Iterable[object], names: Container[object]
+    held: Iterable[ReadLocation], names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
     """The numbers at places whose names the code stores to, on whatever way."""
     for each in held:
-        if not isinstance(each, ReadLocation) or type(each.before) not in (
-            *NUMBERS,
-            dict,
-            OrderedDict,
-        ):
+        if type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
         place, name = each.location, each.variable
         if place is not None and type(each.before) not in NUMBERS:
@@ -115,9 +108,8 @@ Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
 """
 
 
-def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+def scheduled(places: Sequence[ReadLocation]) -> Iterator[tuple[Change, int]]:
     """The numbers that a schedule changes between calls of the program, or on another way."""
-    places = [each for each in held if isinstance(each, ReadLocation)]
     found = (each.before for each in places if isinstance(each.before, LRScheduler))
     groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
     for each in places:

@@ -11,10 +11,9 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import (
     FIRST_CALL,
-    AttributeNames,
     CallRequirements,
-    ContainerLength,
     ContainerMembers,
+    ReadFact,
     ReadLocation,
 )
 from foretrace.ir.program.effects import LeaveState, of_kind
@@ -132,11 +131,11 @@ def _tensors_in(
             yield _read(place, number, every), leaf
 
 
-def seen_rebound(held: Iterable[object]) -> Iterator[Change]:
+def seen_rebound(held: Iterable[ReadLocation]) -> Iterator[Change]:
     """The places where a capture has found tensors, and where there are others now."""
     for each in held:
-        if isinstance(each, ReadLocation) and isinstance(each.before, (torch.Tensor, *CONTAINERS)):
-            yield from () if each.itself else _rebound(each)
+        if isinstance(each.before, (torch.Tensor, *CONTAINERS)) and not each.itself:
+            yield from _rebound(each)
 
 
 def _rebound(held: ReadLocation) -> Iterator[Change]:
@@ -156,8 +155,8 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
     Not those of modules, nor of others that are trained: what trains them holds the very tensor.
     """
     tables = {id(t) for each in requires.python.met for t in torch_api.tensor_tables(each.module)}
-    for each in requires.python.held:
-        if isinstance(each, ReadLocation) and isinstance(tensor := each.before, torch.Tensor):
+    for each in requires.python.locations:
+        if isinstance(tensor := each.before, torch.Tensor):
             place, trained = each.location, tensor.requires_grad and tensor.is_leaf
             name = each.variable
             known = type(name) is str and name in names and id(each.holder) not in tables
@@ -174,11 +173,11 @@ def _others(before: Any, now: Any) -> bool:
 
 
 def drop_unread(
-    held: Iterable[ReadLocation | AttributeNames | ContainerLength],
+    held: Iterable[ReadFact],
     inputs: Iterable[Input],
     real: Sequence[Any],
     requires: CallRequirements,
-) -> Iterator[ReadLocation | AttributeNames | ContainerLength]:
+) -> Iterator[ReadFact]:
     """What of the Python state has to be as it was: not the state that is read at each call.
 
     `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
@@ -198,18 +197,14 @@ def drop_unread(
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
     anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
     for each in held:
-        place = each.identity if isinstance(each, ReadLocation) else None
-        itself = isinstance(each, ReadLocation) and each.itself
-        if itself or (place not in places and id(each.holder) not in inside):
-            tensors = [x for x in _tensors_of(each) if id(x) in anew]
+        if each.itself or (each.identity not in places and id(each.holder) not in inside):
+            tensors = [x for x in each.tensors if id(x) in anew]
             requires.python.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
             if not tensors:
                 yield each
 
 
-def _elsewhere(
-    held: ReadLocation | AttributeNames | ContainerLength, tensor: torch.Tensor
-) -> StateRead:
+def _elsewhere(held: ReadFact, tensor: torch.Tensor) -> StateRead:
     """The tensor in one more place, which is not left.
 
     Raises:
@@ -223,16 +218,9 @@ def _elsewhere(
         )
     location = held.location if isinstance(held, ReadLocation) else None
     if location is not None:
-        return _read(location.named(held.name), 0)
+        return _read(location.named(held.name) if isinstance(location, Entry) else location, 0)
     content = Contents.of(held.name, held.holder)
     return next(read for read, each in _tensors_in(content) if each is tensor)
-
-
-def _tensors_of(held: ReadLocation | AttributeNames | ContainerLength) -> Iterator[torch.Tensor]:
-    """The tensors of which it says that they are the same."""
-    members = held.members if isinstance(held, ContainerMembers) else ()
-    every = (held.before,) if isinstance(held, ReadLocation) else members
-    return (each for each in every if isinstance(each, torch.Tensor))
 
 
 def open_holders(inputs: Iterable[Input], requires: CallRequirements) -> set[int]:
@@ -249,11 +237,7 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
     Raises:
         Refusal: with the line that filled it.
     """
-    found = {
-        id(held.before)
-        for held in requires.python.held
-        if isinstance(held, ReadLocation) and held.itself
-    }
+    found = {id(each.before) for each in requires.python.locations if each.itself}
     states = of_kind(requires.notes.effects, LeaveState)
     fillings = (e.state.place for e in states if isinstance(e.state.place, Filling))
     for place in (*(read.place for read in requires.python.forms), *fillings):

@@ -6,13 +6,14 @@ an earlier call has left there is an input, read at each call.
 
 from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
+from types import CellType
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
 from foretrace.ir.program.recording import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
@@ -22,7 +23,6 @@ from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.access.reads import bound_before
 from foretrace.python_state.effects.counters import counted, is_open
 from foretrace.python_state.effects.leaks import carried_in
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
@@ -33,6 +33,7 @@ from foretrace.python_state.effects.state_inputs import (
     Run,
     role_of,
 )
+from foretrace.python_state.snapshot.changes import Called
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.tracer.subclasses.dispatch import of_the_run
@@ -258,6 +259,19 @@ def states_of(
             places[id(change.after)] = len(states)
         states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
     return states, outputs
+
+
+def bound_before(change: Change) -> ReadLocation:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    if isinstance(place.name, Called):
+        name = place.name.of(place.key if entry else "the optimizer's state")
+    how: How = "cell" if isinstance(place.holder, CellType) else "attribute"
+    if isinstance(place.holder, dict):
+        how = "item"
+    return ReadLocation(name, how, place.holder, place.key, place.copy)
 
 
 def bound_to_data(

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -31,20 +31,30 @@ Name = Callable[[Any], str]
 """What the program calls an object"""
 
 
-class Snapshot(Protocol):
-    """One thing as it was."""
+class Snapshot:
+    """One thing as it was; `before`: what it held, in a form of its own."""
+
+    __slots__ = ("before", "item")
 
     item: Any
+    before: Any
 
     @property
     def intact(self) -> bool:
         """Whether it is as it was."""
+        raise NotImplementedError
 
     def put_back(self) -> None:
         """Leave it as it was; what has not changed is not touched."""
+        if not self.intact:
+            self._write()
+
+    def _write(self) -> None:
+        """Leave it as it was, of which something is other."""
 
     def changes(self, name: Name) -> Iterable[Change]:
         """What is other than it was, where it is not intact: names, or the content of the item."""
+        return (Change(Location(name(self.item), {}, None), None, rebound=False),)
 
 
 def changes_in(kept: Snapshot, name: Name) -> Iterable[Change]:
@@ -62,15 +72,10 @@ def _made_again(now: Any, before: Any) -> bool:
     return plain(before) and plain(now) and same(now, before)
 
 
-def of_the_whole(name: str) -> tuple[Change]:
-    """That something of an item is other, which has no name itself."""
-    return (Change(Location(name, {}, None), None, rebound=False),)
-
-
-class DictSnapshot:
+class DictSnapshot(Snapshot):
     """A dict, of whatever class, with its order; also the attributes of an object."""
 
-    __slots__ = ("before", "item", "kind")
+    __slots__ = ("kind",)
 
     def __init__(self, item: dict[Any, Any]) -> None:
         self.item = item
@@ -93,11 +98,9 @@ class DictSnapshot:
         item, before = self.item, self.before
         return dict.__len__(item) == len(before) and all(map(is_, self.kind.keys(item), before))
 
-    def put_back(self) -> None:
-        """As `Snapshot` has it; a dict with the same keys is at no time without one."""
+    def _write(self) -> None:
+        # a dict with the same keys is at no time without one
         kind, item, before = self.kind, self.item, self.before
-        if self.intact:
-            return
         if self._same_keys():
             for (key, old), new in zip(before.items(), list(kind.values(item)), strict=True):
                 if new is not old:
@@ -131,10 +134,10 @@ def _unlike(holder: Any, now: Mapping[str, Any], before: Mapping[str, Any]) -> I
             yield Location(name, holder, before.get(name, MISSING))
 
 
-class ContentSnapshot:
+class ContentSnapshot(Snapshot):
     """The items of a list, a deque or a set, of whatever class."""
 
-    __slots__ = ("before", "item")
+    __slots__ = ()
 
     def __init__(self, item: Any) -> None:
         self.item, self.before = item, content_of(item)
@@ -145,10 +148,8 @@ class ContentSnapshot:
         now, before = content_of(self.item), self.before
         return now == before if isinstance(before, set) else all_are(now, before)
 
-    def put_back(self) -> None:
-        """As `Snapshot` has it."""
-        if not self.intact:
-            refill_content(self.item, self.before)
+    def _write(self) -> None:
+        refill_content(self.item, self.before)
 
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
@@ -156,10 +157,10 @@ class ContentSnapshot:
         return () if same else (filled(name(self.item), self.item, self.before),)
 
 
-class NamesSnapshot:
+class NamesSnapshot(Snapshot):
     """Some names that a file, a cell or an object holds, and what they stand for."""
 
-    __slots__ = ("before", "item")
+    __slots__ = ()
 
     def __init__(self, item: Any, names: Iterable[str] = ()) -> None:
         self.item = item
@@ -180,8 +181,7 @@ class NamesSnapshot:
             if held_by(self.item, name) is not held:
                 yield name, held
 
-    def put_back(self) -> None:
-        """As `Snapshot` has it."""
+    def _write(self) -> None:
         for name, held in self._others():
             bind_name(self.item, name, held)
 

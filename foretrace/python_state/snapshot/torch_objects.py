@@ -19,15 +19,14 @@ from foretrace.python_state.snapshot.objects import (
     Name,
     Snapshot,
     all_are,
-    of_the_whole,
     snapshot_of,
 )
 
 
-class TensorSnapshot:
+class TensorSnapshot(Snapshot):
     """What Python sets on a real tensor: `.grad`, `.requires_grad`, hooks, attributes."""
 
-    __slots__ = ("attributes", "before", "item")
+    __slots__ = ("attributes",)
 
     def __init__(self, item: torch.Tensor) -> None:
         self.item, self.before = item, _set_on(item)
@@ -57,7 +56,7 @@ class TensorSnapshot:
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
         intact = self.flags_intact
-        return self.attributes.changes(name) if intact else of_the_whole(name(self.item))
+        return self.attributes.changes(name) if intact else super().changes(name)
 
 
 def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -72,10 +71,10 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
-class ModuleSnapshot:
+class ModuleSnapshot(Snapshot):
     """A module's class, its attributes, and what those that are containers hold."""
 
-    __slots__ = ("attributes", "contents", "empty", "item", "kind", "others")
+    __slots__ = ("attributes", "contents", "empty", "kind", "others")
 
     def __init__(self, item: nn.Module) -> None:
         self.item, self.kind = item, type(item)
@@ -120,10 +119,6 @@ class ModuleSnapshot:
         for container in filter(None, self.empty):
             container.clear()
 
-    def changes(self, name: Name) -> Iterable[Change]:
-        """As `Snapshot` has it."""
-        return of_the_whole(name(self.item))
-
 
 class Way(NamedTuple):
     """How a state that Python does not see is read, and written."""
@@ -132,10 +127,10 @@ class Way(NamedTuple):
     write: Callable[[Any, Any], object]
 
 
-class StateSnapshot:
+class StateSnapshot(Snapshot):
     """What Python does not see, such as a generator's state."""
 
-    __slots__ = ("before", "item", "way")
+    __slots__ = ("way",)
 
     def __init__(self, item: Any, way: Way) -> None:
         self.item, self.way, self.before = item, way, way.read(item)
@@ -145,14 +140,8 @@ class StateSnapshot:
         """As `Snapshot` has it."""
         return same_state(self.way.read(self.item), self.before)
 
-    def put_back(self) -> None:
-        """As `Snapshot` has it."""
-        if not self.intact:
-            self.way.write(self.item, self.before)
-
-    def changes(self, name: Name) -> Iterable[Change]:
-        """As `Snapshot` has it."""
-        return of_the_whole(name(self.item))
+    def _write(self) -> None:
+        self.way.write(self.item, self.before)
 
 
 STATES: dict[type, Way] = {

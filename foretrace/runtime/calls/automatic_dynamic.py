@@ -30,10 +30,10 @@ class Found:
     held: dict[Any, ReadLocation] = field(default_factory=dict)
     """what captures have found there, by holder and key"""
 
-    def note(self, last: list[object]) -> None:
+    def note(self, last: list[ReadLocation]) -> None:
         """Take what is now another than captures have found; `last`: what the last one has."""
         self.numbers += seen_to_differ(last)
-        self.held |= {each.identity: each for each in last if isinstance(each, ReadLocation)}
+        self.held |= {each.identity: each for each in last}
         for each in seen_rebound(self.held.values()):
             self.tensors.setdefault(each.place.identity, each)
         for key, each in self.tensors.items():
@@ -58,7 +58,7 @@ class Varying:
     def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
         self.dynamic, self.capture = dynamic, capture
         self._found = Found()
-        self._held: list[object] = []
+        self._held: list[ReadLocation] = []
         """what the last capture has found outside of the arguments"""
         self._seen: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, set[int]] = {}
@@ -68,7 +68,7 @@ class Varying:
         self._found.note(self._held)
         captured = self._at_sizes(fn, args, kwargs)
         requires = captured.recorded.requires
-        self._held = [*requires.python.held]
+        self._held = requires.python.locations
         changed = (each for each in requires.notes.counted if not isinstance(each, str))
         self._found.numbers += [each for each in changed if of_optimizer(each[0])]
         return captured

@@ -14,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, memory_of, one_memory
+from foretrace.ir.program.call_requirements import ValueGuard, memory_of, one_memory
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import tensor_of
@@ -192,7 +192,7 @@ class GuardList(Checks):
         """
         python, inputs = self.recorded.requires.python, self.recorded.inputs
         if python.rebound:
-            held = [each.before for each in python.held if isinstance(each, ReadLocation)]
+            held = [each.before for each in python.locations]
             elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
             first = [self.inputs[index] for index in python.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]

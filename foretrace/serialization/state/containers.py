@@ -35,7 +35,7 @@ class ContainerTable:
     def __init__(self, programs: Sequence[Recording]) -> None:
         self.states = [state for each in programs for state in each.states]
         every = [each for recorded in programs for each in recorded.requires.python.held]
-        held = [each for each in every if isinstance(each, ReadLocation)]
+        held = [each for recorded in programs for each in recorded.requires.python.locations]
         self._by_item: dict[int, list[ReadLocation]] = {}
         for each in held:
             self._by_item.setdefault(id(each.before), []).append(each)

@@ -13,7 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.location import CONTENTS
+from foretrace.ir.pydata.location import CONTENTS, refill_content
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.source.call_site import asking_line
@@ -73,7 +73,7 @@ class StateLoad:
         """
         if (id(now), CONTENTS) in self.places.open or type(now) not in CONTAINERS:
             made = self._like(name, now, given)
-            self._steps.append(partial(_refill, now, made))
+            self._steps.append(partial(refill_content, now, made))
         elif type(now) is list:
             if not isinstance(given, (list, tuple)) or len(given) != len(now):
                 raise other_state(f"{name} is {shown(given)}, in the artifact {shown(now)}")
@@ -120,11 +120,6 @@ def _fits(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 def _copied(item: Any) -> Any:
     return item.detach().clone() if isinstance(item, torch.Tensor) else snapshot(item)
-
-
-def _refill(holder: Any, made: Any) -> None:
-    holder.clear()
-    (holder.update if isinstance(holder, (dict, set)) else holder.extend)(made)
 
 
 def check_names(now: Collection[Any], given: Any, named: Callable[[Any], str]) -> None:

@@ -115,11 +115,11 @@ class AppendOnlyContainers:
         for place in [state.place for state in recorded.states]:
             new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, recorded.requires.python.held)
+                self._take(place.name, place.holder, recorded.requires.python.locations)
         return len(self._guessed) > known
 
-    def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:
-        found = [each for each in held if isinstance(each, ReadLocation) and each.before is holder]
+    def _take(self, name: str, holder: Any, held: Iterable[ReadLocation]) -> None:
+        found = [each for each in held if each.before is holder]
         places = [each for each in (each.location for each in found) if each is not None]
         if places and len(places) == len(found):
             by_key = {each.identity: each for each in places}

@@ -27,7 +27,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.python_state.access.reads import bound_before, read_outside
+from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
@@ -46,6 +46,7 @@ from foretrace.python_state.effects.state_inputs import (
 )
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
+    bound_before,
     bound_to_data,
     collect_state_outputs,
     states_of,
@@ -242,7 +243,7 @@ def _note_held(
     held = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
     held += [bound_before(change) for change in left if change.rebound]
     requires.python.held = [*held, *capture.ties(held)]
-    requires.notes.counted += scheduled(requires.python.held)
+    requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 
 

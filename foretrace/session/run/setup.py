@@ -192,7 +192,7 @@ class Assumptions:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
-                may_be_counted(requires.python.held, outside.counts | outside.stores)
+                may_be_counted(requires.python.locations, outside.counts | outside.stores)
             )
         found = may_be_bound(requires, outside.stores) if self.binds else ()
         new = {c.place.identity: c for c in found}

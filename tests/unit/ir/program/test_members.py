@@ -1,11 +1,10 @@
-"""What objects hold is found without a call of their classes, and each thing once."""
+"""What objects hold is found without a call of their classes."""
 
 from collections import deque
 from typing import Any
 
 import pytest
 
-from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import (
     MISSING,
     cell_content,
@@ -72,24 +71,6 @@ def test_cells_by_name() -> None:
     assert cell_content(cells["here"]) == 5
     assert cell_content(cells["later"]) is MISSING
     later = 6
-
-
-def inside(item: object) -> list[Any]:
-    return [each for _, each in members(item)]
-
-
-def test_near_ones_are_reached_first_and_each_once() -> None:
-    leaf: list[Any] = []
-    near, far = [leaf], [[leaf]]
-    both = [far, near]
-    both.append(both)
-    found = list(walk_heap([both], inside, depth=3))
-    assert list(map(id, found)) == list(map(id, [both, far, near, far[0], leaf]))
-
-
-def test_no_farther_than_asked() -> None:
-    deep = [[[1]]]
-    assert list(walk_heap([deep], inside, depth=2)) == [deep, deep[0], deep[0][0]]
 
 
 @pytest.mark.parametrize("item", [{"a": 1}, {5}])
