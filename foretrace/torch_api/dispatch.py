@@ -105,18 +105,6 @@ def with_autograd() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def above_modes() -> Iterator[None]:
-    """While a mode answers a call: what is called is dispatched as in the program.
-
-    There the keys above the modes' are excluded. Source: pythonFallback in
-    aten/src/ATen/core/PythonFallbackKernel.cpp.
-    """
-    include, exclude = plain_keys()
-    with _C._ForceDispatchKeyGuard(include, exclude), below_autograd():
-        yield
-
-
 @cache
 def plain_keys() -> tuple[Any, Any]:
     """What the dispatcher includes and excludes in a thread that has changed nothing."""
@@ -253,13 +241,6 @@ def switches() -> tuple[Any, ...]:
 def functorch_active() -> bool:
     """Whether a transform of `torch.func` is running."""
     return bool(_C._are_functorch_transforms_active())
-
-
-def differentiating() -> bool:
-    """Whether one that runs differentiates; others map over a dimension."""
-    functorch = _C._functorch
-    levels = functorch.get_interpreter_stack() or ()
-    return any(level.key() != functorch.TransformType.Vmap for level in levels)
 
 
 def c_entry(op: Any) -> Any:

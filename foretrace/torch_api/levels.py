@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -10,8 +10,6 @@ import torch
 from torch import _C
 
 # The level of `torch.func.jvp`, and where those of dual numbers are left.
-from torch._functorch import eager_transforms, predispatch
-
 # Which level of dual numbers is on; there is no public way to ask.
 from torch.autograd import forward_ad
 
@@ -79,10 +77,6 @@ def dual_level() -> int:
     return level
 
 
-# What `forward_ad.exit_dual_level` calls.
-leave_dual_level: Callable[..., None] = predispatch._exit_dual_level
-
-
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether a tensor of the caller's is a dual number of the level that is on."""
     if dual_level() < 0:
@@ -100,64 +94,3 @@ def leave_dual_levels(level: int) -> None:
     """Leave levels of it that were entered and never left, until this one is on."""
     while dual_level() > level:
         forward_ad.exit_dual_level()
-
-
-# Whether operators compute the tangents of what they give (`forward_ad._set_fwd_grad_enabled`).
-forward_mode: Callable[[], bool] = _C._is_fwd_grad_enabled
-
-
-class forward_level:  # noqa: N801 - used as a context manager
-    """Inside, autograd's forward mode runs above the modes that see operators.
-
-    It is the level of `torch.func.jvp`, which needs one of `forward_ad` around it.
-    """
-
-    def __enter__(self) -> Self:
-        self._around: Any = eager_transforms.jvp_increment_nesting()
-        self.level = self._around.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._around.__exit__(*error)
-
-    def dual(self, tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-        """The tensor with a tangent."""
-        return torch._make_dual(tensor, tangent, level=0)
-
-    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor without one, which an operator may write to: it has one then."""
-        return _C._functorch._wrap_for_grad(tensor, self.level)
-
-    def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The tensor below one that was computed inside, and its tangent."""
-        unwrap = _C._functorch._unwrap_for_grad
-        tangent: Any = torch._unpack_dual(tensor, level=0)[1]
-        return unwrap(tensor, self.level), None if tangent is None else unwrap(tangent, self.level)
-
-
-class no_level:  # noqa: N801 - as the other
-    """The same without a level: as in a plain program inside one of `forward_ad`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def dual(self, tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-        """The tensor with a tangent."""
-        return torch._make_dual(tensor, tangent, level=0)
-
-    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor."""
-        return tensor
-
-    def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A tensor without its tangent, and that."""
-        primal, tangent = torch._unpack_dual(tensor, level=0)
-        return primal, tangent
-
-
-def forward_mode_of(level: bool) -> forward_level | no_level:
-    """Forward mode inside a level of `forward_ad`: in a level above, or plainly."""
-    return forward_level() if level else no_level()

@@ -16,13 +16,10 @@ import torch
 from torch import _C
 
 # The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
-from torch._functorch import eager_transforms, predispatch
+from torch._functorch import eager_transforms
 
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
-
-# What a symbolic number is inside: Python's operators on it come to its methods.
-from torch.fx.experimental.sym_node import SymNode
 
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
@@ -185,10 +182,6 @@ def engine() -> Callable[..., Any]:
     return found
 
 
-DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
-"""What `%`, `//` and `/` of sizes come to"""
-EXTREMES = ("_sym_max", "_sym_min")
-"""What `torch.sym_max` and `torch.sym_min` of sizes come to"""
 STEPS = (
     "linspace",
     "logspace",
@@ -220,8 +213,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
     "hop": (hop_utils, "_hop_compile_and_call"),
-    # `forward_ad.exit_dual_level` looks it up when it is called
-    "dual exit": (predispatch, "_exit_dual_level"),
     # by which `torch.func.linearize`, and nothing else, calls its tracer
     "linearize": (eager_transforms, "lazy_dynamo_disallow"),
     "Generator": (torch, "Generator"),
@@ -244,7 +235,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
-    **{name: (SymNode, name) for name in (*DIVISIONS, *EXTREMES)},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
     **{name: (os, name) for name in FORKS},
 }
@@ -315,13 +305,6 @@ def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public sets it.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-def of_numbers(name: str) -> Callable[..., Any]:
-    """What a division or an extreme of symbolic numbers is while it is not replaced."""
-    place, key = PLACES[name]
-    found: Callable[..., Any] = vars(place)[key]
-    return found
 
 
 def put_at(place: Any, key: str, item: Any) -> None:

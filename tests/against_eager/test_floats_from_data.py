@@ -154,7 +154,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     "averaged": (partial(Averaged, torch.int64), made(lambda: (torch.randn(4),))),
     "averaged_floats": (partial(Averaged, torch.float32), made(lambda: (torch.randn(4),))),
 }  # fmt: skip
-NO_FILE = {"of_libm": "has no exp of a number"}
+NO_FILE = {"of_libm": "has no exp of a number", "rounded": "has no round of a number"}
 
 
 @pytest.mark.parametrize(("name", "route"), crossed(CASES, ROUTES))
@@ -189,10 +189,11 @@ def test_a_file_runs_on_other_data(name: str) -> None:
         assert same([module(*inputs)], [eager(*inputs)])
 
 
-def test_a_file_has_no_functions_of_libm() -> None:
-    with pytest.raises(foretrace.Refusal, match=NO_FILE["of_libm"]) as found:
-        foretrace.export(OfFunction(of_libm), (torch.randn(3),))
-    assert "math.exp(-v)" in str(found.value)
+@pytest.mark.parametrize(("fn", "line"), [(of_libm, "math.exp(-v)"), (rounded, "round(v)")])
+def test_a_file_has_few_functions_of_numbers(fn: Any, line: str) -> None:
+    with pytest.raises(foretrace.Refusal, match=NO_FILE[fn.__name__]) as found:
+        foretrace.export(OfFunction(fn), (torch.randn(3),))
+    assert line in str(found.value)
 
 
 # ---- any arithmetic ---------------------------------------------------------------------------

@@ -158,7 +158,6 @@ def test_of_programs(case: Case, route: Route) -> None:
     [
         ("transposed_indices", "aten"), ("rows_scanned", "joint"),
         ("rows_scanned_by_a_layer", "joint"), ("products_folded_under_no_grad", "export"),
-        ("linearized_by_parts", "graph modules no_grad"),
     ],
 )  # fmt: skip
 def test_of_those_that_had_others(name: str, way: str) -> None:

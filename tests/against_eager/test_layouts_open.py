@@ -145,21 +145,12 @@ def test_a_size_that_is_one_by_a_guard(
 @pytest.mark.parametrize("cut", ["export", "aten"])
 @pytest.mark.parametrize(("program", "sizes"), [(divides, (6, 3)), (equals, (4, 4))])
 def test_size_zero(program: Callable[..., Tensor], sizes: tuple[int, int], cut: str) -> None:
-    """It is answered as in eager, and out of range where a guard would divide by it."""
+    """It is out of range, also where a guard would divide by it."""
     captured = foretrace.capture(program, tuple(map(torch.randn, sizes)), dynamic_shapes=True)
     called = captured.cut(cut)
     for given in ((0, 3), (4, 0), (0, 0)):
-        inputs = tuple(map(torch.randn, given))
-        try:
-            expected = program(*inputs)
-        except (ZeroDivisionError, RuntimeError) as error:
-            with pytest.raises(foretrace.Refusal) as caught:
-                called(*inputs)
-            assert caught.value.kind == "guard broken"
-            divided = isinstance(error, ZeroDivisionError)
-            assert ("a dynamic size is 0" in str(caught.value)) == divided
-        else:
-            assert torch.equal(called(*inputs), expected)
+        with pytest.raises(foretrace.Refusal, match="a dynamic size is 0"):
+            called(*map(torch.randn, given))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -96,13 +96,26 @@ class Rows(nn.Module):
         return torch.nn.functional.gelu(self.proj(rows)).sum() * x.shape[0]
 
 
-@pytest.mark.parametrize(("rows", "cut"), crossed([0, 1, 2, 3, 9], ["export", "joint", "pair"]))
+@pytest.mark.parametrize(("rows", "cut"), crossed([2, 3, 9], ["export", "joint", "pair"]))
 def test_open_sizes(cut: str, rows: int, tmp_path: Path) -> None:
-    """A file has open sizes and what was assumed of them: 0 and 1 have graphs of their own."""
+    """A file has open sizes and what was assumed of them."""
     torch.manual_seed(0)
     subject = Subject(Rows(), (torch.randn(5, 8),))
     found = saved(subject, tmp_path / "open.ft", [cut], 0, dynamic_shapes=True)
     same_again(found, Subject(found.live.fn, (torch.randn(rows, 8),)), 0)
+
+
+def test_a_row_has_a_capture_of_its_own(tmp_path: Path) -> None:
+    """An open size is 2 or more: a file refuses one row, and takes it with a capture for it."""
+    subject, one = Rows(), torch.randn(1, 8)
+    many = foretrace.capture(subject, (torch.randn(5, 8),), dynamic_shapes=True)
+    many.save(tmp_path / "many.ft")
+    with pytest.raises(foretrace.Refusal, match="capture with an example of this size"):
+        foretrace.load(tmp_path / "many.ft")(one)
+    many.save(tmp_path / "both.ft", also=[foretrace.capture(subject, (one,))])
+    both = foretrace.load(tmp_path / "both.ft")
+    for x in (one, torch.randn(3, 8)):
+        assert torch.equal(both(x), subject(x))
 
 
 def test_a_guard_on_a_size_has_its_line(tmp_path: Path) -> None:

@@ -36,6 +36,25 @@ def any_at_all(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] else x * 3
 
 
+def halved(x: Tensor) -> Tensor:
+    rows = x.shape[0]
+    while rows % 2 == 0:  # never ends with 0
+        rows //= 2
+    return x * rows
+
+
+def by_its_strides(x: Tensor) -> Tensor:
+    return x * 2 if x.stride(0) == x.shape[1] else x * 3
+
+
+def constant_of_the_size(x: Tensor) -> Tensor:
+    return x * torch.tensor([1.0 if x.shape[0] == 1 else 2.0])
+
+
+def divided(x: Tensor) -> Tensor:
+    return x * (x.shape[0] // x.shape[0])
+
+
 def loaded(program: torch.export.ExportedProgram) -> Any:
     """What plain torch makes of the file."""
     file = io.BytesIO()
@@ -46,6 +65,7 @@ def loaded(program: torch.export.ExportedProgram) -> Any:
 
 PROGRAMS: dict[Callable[..., Any], set[int]] = {
     doubled: {0, 1}, more_than_one: set(), squeezed: {0}, any_at_all: {1},
+    by_its_strides: set(), constant_of_the_size: {0}, divided: {1},
 }  # fmt: skip
 """Each with the sizes that it has to take; of any other one it may raise"""
 SHAPES = {"auto": AUTO, "any": Dim("rows"), "one": Dim("rows", min=1), "two": Dim("rows", min=2)}
@@ -77,6 +97,16 @@ def two_sizes(x: Tensor, y: Tensor) -> Tensor:
 
 def both_or_none(x: Tensor, y: Tensor) -> Tensor:
     return x @ y * (2 if x.shape[0] * y.shape[1] > 1 else 3)
+
+
+def test_a_loop_over_a_size_ends() -> None:
+    """The module is not run with a size for which a condition of its first run fails."""
+    exported = foretrace.export(as_module(halved), (torch.ones(4, 5),), dynamic_shapes=({0: AUTO},))
+    run = loaded(exported).module()
+    assert torch.equal(run(torch.ones(12, 5)), halved(torch.ones(12, 5)))
+    for rows in (1, 0):
+        with pytest.raises(AssertionError, match="Guard failed"):
+            run(torch.ones(rows, 5))
 
 
 @pytest.mark.parametrize("fn", [two_sizes, both_or_none])

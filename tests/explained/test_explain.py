@@ -398,17 +398,3 @@ def test_a_node_in_a_program_that_an_op_holds() -> None:
     backward = joint.explain("joint_graph_0.zeros_and_scatter")
     assert kinds(backward.links)[:3] == ["leaf", "inside", "rule"]
     assert "ModIndex.backward" in str(backward)
-
-
-def test_a_loop_that_is_differentiated() -> None:
-    """It is opened to rows, one for each round, and why."""
-    given = CASES["rounds_that_train"].subject()
-    joint = foretrace.capture(given.fn, given.args, given.kwargs).cut("joint")
-    for node in ("while_loop_stack_output", "select_copy"):
-        told = str(joint.explain(node))
-        assert "MISSING" not in told
-        assert "the backward needs what each round has made" in told
-    assert "while_loop holds it, in while_loop_body_graph\n" in str(
-        joint.explain("while_loop_body_graph_0.sin")
-    )
-    assert "derivative of while_loop" in str(joint.explain("while_loop_body_graph_1.index"))

@@ -25,7 +25,7 @@ WINGS: Final = MappingProxyType({
     "autograd": ("derivatives", "eager_history", "higher_order", "backward"),
     "session": ("run", "both_branches"),
     "lowering": (
-        "cuts", "specialize", "subclasses", "reinplace", "emit", "partition", "pipelines",
+        "cuts", "subclasses", "reinplace", "emit", "partition", "pipelines",
     ),
     "runtime": ("guards", "calls", "backends", "graph_breaks"),
     "inspect": ("check", "dispatcher", "explain", "diff"),

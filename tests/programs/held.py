@@ -159,7 +159,7 @@ def rounds_while_small(x: Tensor) -> Tensor:
     return y + count
 
 
-@program(t(3), t(3), t(2, 3))
+@program(t(3), t(3), t(2, 3), train=False)
 def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     def turn(i: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return i + 1, (y * w).sin() + x, (z * y).cos() * 0.5
@@ -170,13 +170,13 @@ def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return last * count, rest + last
 
 
-@program(t(3), t(3))
+@program(t(3), t(3), train=False)
 def rounds_that_train_and_are_none(x: Tensor, w: Tensor) -> Tensor:
     (last,) = while_loop(lambda y: y.sum() < -1e6, lambda y: (y * w,), (x * 2,))
     return last.cos()
 
 
-@program(t(3), c(3))
+@program(t(3), c(3), train=False)
 def rounds_before_and_after(x: Tensor, y: Tensor) -> Tensor:
     (first,) = while_loop(lambda a: a.sum() < 3, lambda a: (a + y.exp(),), (x * 1,))
     (second,) = while_loop(lambda a: a.norm() > 1, lambda a: (a / 2,), (first * x,))

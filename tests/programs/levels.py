@@ -1,10 +1,9 @@
-"""Derivatives that a program computes itself: levels of torch.func, dual numbers of forward_ad."""
+"""Derivatives that a program computes itself: levels of torch.func."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as fwad
 from torch import Tensor, nn
 from torch.func import (
     functional_call,
@@ -399,106 +398,3 @@ def functions_under_levels(x: Tensor) -> Any:
 def functions_with_generated_rules(x: Tensor) -> Any:
     pushed = vmap(lambda a, b: jvp(Wave.apply, (a,), (b,)))(x, x * 2)
     return vmap(Wave.apply)(x), vmap(grad(lambda row: Wave.apply(row).sum()))(x), pushed
-
-
-# ---- dual numbers -------------------------------------------------------------------------------
-
-
-def parts(*duals: Tensor) -> list[Tensor | None]:
-    """Each with its tangent."""
-    return [part for dual in duals for part in fwad.unpack_dual(dual)]
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, v) * 1.5
-        first, second = parts(bumps(y), y * y + y.exp() * y + y), parts(y.detach(), y.mean(0))
-    return first, second[0], second[2:], fwad.unpack_dual(y).tangent is None
-
-
-@built(t(3, 4), t(3, 4))
-def dual_numbers_through_a_network() -> Any:
-    def pushed(net: Net, x: Tensor, v: Tensor) -> Any:
-        with fwad.dual_level():
-            return parts(net(fwad.make_dual(x, v)))
-
-    return With(Net(nn.GELU()), pushed)
-
-
-@built(t(3, 4))
-def dual_parameters() -> Any:
-    def pushed(net: Net, x: Tensor) -> Any:
-        with fwad.dual_level():
-            params = {
-                k: fwad.make_dual(p, torch.full_like(p, 0.5)) for k, p in net.named_parameters()
-            }
-            return parts(functional_call(net, params, (x,)))
-
-    return With(Net(), pushed)
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_in_place(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        dual = fwad.make_dual(x, v)
-        y, z = dual * 2, torch.zeros(3, 4)
-        row = y[0]
-        y.mul_(dual)
-        row.mul_(3)
-        z.add_(y)
-        y[1] = dual[0]
-        y[2].copy_(dual[1])
-        return parts(y, z, row)
-
-
-@program(t(3, 4), t(4, 3))
-def dual_numbers_in_other_layouts(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        one = fwad.make_dual(x.t(), v.contiguous())
-        other = fwad.make_dual(x[1:, ::2], v[:2, :2])
-        a, b = one.chunk(2, 1)
-        return parts(
-            one.reshape(-1) * 2, other.mT @ other, torch.cat([a, b, a], 1), one.expand(2, 4, 3)
-        )
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_and_levels(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        dual = fwad.make_dual(x, v)
-        return parts(grad(energy)(dual), vmap(bumps)(dual))
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_twice(x: Tensor, v: Tensor) -> Any:
-    found = []
-    for scale in (1.0, 2.0):
-        with fwad.dual_level(), torch.no_grad():
-            found.append(fwad.unpack_dual(fwad.make_dual(x, v * scale).exp()).tangent)
-    return [x * each for each in found]
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_drawn(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        dual = fwad.make_dual(x, v)
-        return parts(nn.functional.dropout(dual, 0.4), torch.rand_like(dual) * dual)
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_of_a_level(x: Tensor, v: Tensor) -> Any:
-    def pushed(y: Tensor) -> Tensor:
-        with fwad.dual_level():
-            tangent = fwad.unpack_dual(bumps(fwad.make_dual(y, v))).tangent
-        assert tangent is not None
-        return tangent.sum()
-
-    return grad(pushed)(x)
-
-
-@program(t(3, 4), t(3, 4))
-def dual_numbers_that_are_none_any_more(x: Tensor, v: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, v) * 2
-    return y, y.exp() * x, fwad.unpack_dual(y).tangent is None

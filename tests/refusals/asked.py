@@ -74,7 +74,7 @@ refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of", call_few_rows
 
 
 def asks_for_one(x: Tensor) -> Tensor:
-    return x * 2 if x.shape[0] != 1 else x * 3  # here
+    return x * 2 if x.shape[0] != 1 else x * 3
 
 
 ONE = torch.randn(1, 8)
@@ -84,7 +84,7 @@ def call_one_row() -> object:
     return foretrace.capture(asks_for_one, (X,), dynamic_shapes=True).cut("export")(ONE)
 
 
-refuses("guard broken", "runtime/guards/sizes_0_1.py:there", call_one_row, asks_for_one,
+refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of", call_one_row, None,
         captured(asks_for_one, ONE))  # fmt: skip
 
 

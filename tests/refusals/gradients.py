@@ -19,6 +19,7 @@ from tests.refusals.registry import (
     same,
     trained,
 )
+from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
@@ -1123,3 +1124,20 @@ refuses(
     trained(lambda w: TurnsBack.apply(w).sum(), W),
     trained(lambda w: KeepsTurn.apply(w).sum(), W),
 )
+
+
+def returns_what_it_uses_twice(w: Tensor, clones: bool = False) -> tuple[Tensor, Tensor]:
+    w.data.mul_(0.5)
+    y = w.sin() * w  # here
+    return y, w.clone() if clones else w
+
+
+USED_TWICE = torch.randn(3, 4, requires_grad=True)
+refuses(
+    "unsupported", "autograd/eager_history/returned_leaves.py:_check",
+    cuts(returns_what_it_uses_twice, USED_TWICE, cut="export"), returns_what_it_uses_twice,
+    lambda: same_as_eager(
+        lambda w: returns_what_it_uses_twice(w, True), (USED_TWICE,), loss=None, cuts=("export",)
+    ),
+    trained(returns_what_it_uses_twice, USED_TWICE, loss=None),
+)  # fmt: skip

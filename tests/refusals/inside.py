@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 
 import foretrace
 from tests.refusals.registry import captured, captures, compiled, cuts, refuses, same, trained
@@ -149,19 +150,17 @@ refuses("double backward", "lowering/cuts/missing_history.py:check_gradients_bar
         by_a_cut(leaves_none, "step"))  # fmt: skip
 
 
-def asks_through_a_loop(w: Tensor) -> Any:
-    def more(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return n + 1, y.sin()
-
-    y = torch.while_loop(lambda n, y: n < 3, more, (torch.tensor(0), w))[1]  # here
-    return torch.autograd.grad(y.sum(), w)[0]
+def turned(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    return carry.t().sin().t() + row, carry.clone()
 
 
-def gives_the_loop(w: Tensor) -> Any:
-    def more(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return n + 1, y.sin()
+def asks_through_a_scan(w: Tensor) -> Any:
+    last: Any = scan(turned, w * 1, torch.ones(3, 6, 8))[0]  # here
+    return torch.autograd.grad(last.sum(), w)[0]
 
-    return torch.while_loop(lambda n, y: n < 3, more, (torch.tensor(0), w))[1].sum()
+
+def gives_the_scan(w: Tensor) -> Any:
+    return scan(turned, w * 1, torch.ones(3, 6, 8))[0].sum()
 
 
 def asks_through_three(w: Tensor) -> Any:
@@ -174,9 +173,9 @@ def asks_through_three(w: Tensor) -> Any:
 refuses(
     "autograd inside",
     "autograd/backward/in_program_backward.py:held",
-    captures(asks_through_a_loop, W),
-    asks_through_a_loop,
-    trained(gives_the_loop, W),
+    captures(asks_through_a_scan, W),
+    asks_through_a_scan,
+    trained(gives_the_scan, W),
     captured(asks_through_three, W),
 )
 

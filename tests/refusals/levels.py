@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.func import grad, jvp, linearize, vjp, vmap
-from torch.utils.checkpoint import checkpoint
+from torch.func import jvp, linearize, vmap
 
 import foretrace
 from foretrace import torch_api
-from tests.refusals.registry import captured, captures, drawn, refuses, same
+from tests.refusals.registry import captured, captures, refuses, same
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)
@@ -23,166 +21,18 @@ def pushed(function: Any, x: Tensor) -> Any:
     return jvp(function, (x,), (x,))
 
 
-def linearized_in_a_level(x: Tensor) -> Any:
-    return grad(lambda y: linearize(torch.sin, y)[1](x).sum())(x)  # here
+def linearized(x: Tensor) -> Any:
+    return linearize(torch.sin, x)[1](x)  # here
 
 
 refuses(
     "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(linearized_in_a_level, X),
-    linearized_in_a_level,
-    captured(lambda x: linearize(torch.sin, x)[1](x), X),
+    "session/run/torch_patches.py:_linearized",
+    captures(linearized, X),
+    linearized,
+    captured(lambda x: pushed(torch.sin, x), X),
     "outside of the captured program",
 )
-
-
-def first_called_in_a_level(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return vjp(push, x)[1](x)  # here
-
-
-def called_before(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return push(x), vjp(push, x)[1](x)
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(first_called_in_a_level, X),
-    None,
-    captured(called_before, X),
-    "outside of the captured program",
-)
-
-
-def called_in_a_checkpoint(x: Tensor) -> Any:
-    push = linearize(torch.sin, x)[1]
-    return checkpoint(push, x, use_reentrant=False)  # here
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(called_in_a_checkpoint, W),
-    called_in_a_checkpoint,
-    captured(lambda x: linearize(torch.sin, x)[1](x), W),
-    "outside of the captured program",
-)
-
-
-def written_before_its_call(x: Tensor) -> Any:
-    z = x * 1
-    push = linearize(lambda y: y * z, x)[1]
-    z.add_(1)
-    return push(x)  # here
-
-
-def written_after_its_call(x: Tensor) -> Any:
-    z = x * 1
-    push = linearize(lambda y: y * z, x)[1]
-    found = push(x)
-    z.add_(1)
-    return found, push(x)
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/linearize.py:_unsupported",
-    captures(written_before_its_call, X),
-    written_before_its_call,
-    captured(written_after_its_call, X),
-    "outside of the captured program",
-)
-
-
-def wave_of(kind: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-    """The function linearized, and pushed forward by `jvp`."""
-
-    def traced(x: Tensor) -> Any:
-        return linearize(kind, x)[1](x)  # here
-
-    return traced, lambda x: pushed(kind, x)
-
-
-def by_numbers(y: Tensor) -> Tensor:
-    return y * y.sum().item()
-
-
-def one_of_two(y: Tensor) -> Tensor:
-    return y.sin() if y.sum() > 0 else y.cos()
-
-
-def drawn_beside(y: Tensor) -> Tensor:
-    return y * torch.rand(3, 4)
-
-
-def chosen(y: Tensor) -> Tensor:
-    return y[y > 0] * 2
-
-
-def written_to_zeros(y: Tensor) -> Tensor:
-    return torch.zeros(3, 4).add_(y)
-
-
-def beside_a_constant(y: Tensor) -> tuple[Tensor, Tensor]:
-    return y.sin(), torch.ones(3)
-
-
-for kind_of in (one_of_two, by_numbers):
-    traced, by_jvp = wave_of(kind_of)
-    refuses(
-        "unsupported",
-        "tracer/forward_ad/dual_tensors.py:of_duals",
-        captures(traced, X),
-        None,
-        captured(by_jvp, X),
-    )
-
-for kind_of, way in ((chosen, captured), (beside_a_constant, captured), (drawn_beside, drawn)):
-    traced, by_jvp = wave_of(kind_of)
-    refuses(
-        "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
-        way(by_jvp, X), "outside of the captured program",
-    )  # fmt: skip
-
-traced, _ = wave_of(written_to_zeros)
-refuses(
-    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(traced, X), traced,
-    captured(wave_of(lambda y: torch.zeros(3, 4) + y)[0], X), "outside of the captured program",
-)  # fmt: skip
-
-
-def branching(x: Tensor) -> Any:
-    ones = torch.ones(3, 4)
-    on = torch.ones(()) > 0
-    return linearize(lambda y: torch.cond(on, torch.sin, torch.cos, (ones,)) * y, x)[1](x)  # here
-
-
-def branched_before(x: Tensor) -> Any:
-    chosen = torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(3, 4),))
-    return linearize(lambda y: chosen * y, x)[1](x)
-
-
-refuses(
-    "unsupported", "tracer/forward_ad/linearize.py:_unsupported", captures(branching, X), branching,
-    captured(branched_before, X), "outside of the captured program",
-)  # fmt: skip
-
-
-def left_by_a_capture() -> object:
-    def raising(x: Tensor) -> Tensor:
-        raise ValueError(linearize(torch.sin, x)[1])
-
-    with pytest.raises(foretrace.Refusal) as caught:
-        foretrace.capture(raising, (X,))
-    error: Any = caught.value.__cause__
-    return error.args[0](X)
-
-
-refuses("escaped", "tracer/forward_ad/linearize.py:__call__", left_by_a_capture, None,
-        captured(lambda x: linearize(torch.sin, x)[1](x), X))  # fmt: skip
 
 
 def mapped_by_the_old_vmap(x: Tensor) -> Any:
@@ -199,126 +49,26 @@ refuses(
 )
 
 
-def norm(x: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(x, (4,))
-
-
-def norm_of_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, x)
-        return fwad.unpack_dual(torch.nn.functional.layer_norm(y, (4,))).tangent  # here
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/jvp_check.py:check_plain",
-    captures(norm_of_a_dual, X),
-    norm_of_a_dual,
-    captured(lambda x: pushed(norm, x), X),
-)
-
-
 def product(x: Tensor) -> Tensor:
     return x @ torch.ones(4, 4)
 
 
-def dual_under_autocast(x: Tensor) -> Any:
-    with fwad.dual_level(), torch.autocast("cpu"):
-        y = fwad.make_dual(x, x) @ torch.ones(4, 4)  # here
-        return fwad.unpack_dual(y).tangent
-
-
-def jvp_under_autocast(x: Tensor) -> Any:
-    with torch.autocast("cpu"):
-        return pushed(product, x)
-
-
-def dual_beside_autocast(x: Tensor) -> Any:
+def dual_inside(x: Tensor) -> Any:
     with fwad.dual_level():
-        return fwad.unpack_dual(fwad.make_dual(x, x) @ torch.ones(4, 4)).tangent
+        return fwad.unpack_dual(product(fwad.make_dual(x, x))).tangent  # here
 
 
 refuses(
-    "autocast",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(dual_under_autocast, X),
-    dual_under_autocast,
-    captured(jvp_under_autocast, X),
-    captured(dual_beside_autocast, X),
+    "unsupported",
+    "tracer/forward_ad/jvp_queries.py:refuse_dual",
+    captures(dual_inside, X),
+    dual_inside,
+    captured(lambda x: pushed(product, x), X),
 )
 
 
 def twice_exp(x: Tensor) -> Tensor:
     return (x * 2).exp()
-
-
-def dual_in_a_checkpoint(x: Tensor) -> Any:
-    def again(y: Tensor) -> Tensor:
-        return (y * 2).exp()  # here
-
-    with fwad.dual_level():
-        return fwad.unpack_dual(checkpoint(again, fwad.make_dual(x, x), use_reentrant=False))[1]
-
-
-def dual_without_one(x: Tensor) -> Any:
-    with fwad.dual_level():
-        return fwad.unpack_dual(twice_exp(fwad.make_dual(x, x))).tangent
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(dual_in_a_checkpoint, W),
-    None,
-    captured(dual_without_one, W),
-    captured(lambda x: pushed(twice_exp, x), W),
-)
-
-
-def branches_on_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(x, x)
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (y,))  # here
-
-
-refuses(
-    "higher-order operator",
-    "tracer/forward_ad/dual_tensors.py:_check",
-    captures(branches_on_a_dual, X),
-    branches_on_a_dual,
-    captured(lambda x: pushed(torch.sin, x), X),
-)
-
-
-def written_beside_views(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = torch.zeros(3, 4)
-        row = y[0]
-        row.add_(fwad.make_dual(x, x)[0])  # here
-        return fwad.unpack_dual(y).tangent
-
-
-def written_to_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = fwad.make_dual(torch.zeros(3, 4), torch.zeros(3, 4))
-        y[0].add_(fwad.make_dual(x, x)[0])
-        return fwad.unpack_dual(y).tangent
-
-
-def put_together(x: Tensor) -> Any:
-    with fwad.dual_level():
-        y = torch.cat([fwad.make_dual(x, x)[:1], torch.zeros(2, 4)])
-        return fwad.unpack_dual(y).tangent
-
-
-refuses(
-    "unsupported",
-    "tracer/forward_ad/dual_tensors.py:_check_alone",
-    captures(written_beside_views, X),
-    written_beside_views,
-    captured(written_to_a_dual, X),
-    captured(put_together, X),
-)
 
 
 class Doubled(torch.autograd.Function):
@@ -339,17 +89,6 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         return tangent * 2
-
-
-def function_of_a_dual(x: Tensor) -> Any:
-    with fwad.dual_level():
-        return fwad.unpack_dual(Doubled.apply(fwad.make_dual(x, x))).tangent  # here
-
-
-refuses(
-    "unsupported", "tracer/recorder/autograd_function.py:_refuse", captures(function_of_a_dual, X),
-    function_of_a_dual, captured(lambda x: pushed(Doubled.apply, x), X),
-)  # fmt: skip
 
 
 def given_a_dual() -> object:
@@ -386,7 +125,7 @@ refuses(
     "operators/abstract_tensors/supported_inputs.py:check_admitted",
     given_a_dual,
     None,
-    captured(dual_without_one, X),
+    captured(lambda x: pushed(twice_exp, x), X),
     pushed_by_the_caller(twice_exp, cut_of("export"), X),
     pushed_by_the_caller(twice_exp, compiled_whole, X),
 )
@@ -456,10 +195,9 @@ def in_a_level_around() -> object:
 
 refuses(
     "unsupported",
-    "tracer/forward_ad/dual_tensors.py:_check_level",
+    "tracer/forward_ad/jvp_queries.py:refuse_dual",
     in_a_level_around,
     asks_for_a_tangent,
-    captured(dual_without_one, X),
     captured(lambda x: pushed(twice_exp, x), X),
 )
 

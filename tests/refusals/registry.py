@@ -109,9 +109,6 @@ EXCUSED: dict[str, str] = {
     ),
     "frontends/torch_compat/export.py:_check_not_called": "a wrong call",
     "session/run/setup.py:check_branches": "a wrong call",
-    "lowering/specialize/recheck.py:_more_than_sizes": (
-        "told as the reason why a small size does not hold"
-    ),
     "lowering/pipelines/partial_tangents.py:_not_saved": (
         "no program is known: what is not saved is computed again"
     ),

@@ -128,6 +128,14 @@ def only_checks(x: Tensor) -> Tensor:
     return x * 2
 
 
+def returns_what_a_side_uses_twice(x: Tensor, clones: bool = False) -> tuple[Tensor, Tensor]:
+    h = x.requires_grad_() * 2
+    z = h * 3
+    if x.sum() > 0:  # here
+        z = h * h
+    return z, h.clone() if clones else h
+
+
 class Rebinds(nn.Module):
     state: Tensor
 
@@ -176,7 +184,8 @@ def line_marked(fn: Any) -> int:
 PROGRAMS: list[Callable[..., Any]] = [
     hands_back, shares_with_another, gives_one_twice, of_other_dtypes, of_other_sizes,
     of_other_strides, of_other_numbers, nested_otherwise, draws, drops, binds, fills,
-    makes_a_leaf, loops, asks_too_often, only_checks, Rebinds(), Trains(),
+    makes_a_leaf, loops, asks_too_often, only_checks, returns_what_a_side_uses_twice, Rebinds(),
+    Trains(),
 ]  # fmt: skip
 
 
@@ -198,6 +207,17 @@ def test_the_line_is_told(fn: Any) -> None:
 def test_the_way_out_that_it_names_works(fn: Any) -> None:
     program = foretrace.capture(fn, (X.clone(),), branches="guard")
     assert program.recorded.ops
+
+
+def test_a_clone_may_be_returned_of_what_a_side_uses_twice() -> None:
+    x = X.clone().requires_grad_()
+    cut = foretrace.capture(returns_what_a_side_uses_twice, (x, True), branches="both").cut("joint")
+    for given in (x, (x - 2).detach().requires_grad_()):
+        outs = returns_what_a_side_uses_twice(given, True)
+        tangents = [torch.rand(3, 3) for _ in outs]
+        found, gradients = cut(given, True, tangents=tangents)
+        assert all(map(torch.equal, found, outs))
+        assert torch.equal(gradients["x"], torch.autograd.grad(outs, given, tangents)[0])
 
 
 def test_what_is_another_at_each_run_is_told() -> None:

@@ -33,8 +33,7 @@ LISTED: Final = (
     _kind(
         "what Python asked of data is asserted before the program has changed anything, so that"
         " what the question reads runs once more",
-        "asked_under_other_modes gaussian_likelihood rounds_before_and_after rounds_that_train"
-        " rounds_that_train_and_are_none",
+        "asked_under_other_modes gaussian_likelihood rounds_before_and_after",
         "exp mean mm sum",
         again=True,
     ),
@@ -51,12 +50,6 @@ LISTED: Final = (
         " parts_beside_each_other_in_place parts_with_gaps_in_place"
         " penalty_alone_of_recurrent_cells_in_half rrelu_of_parts",
         "leaky_relu rrelu_with_noise rrelu_with_noise_backward sigmoid_backward tanh_backward",
-    ),
-    _kind(
-        "a tangent that is zero everywhere: eager's kernels know it when they see it, by a key that"
-        " the trace does not tell",
-        "linearized_network",
-        "mm",
     ),
     _kind(
         "a complex number times a real one, with the operands in the other order: one of the parts"

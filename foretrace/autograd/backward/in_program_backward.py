@@ -317,7 +317,7 @@ class InProgramBackward(Differentiation):
         """An operator that holds programs.
 
         Raises:
-            Refusal: it loops: what its rounds have made is in joint cuts alone.
+            Refusal: it is a scan that only a joint cut opens.
         """
         if op.own:
             raise locate(
@@ -326,7 +326,7 @@ class InProgramBackward(Differentiation):
                     kind="autograd inside",
                     do=(
                         'return the loss, and let cut("joint") compute it',
-                        "or write a loop of fixed length: in Python, or by scan",
+                        "or write a loop of fixed length in Python",
                     ),
                 ),
                 op,

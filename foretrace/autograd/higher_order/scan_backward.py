@@ -18,7 +18,6 @@ from foretrace.autograd.higher_order.subgraph_backward import (
     Through,
     Walk,
 )
-from foretrace.autograd.higher_order.while_loop_backward import Looped
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph, Value, target_name
 from foretrace.ir.program.tensor_type import TensorType
@@ -38,8 +37,6 @@ def differentiate(op: Op, walk: Walk) -> None:
     walk.stale.check_held(op)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)
-    if op.own and holder is not None and holder.loops:
-        return Looped(op, walk).differentiated()
     if holder is None or not holder.trains:
         raise locate(
             Refusal(

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusing, counted
 from foretrace.forks import cached_property
 from foretrace.frontends.program.recording_handle import Tree, shown
@@ -28,7 +27,6 @@ from foretrace.lowering.pipelines.passes import PassRun
 from foretrace.runtime.calls.compiled import not_copied
 from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import Stored
 from foretrace.serialization.schema.opaque import asserted
 from foretrace.session.run.torch_patches import UNCOLLECTED
@@ -36,7 +34,6 @@ from foretrace.session.run.torch_patches import UNCOLLECTED
 STEP = "step"
 
 Again: TypeAlias = Callable[[TangentStrides], "tuple[Cut, ...]"]
-At: TypeAlias = Callable[[Captured], "tuple[Cut, ...]"]
 
 
 def _nobody_calls(*args: object) -> NoReturn:
@@ -50,8 +47,6 @@ class Remake:
 
     again: Again = _nobody_calls
     """for tangents with such strides"""
-    at: At = _nobody_calls
-    """of the record at sizes 0 and 1"""
     passes: Callable[[], tuple[PassRun, ...]] = tuple
     """as it is, with each graph on the way"""
 
@@ -60,13 +55,11 @@ class Cut:
     """One graph: callable, printable, explainable."""
 
     def __init__(
-        self, program: Tree, graph: Graph, loss: int | None, small: SmallSizes | None = None,
+        self, program: Tree, graph: Graph, loss: int | None,
         remake: Remake = Remake(), pair: Pair | None = None, *, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self.calls = program.calls
-        self.small = small or SmallSizes(program.recorded, program.semantics, graph, _nobody_calls)
-        """tells of which sizes 0 and 1 it holds; of a half, that of the joint cut"""
         self.remake_by(remake)
         self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
         """what a file has of it"""
@@ -75,7 +68,6 @@ class Cut:
     def remake_by(self, remake: Remake) -> None:
         """Be made once more so; each remake is kept."""
         self.again: Again = cache(remake.again)
-        self.at: At = cache(remake.at)
         self._passes = remake.passes
 
     def __repr__(self) -> str:

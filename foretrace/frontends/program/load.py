@@ -71,7 +71,7 @@ class Loaded(Loadable):
         kind = "joint" if stored.name == PAIR else stored.name
         cut = cut_at(self.program, Form(kind, stored.level, stored.loss), known=stored.graph)
         if stored.opened:
-            cut.remake_by(Remake(GONE, GONE, GONE))
+            cut.remake_by(Remake(GONE, GONE))
         if stored.pair is None:
             self._cuts[stored.name] = cut
             return

@@ -1,17 +1,15 @@
-"""How the cuts of a tree are made: its graph, and what makes it for other tangents and sizes."""
+"""How the cuts of a tree are made: its graph, and what makes it for other tangents."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import Cut, Remake
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import SubclassStrides, TangentStrides
+from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_pair
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
@@ -28,7 +26,6 @@ from foretrace.lowering.pipelines.passes import (
     run_passes,
 )
 from foretrace.lowering.pipelines.rewrites import take_backward, take_forward
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
@@ -46,7 +43,7 @@ class Form:
 
     def graph(
         self, recorded: Recording, semantics: TargetSemantics, given: TangentStrides | None,
-        put: Callable[[Any], Any] = lambda size: size, watch: Watch | None = None,
+        watch: Watch | None = None,
     ) -> Graph:  # fmt: skip
         """The graph of a record.
 
@@ -54,7 +51,6 @@ class Form:
             recorded: the program.
             semantics: what its ops mean.
             given: how its tangents lie, where otherwise than expected.
-            put: puts numbers in the place of open sizes.
             watch: sees the graph after each pass.
 
         Raises:
@@ -62,11 +58,8 @@ class Form:
         """
         if self.kind not in CUTS:
             raise _no_cut(self.kind)
-        tangents = given and tuple(
-            [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
-        )
         context = Context(
-            recorded, semantics, self.level, loss=self.loss, tangents=tangents, table=self.table,
+            recorded, semantics, self.level, loss=self.loss, tangents=given, table=self.table,
             policy=self.policy, watch=watch,
         )  # fmt: skip
         return make_graph(CUTS[self.kind], self.kind, context)
@@ -84,12 +77,9 @@ def cut_at(
         known: its graph, where it was made before.
     """
 
-    def make(recorded: Recording, semantics: TargetSemantics, put: Callable[[Any], Any]) -> Graph:
-        return form.graph(recorded, semantics, given, put)
-
     def watched(watch: Watch | None) -> Graph:
         with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
-            return form.graph(tree.recorded, tree.semantics, given, watch=watch)
+            return form.graph(tree.recorded, tree.semantics, given, watch)
 
     graph = known or watched(tree.watch)
     if known is not None:
@@ -102,12 +92,8 @@ def cut_at(
     def again(given: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, given),)
 
-    def at(there: Captured) -> tuple[Cut]:
-        return (cut_at(tree.at(there), form),)
-
-    small = SmallSizes(tree.recorded, tree.semantics, graph, make)
     stored = Stored(form.kind, graph, form.loss, form.level, form.table is not None)
-    return Cut(tree, graph, form.loss, small, Remake(again, at, passes), stored=stored)
+    return Cut(tree, graph, form.loss, Remake(again, passes), stored=stored)
 
 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
@@ -134,11 +120,8 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
     stored = replace(of.stored, name=PAIR, pair=pair, policy=policy)
     first, second = (
         Cut(
-            tree, graph, of.loss, of.small,
-            Remake(
-                lambda given: split(of.again(given)), lambda there: split(of.at(there)),
-                partial(passes, take),
-            ),
+            tree, graph, of.loss,
+            Remake(lambda given: split(of.again(given)), partial(passes, take)),
             pair, stored=stored,
         ) for graph, take in zip(both, (take_forward, take_backward), strict=True)
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Literal
 
 from foretrace.autograd.derivatives.target_semantics import Captured
@@ -18,7 +17,6 @@ from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.lowering.partition.step_parts import parts_of
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.compiled import Compiled, not_copied
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.saving import check_saved, save
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 
@@ -89,24 +87,16 @@ class Program(Tree):
         asked = self.asked()
         with asked:
             cut = self.cut("export")
-            capture = partial(self._captured, cut.small, backend != "eager")
-            return Compiled(cut, capture, building(backend), asked)
+            return Compiled(cut, self._captured, building(backend), asked)
 
-    def _captured(
-        self,
-        small: SmallSizes,
-        anyhow: bool,
-        fn: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Captured:
-        """In the place of a capture: the record that there is, or that at a call's sizes 0 and 1.
+    def _captured(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """In the place of a capture: the record that there is.
 
-        `anyhow`: what is made of it is not shown to hold for those.
+        Raises:
+            Refusal: the call breaks a guard.
         """
-        _, sizes = self.calls.inputs(args, kwargs, small=True)
-        there = small.there(sizes, anyhow=anyhow)
-        return there or Captured(self.recorded, self.semantics)
+        self.calls.inputs(args, kwargs)
+        return Captured(self.recorded, self.semantics)
 
     @Hiding()
     def pair(

@@ -1,6 +1,6 @@
 """The tree of a program: what all cuts of it share."""
 
-from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import counted
 from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.recording import Graph, Recording, Target
@@ -36,10 +36,6 @@ class Tree:
     def __repr__(self) -> str:
         written = sum(1 for _ in called_in(self.recorded.ops))
         return shown("program", self, f"{counted(written, 'op')} as written")
-
-    def at(self, there: Captured) -> "Tree":
-        """The same at sizes that are 0 or 1."""
-        return Tree(there.recorded, there.semantics, verify=self.verify)
 
     def check(self, *graphs: Graph) -> None:
         """Hold graphs of it against docs/stages.md, where that was asked for."""

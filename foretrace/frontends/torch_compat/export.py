@@ -11,13 +11,13 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.torch_compat.export_calls import module_calls
 from foretrace.frontends.torch_compat.export_containers import check_keys, check_leaf, check_plain
-from foretrace.frontends.torch_compat.export_sizes import Shown, places
+from foretrace.frontends.torch_compat.export_sizes import Again, SameGraph, Shown, places
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
     tell_answers,
@@ -29,6 +29,7 @@ from foretrace.ir.program.op import Op, Subgraph, Value, values_in
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
+from foretrace.ir.symbols.input_symbols import WithoutSmall
 from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
@@ -40,7 +41,6 @@ from foretrace.lowering.pipelines.kinds import TRAINED
 from foretrace.lowering.pipelines.passes import Context, as_pass, make_graph
 from foretrace.lowering.pipelines.rewrites import spell_scalars
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.run import record
 from foretrace.session.run.setup import (
@@ -71,7 +71,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
     Args:
-        mod: the module; it runs unmodified, once, and no kernel runs.
+        mod: the module; it runs unmodified, without kernels, and again for open sizes of 1 and 0.
         args: example arguments.
         kwargs: by keyword.
         dynamic_shapes: which sizes vary, in any form that torch.export takes.
@@ -87,13 +87,13 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     """
     around = torch.is_grad_enabled()
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
-        _check_call(mod, args, kwargs, values, branches)
-        args, named = _called(mod, args, kwargs, warm=warm)
+        args, named = _called(mod, args, kwargs, values, branches, warm=warm)
         dynamic_shapes = of_function(dynamic_shapes, mod)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
-        run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
-        program, sites = _captured(partial(run, preserve_module_call_signature), values)
-        exported = _exported_program(program, sites, mod, args, named, around)
+        run = partial(_run, branches, mod, args, named, shapes, preserve_module_call_signature)
+        program, sites = _captured(run, values)
+        small = partial(_at_sizes, branches, mod, WithoutSmall(shapes), (args, named), around)
+        exported = _exported_program(program, sites, mod, args, named, around, small)
     return _verified(exported, dynamic_shapes)
 
 
@@ -103,8 +103,11 @@ def _verified(exported: ExportedProgram, dynamic_shapes: Any) -> ExportedProgram
     return exported
 
 
-def _called(mod: Any, args: Any, kwargs: Any, *, warm: bool) -> tuple[tuple[Any, ...], Any]:
+def _called(
+    mod: Any, args: Any, kwargs: Any, values: Any, branches: Any, *, warm: bool
+) -> tuple[tuple[Any, ...], Any]:
     """The arguments; if `warm`, the module has been called with them."""
+    _check_call(mod, args, kwargs, values, branches)
     args, kwargs = tuple(args), dict(kwargs or {})
     if warm:
         mod(*args, **kwargs)
@@ -130,6 +133,7 @@ def _run(
     values: Values,
 ) -> Run:
     """One run of the module, which its next run would repeat; with both sides, one for each way."""
+    args, kwargs = separated(mod, args, kwargs)
 
     def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
@@ -215,8 +219,9 @@ def _exported_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     around: bool,
+    small: Again,
 ) -> ExportedProgram:
-    """The pieces put together; torch checks them."""
+    """The pieces put together; torch checks them. `small`: captures other examples."""
     recorded = program.recorded
     seen = [value for site in sites for value in site.values]
     written = _cut(program, seen, around=around)
@@ -225,7 +230,7 @@ def _exported_program(
     named = list(zip(recorded.requires.names, leaves, strict=True))
     inputs = interface(mod, named, recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
-    shown = Shown(recorded, _small(program, around=around))
+    shown = Shown(SameGraph(recorded, partial(_forward, program, around), leaves, small))
     made = ExportedProgram(
         root=exported.root,
         graph=exported.graph,
@@ -246,15 +251,23 @@ def _exported_program(
     return made
 
 
-def _small(program: Program, *, around: bool) -> SmallSizes:
-    """Tells of which sizes 0 and 1 the graph of a file holds."""
+def _forward(program: Program, around: bool) -> Graph:
+    context = Context(program.recorded, program.semantics, LEVEL, around=around)
+    return make_graph(TRAINED, "export", context)
 
-    def make(recorded: Recording, semantics: TargetSemantics, put: object = None) -> Graph:
-        context = Context(recorded, semantics, LEVEL, around=around)
-        return make_graph(TRAINED, "export", context)
 
-    recorded, semantics = program.recorded, program.semantics
-    return SmallSizes(recorded, semantics, make(recorded, semantics), make)
+def _at_sizes(
+    branches: Branches, mod: nn.Module, shapes: Any, call: Any, around: bool, leaves: Sequence[Any],
+) -> tuple[Recording, Graph]:  # fmt: skip
+    """The module captured with other examples in the place of the leaves of the call.
+
+    Raises:
+        Refusal: it has no graph with these.
+    """
+    structure = torch_api.tree_flatten(call)[1]
+    args, kwargs = torch_api.tree_unflatten(list(leaves), structure)
+    program, _ = _captured(partial(_run, branches, mod, args, kwargs, shapes, ()), "refuse")
+    return program.recorded, _forward(program, around)
 
 
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:

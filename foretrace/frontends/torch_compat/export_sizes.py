@@ -1,21 +1,29 @@
 """Sizes 1 and 0 of an exported program: it takes those for which its graph is shown to hold.
 
-A file has one graph, and nobody can ask later. So they are tried when it is made, and what is not
-shown is asserted away by the file itself: torch takes every open size for 2 or more, and does not
-check it.
+A file has one graph, and nobody can ask later. So the module is captured with an example of such a
+size when the file is made. Where that gives another graph, the file asserts that the size is
+another: torch takes every open size for 2 or more, and does not check it.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations, product
 from typing import Any, Final, TypeAlias
 
 import sympy
+import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Recording
-from foretrace.ir.symbols.substitution import Numbers
-from foretrace.ir.symbols.symbols import MANY
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
+from foretrace.errors import Attempt
+from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.names import calls_target
+from foretrace.ir.program.op import Op, Subgraph, ViewStep
+from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import MANY, Symbols
+from foretrace.session.both_branches.op_equality import same_bits
 
 PAIRED: Final = 2
 """With so many open sizes each two are tried together; of more, one may be small at a time"""
@@ -24,19 +32,179 @@ Group: TypeAlias = tuple[sympy.Symbol, ...]
 """Open sizes that are equal"""
 
 
-class Shown:
-    """Which open sizes of a graph may be 1, and which 0.
+Again: TypeAlias = Callable[[Sequence[Any]], tuple[Recording, Graph]]
+"""Captures with other examples, of which sizes below 2 are fixed; the record, and its graph"""
+
+
+class SameGraph:
+    """Tells of which sizes 0 and 1 a graph holds: those with which a capture gives it again.
 
     Args:
-        recorded: the record.
-        small: tells of which sizes its graph holds.
+        recorded: the record with open sizes.
+        make: gives its graph.
+        leaves: the arguments of the example, in order.
+        again: captures with others.
     """
 
-    def __init__(self, recorded: Recording, small: SmallSizes) -> None:
+    def __init__(
+        self, recorded: Recording, make: Callable[[], Graph], leaves: Sequence[Any], again: Again
+    ) -> None:
+        self.recorded, self.make, self.leaves, self.again = recorded, cache(make), leaves, again
+
+    def holds(self, small: Numbers) -> bool:
+        """Whether it does with these numbers for some sizes, whatever the others are."""
+        before = self.recorded
+        if before.answered or before.requires.asks_strides:
+            return False  # answers of other data, and strides of a size 1, may be others
+        known = set[Any]()
+        for guard in before.symbols.guards():  # also, a loop over sizes may not end with these
+            try:
+                known.add(put_in(guard.condition, small))
+            except ArithmeticError:
+                return False
+        if False in known:
+            return False
+        attempt = Attempt(Exception)  # the module is the user's
+        with attempt, warnings.catch_warnings(action="ignore"):
+            now, graph = self.again(self._example(small))
+            return self._same(now, graph, small) and {
+                guard.condition for guard in now.symbols.guards()
+            } <= {_renamed(condition, self._names(now)) for condition in known}
+        return False
+
+    def _example(self, small: Numbers) -> list[Any]:
+        """The arguments of the example with such sizes.
+
+        Raises:
+            ValueError: an argument cannot have them.
+        """
+        requires, leaves = self.recorded.requires, list(self.leaves)
+        given = [n for n, name in enumerate(requires.names) if name not in requires.constants]
+        for item in self.recorded.inputs:
+            if item.argument is not None and not item.value.type.symbols.isdisjoint(small):
+                at = given[item.argument]
+                leaves[at] = self._resized(leaves[at], item, small)
+        return leaves
+
+    def _resized(self, tensor: Any, item: Input, small: Numbers) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not plain or tensor.layout is not torch.strided or item.memory or item.value.type.lazy:
+            raise ValueError(tensor)
+        numbers = {**self.recorded.symbols.numbers(), **small}
+        some = {symbol: max(n, 1) for symbol, n in numbers.items()}  # as torch counts strides
+        shape = [put_in(size, numbers) for size in item.value.type.shape]
+        stride = [put_in(step, some) for step in item.value.type.stride]
+        made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        with torch.no_grad():
+            made.copy_(tensor.detach()[tuple(slice(0, size) for size in shape)])
+        return made.requires_grad_(tensor.requires_grad)
+
+    def _names(self, now: Recording) -> dict[sympy.Symbol, Any]:
+        """What the symbols of the record are in another one of other examples."""
+        pairs = zip(self.recorded.inputs, now.inputs, strict=True)
+        shapes = [(one.value.type.shape, other.value.type.shape) for one, other in pairs]
+        sizes = (each for one, other in shapes for each in zip(one, other, strict=True))
+        return {old: new for old, new in sizes if isinstance(old, sympy.Symbol)}
+
+    def _same(self, now: Recording, graph: Graph, small: Numbers) -> bool:
+        before, names = self.recorded, self._names(now)
+        compared = AtSizes(lambda size: _renamed(put_in(size, small), names), now.symbols)
+        tensors = [
+            (one.tensor, other.tensor) for one, other in zip(before.inputs, now.inputs, strict=True)
+        ]
+        return (
+            compared.graphs(self.make(), graph)
+            and before.out_structure == now.out_structure
+            and [each.index for each in before.mutations] == [each.index for each in now.mutations]
+            and not (now.answered or now.requires.asks_strides)
+            and all(one is other or same_bits(one, other) for one, other in tensors)
+        )
+
+
+def _renamed(size: Any, names: dict[sympy.Symbol, Any]) -> Any:
+    return size.xreplace(names) if isinstance(size, sympy.Basic) else size
+
+
+class AtSizes(Equality):
+    """Two graphs are one with numbers in the place of open sizes of the first.
+
+    Args:
+        put: puts the numbers in for the symbols of an expression.
+        symbols: of the second.
+    """
+
+    def __init__(self, put: Callable[[Any], Any], symbols: Symbols) -> None:
+        super().__init__()
+        self.put, self.symbols = put, symbols
+
+    def graphs(self, one: Graph, other: Graph) -> bool:
+        """Whether two cuts are one."""
+        roles = [([i.role for i in g.inputs], [o.role for o in g.outputs]) for g in (one, other)]
+        return roles[0] == roles[1] and equal(_closed(one), _closed(other), self)
+
+    def type(self, one: TensorType, other: TensorType) -> bool:
+        """Whether two types are one; strides of a size 1, or of no elements, do not count."""
+        facts = [(t.dtype, t.device, t.lazy, t.sparse, t.requires_grad) for t in (one, other)]
+        if facts[0] != facts[1] or len(one.shape) != len(other.shape):
+            return False
+        if not all(map(self.size, one.shape, other.shape)):
+            return False
+        read = [] if 0 in other.shape else [d for d, size in enumerate(other.shape) if size != 1]
+        return all(self.size(one.stride[d], other.stride[d]) for d in read)
+
+    def leaf(self, one: Any, other: Any) -> bool:
+        """Whether two constants are one, with the numbers put in."""
+        if isinstance(one, sympy.Basic) or isinstance(other, sympy.Basic):
+            return self.size(one, other)
+        return super().leaf(one, other)
+
+    def size(self, old: Any, new: Any) -> bool:
+        """Whether an expression with the numbers put in is what the other one is."""
+        one = self.put(old)
+        if type(one) is type(new) and one == new:
+            return True
+        if not isinstance(one, sympy.Basic) and not isinstance(new, sympy.Basic):
+            return type(one) is type(new) and bool(one == new)
+        one, other = (self.symbols.simplify(sympy.sympify(size)) for size in (one, new))
+        if bool(one == other) or self.symbols.simplify(one - other) == 0:
+            return True
+        return self.symbols.decide(sympy.Eq(one, other))  # so it is a condition on the others
+
+    def below(self, one: Op, other: Op) -> None:
+        """Compare bodies and choices, if a graph does not call both operators themselves."""
+        if _called(one) and _called(other):
+            return
+        chosen = [op.choice and (op.choice.what, op.choice.value) for op in (one, other)]
+        if chosen[0] != chosen[1]:
+            raise self.differ("another choice", one, other)
+        super().below(one, other)
+
+    def step(self, one: ViewStep, other: ViewStep) -> bool:
+        """Whether two views are taken in one way, of bases that begin at one place."""
+        same = self.size(one.base.type.offset, other.base.type.offset)
+        return same and super().step(one, other)
+
+
+def _closed(graph: Graph) -> Subgraph:
+    """The graph as a program that an operator would hold."""
+    params = tuple([each.value for each in graph.inputs])
+    return Subgraph("", params, tuple(graph.ops), [each.value for each in graph.outputs])
+
+
+def _called(op: Op) -> bool:
+    """Whether a graph calls the operator itself, whatever that comes to with its operands."""
+    return not op.leaf and isinstance(op.target, torch_api.OpOverload) and calls_target(op)
+
+
+class Shown:
+    """Which open sizes of a graph may be 1, and which 0."""
+
+    def __init__(self, graph: SameGraph) -> None:
+        recorded = graph.recorded
         self.least = recorded.symbols.reaches_down()
         ranges = recorded.symbols.ranges().items()
         self.groups = _groups(recorded, {symbol for symbol, (low, _) in ranges if low == MANY})
-        self._holds: Callable[[Numbers], bool] = small.everywhere
+        self._holds = graph.holds
         self.allowed = [self._alone(group) for group in self.groups]
 
     def _alone(self, group: Group) -> list[int]:

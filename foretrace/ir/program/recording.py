@@ -22,7 +22,6 @@ from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, cal
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.location import OnArguments
 from foretrace.ir.pydata.state import Change, State, StateRead, tensor_of
-from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Guard, Symbols
 
@@ -224,8 +223,6 @@ class Recording:
     effects: list[Effect] = field(default_factory=list)
     """what a call does beside returning its results, in order"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
-    asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
-    """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
     hooks: list[Op] = field(default_factory=list)
     """the registrations of hooks on gradients, in order; of some that were removed again, too"""
     torch_version: str = str(torch.__version__)

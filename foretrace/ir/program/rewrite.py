@@ -1,15 +1,15 @@
 """Rewriters that several rooms need; `op.py` has their base, as the body of a call is a copy."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretrace.ir.program.op import Op, Substitution, Value, map_values
+from foretrace.ir.program.op import Op, Substitution, Value
 
 
-class Renaming(Substitution):
+class _Renaming(Substitution):
     """Copies ops with other values; those that they make are themselves, unless `env` says.
 
-    An op that neither reads nor makes one of these values is not copied.
+    An op that neither reads nor makes one of these values is not copied. A shared body is copied
+    too: what a copied op would make of it is no part of the tree.
     """
 
     def op(self, op: Op) -> Op:
@@ -25,10 +25,6 @@ class Renaming(Substitution):
         """What stands for a value that an op makes."""
         return self.env.get(value, value)
 
-
-class _InTree(Renaming):
-    """Copies a shared body too: what a copied op would make of it is no part of the tree."""
-
     def below(self, op: Op) -> list[Op] | None:
         """The body in the values of this call."""
         body = op.body
@@ -37,12 +33,4 @@ class _InTree(Renaming):
 
 def rename(op: Op, env: dict[Value, Any]) -> Op:
     """The op of a cut with other values, in its body too; itself where it has none of them."""
-    return _InTree(env).op(op)
-
-
-def with_each(op: Op, news: Mapping[Value, Sequence[Value]]) -> Op:
-    """The op with a value of its own at each place where its arguments have one of these."""
-    left = {value: iter(each) for value, each in news.items()}
-    tree = (op.args, op.kwargs)
-    args, kwargs = map_values(tree, lambda value: next(left[value]) if value in left else value)
-    return op.but(args=args, kwargs=kwargs)
+    return _Renaming(env).op(op)

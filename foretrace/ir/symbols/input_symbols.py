@@ -21,7 +21,7 @@ from foretrace.ir.symbols.dynamic_shapes import (
 )
 from foretrace.ir.symbols.shapes_spec import Stated
 from foretrace.ir.symbols.substitution import Size
-from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.symbols.symbols import MANY, Symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,13 @@ class Geometry:
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
     offset: Size
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutSmall:
+    """A `dynamic_shapes` of whose sizes those that are below 2 in the example are fixed."""
+
+    shapes: Any
 
 
 LAID_OUT = (torch.strided, torch.sparse_coo)
@@ -46,9 +53,10 @@ class Dynamic:
         symbols: Symbols,
         *,
         every: bool = False,
+        least: int = 0,
         assumptions: tuple[sympy.Basic, ...] = (),
     ) -> None:
-        self.asked, self.symbols, self.every = asked, symbols, every
+        self.asked, self.symbols, self.every, self.least = asked, symbols, every, least
         self.named: dict[str, sympy.Symbol] = {}
         self.later: dict[str, list[tuple[sympy.Symbol, Dim]]] = {}
         """sizes that follow from a Dim which no size has had yet"""
@@ -73,6 +81,10 @@ class Dynamic:
         """The input's sizes with symbols put in; None where all are fixed."""
         asked = self.asked.get(name, Asked(name))
         wants = (FREE,) * tensor.dim() if self.every else asked.sizes
+        if self.least and not tensor.is_nested:
+            wants = tuple(
+                w if n >= self.least else None for w, n in zip(wants, tensor.shape, strict=False)
+            )
         if not any(want is not None for want in wants):
             return None
         env = self.symbols.start()
@@ -216,11 +228,13 @@ def dynamic_of(
     Raises:
         Refusal: it is not of a form that torch.export takes, or does not fit the arguments.
     """
+    least = MANY if isinstance(dynamic_shapes, WithoutSmall) else 0
+    dynamic_shapes = dynamic_shapes.shapes if least else dynamic_shapes
     every = dynamic_shapes is True
     spec = None if every else shapes_tree(dynamic_shapes, fn, args, kwargs)
     assumptions = spec.assumptions if isinstance(spec, Stated) else ()
     asked = read_shapes(spec, fn, args, kwargs)
-    return Dynamic(asked, symbols, every=every, assumptions=assumptions)
+    return Dynamic(asked, symbols, every=every, least=least, assumptions=assumptions)
 
 
 def _put(size: Size, same: dict[sympy.Symbol, sympy.Expr]) -> Size:

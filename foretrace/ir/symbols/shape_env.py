@@ -1,9 +1,9 @@
 """A ShapeEnv of our own, and what it was asked: the same may be asked of another one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -37,20 +37,6 @@ class Question:
         """The symbols that it speaks of."""
         return frozenset(free_symbols((self.args, dict(self.kwargs))))
 
-    def about(self, condition: sympy.Basic) -> "Question":
-        """The same about something else, whose hint is not known."""
-        method, args = self.method, (condition, *(None for _ in self.args[1:2]), *self.args[2:])
-        return Question(
-            method, args, tuple((k, i) for k, i in self.kwargs if k != "hint"), self.answer
-        )
-
-    def answered_by(self, found: Any) -> bool:
-        """Whether a Python number, or yes or no, is the answer."""
-        answer = self.answer
-        if isinstance(answer, sympy.Basic):
-            answer = bool(answer) if answer.is_Boolean else answer
-        return (answer is None) == (found is None) and bool(answer == found)
-
     def asked_again(self, env: ShapeEnv) -> bool:
         """Whether another ShapeEnv, asked now, says the same; it makes the same guards."""
         try:
@@ -79,8 +65,6 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         self.listeners: list[dict[Question, None]] = []
         self.settled: set[Question] = set()
         """asked again, with the same answer: what is known of symbols only grows"""
-        self.by_program: dict[Question, Frame | None] = {}
-        """what nobody listened to, and the line: it is asked by the program itself"""
 
     def answered(self, relation: Any) -> Any:
         """The answer to what the program itself compares; None: the ShapeEnv has one."""
@@ -91,29 +75,8 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
     ) -> None:
         """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
-        if not self.listeners:
-            question = Question(method, args, tuple(kwargs.items()), answer)
-            if question not in self.by_program:
-                self.by_program[question] = self.where()
-        elif free_symbols((args, kwargs)):
+        if self.listeners and free_symbols((args, kwargs)):
             self.tell([Question(method, args, tuple(kwargs.items()), answer)])
-
-    def divided_by(self, number: sympy.Basic) -> None:
-        """Note what the program itself divides by: no answer tells of it; eager raises for 0."""
-        self._taken(sympy.Ne(number, 0, evaluate=False))
-
-    def chosen(
-        self, order: type[sympy.Rel], one: sympy.Basic, other: sympy.Basic, found: sympy.Basic
-    ) -> None:
-        """Note which of two numbers the program was given, if it is one of them at once."""
-        if found in (one, other):
-            self._taken(order(found, other if found == one else one, evaluate=False))
-
-    def _taken(self, condition: sympy.Basic) -> None:
-        """Note what holds for sympy without being asked: sizes are positive to it."""
-        if not self.listeners and condition.free_symbols:
-            question = Question("evaluate_expr", (condition,), (), answer=sympy.true)
-            self.by_program.setdefault(question, self.where())
 
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
@@ -133,18 +96,6 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
             yield questions
         finally:
             self.listeners.pop()
-
-    def at(self, numbers: Mapping[sympy.Symbol, int], small: Mapping[sympy.Symbol, int]) -> Self:
-        """A copy that is asked in its place, where the symbols are these numbers.
-
-        Args:
-            numbers: of every symbol.
-            small: of those that no size speaks of any more.
-        """
-        copied = torch_api.copied_env(self, numbers, small)
-        copied.frames, copied.listeners, copied.settled = [*self.frames], [], set()
-        copied.by_program = {}
-        return copied
 
     def tell(self, questions: Iterable[Question]) -> None:
         """Let those who listen know of questions that were asked."""

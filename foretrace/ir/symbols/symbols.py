@@ -1,7 +1,7 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
-from foretrace.ir.symbols.shape_env import NotingShapeEnv, Question, free_symbols
-from foretrace.ir.symbols.substitution import Numbers, Size, plain, put_in, with_numbers
+from foretrace.ir.symbols.shape_env import NotingShapeEnv, free_symbols
+from foretrace.ir.symbols.substitution import Size, plain, with_numbers
 from foretrace.ir.symbols.sym_float import EXACT, Floats
 
 MANY = 2
@@ -48,8 +48,6 @@ class Symbols:
         self.env = env
         self.floats = Floats()
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
-        self.put: Numbers = {}
-        """symbols that are numbers here: the ShapeEnv is a copy of one that has them"""
         self.log = torch_api.CaptureLog()
         """the capture that they are of, in torch's structured log"""
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
@@ -151,7 +149,7 @@ class Symbols:
         known = torch_api.symbol_values(self.noting).keys()  # a kernel makes symbols that it drops
         asserted = self.noting.asserted.items()
         guards = (Guard(c, at) for c, at in asserted if c.free_symbols <= known)
-        return (*self._open(guards), *floats)
+        return (*guards, *floats)
 
     def number(self, size: Size) -> int | torch.SymInt:
         """An int or an expression as torch takes it."""
@@ -206,8 +204,7 @@ class Symbols:
 
         Nothing for a front end's ShapeEnv, as for `guards`.
         """
-        found = torch_api.symbol_ranges(self.noting) if self.noting else {}
-        return {symbol: limits for symbol, limits in found.items() if symbol not in self.put}
+        return torch_api.symbol_ranges(self.noting) if self.noting else {}
 
     def reaches_down(self) -> dict[sympy.Symbol, int]:
         """The symbols that may be shown to hold for 1, or 0, too; and from where by the user's Dim.
@@ -220,20 +217,6 @@ class Symbols:
                 low = 0 if bounds is None else bounds[0] if size == symbol else MANY
                 least[symbol] = max(least[symbol], int(low))
         return {symbol: low for symbol, low in least.items() if low < MANY}
-
-    def at(self, numbers: Numbers, small: Numbers) -> "Symbols":
-        """The same where the symbols are these numbers; `small` ones are in no size any more."""
-        if self.noting is None:
-            raise AssertionError("the sizes of a front end are not ours to put in")
-        copied = Symbols(self._where, self.noting.at(numbers, small))
-        copied.floats, copied.log = self.floats, self.log
-        copied.declared = [(put_in(size, small), bounds) for size, bounds in self.declared]
-        copied.put = {**self.put, **small}
-        return copied
-
-    def by_program(self) -> dict[Question, Frame | None]:
-        """What the program itself has asked so far, and where."""
-        return dict(self.noting.by_program) if self.noting is not None else {}
 
     @property
     def inside(self) -> bool:
@@ -331,17 +314,7 @@ class Symbols:
         if env is None:
             return ()
         env.note()
-        return self._open(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
-
-    def _open(self, guards: Iterable[Guard]) -> tuple[Guard, ...]:
-        """Conditions with the numbers put in; of what speaks of those alone, nothing is left."""
-        if not self.put:
-            return tuple(guards)
-        found = list[Guard]()
-        for guard in guards:
-            with suppress(ZeroDivisionError):  # what a kernel asked, not the program
-                found.append(Guard(put_in(guard.condition, self.put), guard.frame))
-        return tuple(guard for guard in found if isinstance(guard.condition, sympy.Basic))
+        return tuple(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
 
 
 def _same_frame(frame: Frame | None) -> Frame | None:

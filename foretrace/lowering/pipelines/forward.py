@@ -6,7 +6,7 @@ from dataclasses import replace
 from foretrace.autograd.backward.gradient_hooks import with_hooks
 from foretrace.autograd.eager_history.function_calls import check_calls
 from foretrace.autograd.eager_history.history_ops import HISTORY, left_in_memory, unmark
-from foretrace.autograd.eager_history.leaf_use_copies import returned_inputs, uses_apart
+from foretrace.autograd.eager_history.returned_leaves import check_used_once, returned_inputs
 from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.ir.program.op import Op
@@ -59,26 +59,13 @@ def separate_reshaped(graph: Graph, context: Context) -> Graph:
 
 @as_pass("spell memory")
 def spell_memory(graph: Graph, context: Context) -> Graph:
-    """Copy a returned input for each use; leave in memory what a backward is to find."""
+    """Leave in memory what a backward is to find; refuse a returned leaf that is used twice."""
     recorded, left = context.recorded, context.overwritten.left
     if not left and all(output.same_as is None for output in recorded.outputs):
         return graph
-    given = returned_inputs(recorded)
-    if not (given or left):
-        return graph
-    level, history = context.forward_level, _history(context)
-    history = replace(history, visible=visible(graph.ops, values_of(graph.outputs)))
-
-    def opened(op: Op) -> list[Op]:
-        below = () if level.kept(op) else op.body or ()
-        inside = flatten(below, level, history.stops, history.trained_body)
-        return list(flatten(spell_history(inside, history), level))
-
-    ops, copies = uses_apart(graph.ops, given, opened)
-    for value in (*left, *copies):
-        if (found := left.get(copies.get(value, value))) is not None:
-            ops += left_in_memory(value, *found)
-    return _with(graph, ops)
+    check_used_once(graph.ops, returned_inputs(recorded))
+    ops = [op for value, found in left.items() for op in left_in_memory(value, *found)]
+    return _with(graph, [*graph.ops, *ops]) if ops else graph
 
 
 @as_pass("place views")

@@ -31,7 +31,7 @@ IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
 """It has no state"""
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_held", "ft_hooked",
-        "ft_indexing", "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value",
+        "ft_indexing", "ft_instance", "ft_leaf", "ft_told", "ft_value",
         "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
@@ -127,8 +127,6 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_indexing: Any
     ft_instance: Any
     """a weak reference to the tensor that the program has in its place; None of most"""
-    ft_tangent: "Abstract"
-    """what forward-mode autograd has of it; no attribute where it has nothing"""
     ft_told: "TensorQueries"
     """what the program was told, of all tensors"""
 

@@ -20,7 +20,7 @@ Found = tuple[str, str | tuple[str, ...]]
 OLD_VMAP = torch.ops.aten._add_batch_dim.default
 """What `torch.autograd.functional` maps by, where it vectorizes"""
 DUAL = (
-    "call make_dual inside of what is captured",
+    "capture a function that calls torch.func.jvp",
     'or capture it with plain tensors, and give the dual number to its cut("export")',
     "or to what foretrace.compile gives",
 )

@@ -1,12 +1,11 @@
 """The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
+from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.cuts.cut import Level
@@ -31,7 +30,6 @@ from foretrace.runtime.calls.epilogue import (
 )
 from foretrace.runtime.guards.cut_guards import follows
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -50,17 +48,14 @@ def eager_entry(
     trains = (torch.is_grad_enabled() or followed) and not alone
     level = Level(True, open=(_applies,) if alone else (), writes=alone)
 
-    def make(of: Recording, semantics: TargetSemantics, put: object) -> Graph:
-        context = Context(of, semantics, replace(level, writes=False))
-        return make_graph(TRAINED if trains else UNTRAINED, "export", context)
-
     if alone:
         graph, early, run = _alone(captured, level, policy)
     else:
-        graph = make(recorded, captured.semantics, None)
+        context = Context(recorded, captured.semantics, level)
+        graph = make_graph(TRAINED if trains else UNTRAINED, "export", context)
         early, run = NOTHING, InPlace(graph, {})
     inside = asked_inside(recorded, early.without(graph))
-    guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
+    guards = Guards(source, recorded)
     guards.call(args, kwargs, [*early.asked.values(), *inside.values()])
     guards.outside()
     check_changes(recorded)

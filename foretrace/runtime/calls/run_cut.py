@@ -10,7 +10,6 @@ from torch import Tensor, fx
 
 from foretrace import torch_api
 from foretrace.autograd.backward.gradient_hooks import hooked
-from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.effect import Call, Phase
 from foretrace.ir.program.recording import Graph, Input, Mutation, Recording
@@ -20,10 +19,9 @@ from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
 from foretrace.runtime.calls.output_tensors import OutputTensors
-from foretrace.runtime.calls.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
+from foretrace.runtime.calls.tangents import agree, lay_out, sizes_by_data, strides_of
 from foretrace.runtime.calls.untrainable_results import Untrained, mark, mark_spent
 from foretrace.runtime.guards.cut_guards import CallGuards
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 
 
 class Called(Protocol):
@@ -34,10 +32,6 @@ class Called(Protocol):
     """of the program that it is of"""
     again: Callable[[TangentStrides], tuple[Any, ...]]
     """makes it, and the other half, for tangents with such strides"""
-    small: SmallSizes
-    """of which sizes 0 and 1 it holds; of a half, the joint cut"""
-    at: Callable[[Captured], tuple[Any, ...]]
-    """makes it, and the other half, of the record at such sizes"""
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -53,7 +47,7 @@ class Called(Protocol):
 
 def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
-    (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    flat, sizes = _inputs(cut, args, kwargs)
     check_tangents(cut.graph, cut.calls.recorded, flat)
     with cut.calls.grad_mode(), uncast():
         results = mark(cut.graph_module(*flat), cut.untrained, flat)
@@ -62,7 +56,7 @@ def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
 
 def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a cut that autograd follows no more: in the program's grad mode, below autograd."""
-    (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    flat, sizes = _inputs(cut, args, kwargs)
     check_plain(flat)
     with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
         results = cut.graph_module(*flat)
@@ -73,8 +67,8 @@ def run_joint(
     cut: Called, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
-    cuts, flat, sizes = _at_sizes((cut,), args, kwargs)
-    (cut,), wanted, placed = _as_given(cuts, tangents, sizes)
+    flat, sizes = _inputs(cut, args, kwargs)
+    (cut,), wanted, placed = _as_given((cut,), tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     check_unhooked(cut.graph, flat)
@@ -92,8 +86,8 @@ def run_pair(
     forward: Called, backward: Called, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
-    cuts, flat, sizes = _at_sizes((forward, backward), args, kwargs)
-    (forward, backward), wanted, placed = _as_given(cuts, tangents, sizes)
+    flat, sizes = _inputs(forward, args, kwargs)
+    (forward, backward), wanted, placed = _as_given((forward, backward), tangents, sizes)
     recorded = forward.calls.recorded
     check_unhooked(forward.graph, flat)
     results = forward(*flat)
@@ -103,23 +97,17 @@ def run_pair(
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 
-def _at_sizes(
-    cuts: tuple[Called, ...], args: Any, kwargs: Any
-) -> tuple[tuple[Called, ...], list[Any], Numbers]:
-    """The cuts for a call, where sizes 0 and 1 have some of their own; inputs and sizes.
+def _inputs(cut: Called, args: Any, kwargs: Any) -> tuple[list[Any], Numbers]:
+    """The graph's inputs for a call, and the numbers of its open sizes.
 
     Raises:
         Refusal: the call breaks a guard.
     """
-    has_hooks = cuts[0].graph.kind in ("joint", "forward")
-    flat, sizes = cuts[0].calls.inputs(args, kwargs, small=True, hooks=has_hooks)
-    there = cuts[0].small.there(sizes)
-    if there is not None:
-        return _at_sizes(cuts[-1].at(there), args, kwargs)
-    for effect in cuts[0].calls.recorded.effects:
+    flat, sizes = cut.calls.inputs(args, kwargs, hooks=cut.graph.kind in ("joint", "forward"))
+    for effect in cut.calls.recorded.effects:
         for index in effect.counted:
             count_write(flat[index])
-    return cuts, flat, sizes
+    return flat, sizes
 
 
 def _as_given(
@@ -139,9 +127,6 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.laid for item in wanted]):
         cuts = cuts[-1].again(strides)
-        there = cuts[-1].small.there(only_numbers(sizes))
-        if there is not None:
-            return _as_given(cuts[-1].at(there), tangents, sizes)
     return cuts, wanted, list(map(partial(lay_out, sizes=sizes), given, strides))
 
 

@@ -48,15 +48,6 @@ def _put(told: dict[sympy.Expr, sympy.Expr], each: int | sympy.Expr) -> int | sy
     return each if isinstance(each, int) else sympy.expand(each.xreplace(told))
 
 
-def only_numbers(sizes: Numbers) -> Numbers:
-    """The symbols that are known for themselves."""
-    return {
-        name: int(each)
-        for name, each in sizes.items()
-        if isinstance(name, sympy.Symbol) and sympy.sympify(each).is_Integer
-    }
-
-
 def _number(size: Size, sizes: Numbers) -> int:
     if isinstance(size, int):
         return size

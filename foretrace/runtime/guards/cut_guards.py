@@ -39,14 +39,13 @@ class CallGuards:
 
     def __init__(self, recorded: Recording) -> None:
         self.recorded = recorded
-        self._checks = dict[tuple[bool, bool], tuple[int, Callable[[list[Any]], Any]]]()
+        self._checks = dict[bool, tuple[int, Callable[[list[Any]], Any]]]()
 
     def inputs(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        small: bool = False,
         hooks: bool = False,
     ) -> tuple[list[Any], Numbers]:
         """The graph's inputs from a call's arguments and the live parameters, and the symbols.
@@ -54,7 +53,6 @@ class CallGuards:
         Args:
             args: the call's positional arguments.
             kwargs: its keyword arguments.
-            small: whether open sizes may be 0 and 1; the caller asks whether the graph holds then.
             hooks: whether the graph has what the program's hooks do.
 
         Raises:
@@ -72,7 +70,7 @@ class CallGuards:
         given = self._form(args, kwargs)
         if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
-        found = self._check(small=small, hooks=hooks)(given)
+        found = self._check(hooks=hooks)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
@@ -81,11 +79,10 @@ class CallGuards:
         check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 
-    def _check(self, *, small: bool, hooks: bool) -> Callable[[list[Any]], Any]:
-        count, known = len(self.recorded.guards), self._checks.get((small, hooks))
+    def _check(self, *, hooks: bool) -> Callable[[list[Any]], Any]:
+        count, known = len(self.recorded.guards), self._checks.get(hooks)
         if known is None or known[0] != count:
-            check = _checking(self.recorded, small=small, hooks=hooks)
-            known = self._checks[small, hooks] = count, check
+            known = self._checks[hooks] = count, _checking(self.recorded, hooks=hooks)
         return known[1]
 
     def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
@@ -135,10 +132,10 @@ def follows(ops: Iterable[Op]) -> bool:
     )
 
 
-def _checking(recorded: Recording, *, small: bool, hooks: bool) -> Callable[[list[Any]], Any]:
+def _checking(recorded: Recording, *, hooks: bool) -> Callable[[list[Any]], Any]:
     """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
     source = Source()
-    conditions = CutConditions(source, recorded, small=small)
+    conditions = CutConditions(source, recorded)
     conditions.write(hooks=hooks)
     inputs = "".join(f"{name}, " for name in conditions.inputs)
     sizes = ", ".join(

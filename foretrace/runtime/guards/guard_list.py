@@ -18,7 +18,7 @@ from foretrace.ir.program.call_requirements import ValueGuard, memory_of, one_me
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import tensor_of
-from foretrace.ir.symbols.substitution import Numbers, Size, put_in, solved
+from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source
@@ -51,18 +51,16 @@ class GuardList(Checks):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
-    one. `least`: how far down the sizes reach of which it is shown elsewhere that 0 and 1 will do.
+    one.
 
     Args:
         source: what the checks are written for.
         recorded: the record.
-        small: whether that is shown, of any size.
     """
 
-    def __init__(self, source: Source, recorded: Recording, *, small: bool = False) -> None:
+    def __init__(self, source: Source, recorded: Recording) -> None:
         super().__init__(source)
         self.recorded = recorded
-        self.least = _reaching_down(recorded) if small else {}
         self.inputs: list[str] = []
         self.bound: set[sympy.Basic] = set()
         for symbol in recorded.symbols.ranges():
@@ -101,7 +99,7 @@ class GuardList(Checks):
         comes last, as it follows from what was asked, which has a line.
         """
         self._bind()
-        self._ranges(above=-sys.maxsize, below=MANY, known=self.least)
+        self._ranges(above=-sys.maxsize, below=MANY)
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.value.type.symbols:
                 self._geometry(item, local)
@@ -319,13 +317,10 @@ class GuardList(Checks):
             self.bound.add(size)
             self.line(f"{size} = {text}")
 
-    def _ranges(self, *, above: int, below: int, known: Numbers | None = None) -> None:
-        """How far each symbol reaches, as far as that lies between two numbers.
-
-        `known`: those of which it is known elsewhere from where they reach.
-        """
+    def _ranges(self, *, above: int, below: int) -> None:
+        """How far each symbol reaches, as far as that lies between two numbers."""
         for symbol, (least, most) in self.recorded.symbols.ranges().items():
-            first = min(least, below, (known or {}).get(symbol, below))
+            first = min(least, below)
             few = [f"{symbol} >= {first}"] if least > above else []
             many = [f"{symbol} <= {most}"] if most < below - 1 else []
             if symbol in self.bound and (few or many):
@@ -363,21 +358,6 @@ def _of_some(stride: Size) -> Size:
     if isinstance(stride, int):
         return stride
     return stride.xreplace({s: sympy.Symbol(f"({s} or 1)") for s in _symbols(stride)})
-
-
-def _reaching_down(recorded: Recording) -> Numbers:
-    """From where the sizes reach that may be 0 or 1; what a guard divides by is not 0."""
-    least = recorded.symbols.reaches_down()
-    asked = [guard.condition for guard in recorded.symbols.guards()] if least else []
-    return {s: max(low, int(any(_divides(each, s) for each in asked))) for s, low in least.items()}
-
-
-def _divides(condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
-    try:
-        put_in(condition, {symbol: 0})
-    except ArithmeticError:
-        return True
-    return False
 
 
 def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -14,17 +14,14 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import ValueGuard
-from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import SHARED, shared_in
-from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.cuts.selectors import every_op
-from foretrace.lowering.emit.python_source import INDENT, Source, compiled
+from foretrace.lowering.emit.python_source import INDENT, compiled
 from foretrace.operators.targets.sdpa import WHAT as ATTENTION
 from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
 from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, tell_lines
-from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.runtime.guards.tensor_guards import TensorFacts, apart, tell
 
 
@@ -105,14 +102,7 @@ class Guards(GuardList):
     Args:
         source: what they are written for.
         recorded: the capture.
-        small: tells of which sizes 0 and 1 its graph holds; None: of none.
     """
-
-    def __init__(
-        self, source: Source, recorded: Recording, small: SmallSizes | None = None
-    ) -> None:
-        super().__init__(source, recorded, small=small is not None)
-        self.small = small
 
     def call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[ValueGuard] = ()
@@ -138,7 +128,6 @@ class Guards(GuardList):
         self.sizes()
         known = {each.text for each in inside}
         self.answers([each for each in self.recorded.asked_before if each.text not in known])
-        self._small()
         return live
 
     def kernels(self) -> None:
@@ -206,21 +195,6 @@ class Guards(GuardList):
                 name = inputs[index].role.name
                 words = repr(f"{name} is {'no' if leaf else 'a'} leaf of autograd now")
                 self.add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
-
-    def _small(self) -> None:
-        """Sizes 0 and 1: they hold where that is shown."""
-        among = sorted(self.bound & set(self.least), key=str)
-        if self.small is None or not among:
-            return
-        many = " and ".join(f"{symbol} >= {MANY}" for symbol in among)
-        bound = sorted(self.bound, key=str)
-        numbers = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
-        holds, tell = (
-            self.source.bind(each, name)
-            for each, name in ((self.small.holds, "holds"), (self.small.tell, "tell_small"))
-        )
-        words, at = (f"{tell}({{{numbers}}})[{i}]" for i in range(2))
-        self.add(f"({many}) or {holds}({{{numbers}}})", words, found=at)
 
     def _memory(self) -> None:
         """No argument, and no state, shares memory with an input that the program writes to.

@@ -115,9 +115,10 @@ def _told(
 
 
 def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    told = {name: encoder.item(getattr(recorded, name)) for name in RECORDED}
     return {
         "requires": _required(recorded, parts, encoder),
-        "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
+        "recorded": told | {"asked_of_sizes": encoder.item({})},  # readers of (1, 2) look for it
         "symbols": symbols_json(recorded.symbols, encoder),
     }
 

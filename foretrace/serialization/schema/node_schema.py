@@ -550,7 +550,6 @@ RECORDED: Mapping[str, Kind] = MappingProxyType(
         "overwritten": table(VALUE, instance_of(Overwritten)),
         "hooks": sequence_of(OP, list),
         "answered": sequence_of(instance_of(ValueGuard), list),
-        "asked_of_sizes": table(instance_of(Question), optional(FRAME)),
     }
 )
 """The parts of a record that are told as they are"""

@@ -36,7 +36,7 @@ def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
     if symbols.env is None:
         return None
     env = symbols.noting
-    if env is None or symbols.put:
+    if env is None:
         raise Refusal(
             "the sizes are a front end's, which checks them itself",
             kind="not saved",

@@ -19,9 +19,9 @@ from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.schemas.higher_order_schema import HOLDERS, SIDES
 from foretrace.session.both_branches.aliasing import Memory
+from foretrace.session.both_branches.gradient_order import used_twice
 from foretrace.session.both_branches.join import Pair
 from foretrace.session.both_branches.op_equality import TwoRuns, described
-from foretrace.session.both_branches.operand_copies import Split
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 
@@ -68,8 +68,8 @@ class Around:
     """the call in which it was asked"""
     written: Callable[[Value], bool]
     """whether a value's memory is an input's that gets a new content in the end"""
-    read: frozenset[Value]
-    """what is used after the meeting"""
+    check_unused: Callable[[Value], None]
+    """raises ProgramsDiffer of a value that is used after the meeting"""
 
 
 class Sides:
@@ -143,14 +143,17 @@ class Sides:
                 "read it on each side: t.item()",
             )
         params = [_as_known(self.known, values, place) for place in range(len(sides))]
-        both = list(zip(params, (side.ops for side in sides), strict=True))
-        split = Split(values, both, around.read)
+        for side, names in zip(sides, params, strict=True):
+            twice = used_twice(side.ops)
+            for value, name in zip(values, names, strict=True):
+                if name in twice and value.type.requires_grad:
+                    around.check_unused(value)
         programs = [
-            Subgraph(NAMES[not side.answer], (*own, *numbers), tuple(ops), side.results)
-            for side, (own, ops) in zip(sides, split.programs, strict=True)
+            Subgraph(NAMES[not side.answer], (*own, *numbers), tuple(side.ops), side.results)
+            for side, own in zip(sides, params, strict=True)
         ]
         programs.sort(key=lambda program: NAMES.index(program.name))
-        operands, copies = _copied(split.operands, origin, around.written)
+        operands, copies = _copied(values, origin, around.written)
         outs = tuple(_given(pair, origin) for pair in pairs)
         args = (self.mark.args[0], *programs, (*operands, *numbers))
         cond = Op(COND, args, {}, list(outs), outs, origin=origin, choice=SIDES)

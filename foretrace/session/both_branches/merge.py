@@ -1,6 +1,5 @@
 """Two records of one program that answer a question otherwise, made one with both sides."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -11,6 +10,12 @@ from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
+from foretrace.session.both_branches.gradient_order import (
+    USED_TWICE,
+    check_order,
+    check_unused,
+    uses_after,
+)
 from foretrace.session.both_branches.join_point import (
     Levels,
     Met,
@@ -26,10 +31,10 @@ from foretrace.session.both_branches.merge_requirements import (
     required_of_both,
 )
 from foretrace.session.both_branches.op_equality import TwoRuns, key_of
-from foretrace.session.both_branches.operand_copies import check_order, uses_after
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 
 LET_BOTH = "let both sides give tensors of their own, of equal dtypes, sizes and strides"
+RETURN_CLONE = "return a clone of what a side uses more than once"
 ALIKE = "do it before the question, or after both sides"
 
 
@@ -75,7 +80,8 @@ class _Merging:
             return meet(self.one.levels, self.other.levels, known, self._one)
         except ProgramsDiffer as differ:
             what = f"the sides of a question of data do not give the same: {differ.what}"
-            raise self._refused(what, None, LET_BOTH) from None
+            do = RETURN_CLONE if differ.what == USED_TWICE else LET_BOTH
+            raise self._refused(what, None, do) from None
 
     def _one(self, met: Met) -> Recording:
         """The record of both, if they meet there."""
@@ -86,16 +92,14 @@ class _Merging:
         leavings = Leavings(one, other, joining, inputs, places)
         outputs, mutations = leavings.outputs(), leavings.mutations()
         overwritten = leavings.overwritten()
-        counts = uses_after(
-            [op for each in met.joined for op in each],
-            values_in([*(o.value for o in outputs), *(m.value for m in mutations)]),
-        )
+        ends = values_in([*(o.value for o in outputs), *(m.value for m in mutations)])
+        counts = uses_after([op for each in met.joined for op in each], ends)
         check_order(joining.pairs.values(), joining.known, counts)
         sides = self._sides(met)
         sides.check()
         assume(one, other, joining.numbers)
         written = {inputs[m.index].value for m in mutations if not m.rebound}
-        ops = met.rebuilt(self.one.levels, sides.ops(self._around(met, written, counts.keys())))
+        ops = met.rebuilt(self.one.levels, sides.ops(self._around(met, written, ends)))
         leavings.check_memory(ops, [*outputs, *mutations])
         return replace(
             one, ops=ops, inputs=inputs, outputs=outputs, mutations=mutations,
@@ -103,14 +107,14 @@ class _Merging:
             effects=merged_effects(one.effects, other.effects, places),
         )  # fmt: skip
 
-    def _around(self, met: Met, written: set[Value], read: Iterable[Value]) -> Around:
+    def _around(self, met: Met, written: set[Value], ends: list[Value]) -> Around:
         memory = Memory(op for level in self.one.levels for op in level.before)
         module = met.module(self.one.levels)
         return Around(
             self.one.recorded.symbols,
             module,
             lambda value: memory.owner(value) in written,
-            frozenset(read),
+            lambda value: check_unused(met, value, ends),
         )
 
     def _sides(self, met: Met) -> Sides:

@@ -1,15 +1,13 @@
-"""Open sizes in Python's hands: as lengths of factories, and as divisors.
+"""Open sizes in Python's hands, as lengths of factories.
 
 The binding of `torch.linspace` asks a symbol for its number, which fixes the size. Here such a call
 is recorded without it: the graph has the number when it runs.
-What the program divides by is noted, as no graph divides by what cancels out or is not used.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace import torch_api
@@ -37,37 +35,6 @@ def taking_rates(recorder: Recorder) -> dict[str, Callable[..., Any]]:
         return update
 
     return {name: taking(vars(torch)[name]) for name in torch_api.FUSED}
-
-
-def dividing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for the divisions of symbolic numbers, which note the divisor."""
-
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def divide(number: Any, by: Any) -> Any:
-            env = recorder.types.symbols.noting
-            if env is not None and number.shape_env is env:
-                env.divided_by(torch_api.without_casts(by.expr))
-            return original(number, by)
-
-        return divide
-
-    return {name: noting(torch_api.of_numbers(name)) for name in torch_api.DIVISIONS}
-
-
-def choosing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for the larger and the smaller of two numbers, which note what sympy knows."""
-
-    def noting(original: Callable[..., Any], order: type[sympy.Rel]) -> Callable[..., Any]:
-        def choose(number: Any, by: Any) -> Any:
-            chosen, env = original(number, by), recorder.types.symbols.noting
-            if env is not None and number.shape_env is env:
-                env.chosen(order, *(torch_api.without_casts(n.expr) for n in (number, by, chosen)))
-            return chosen
-
-        return choose
-
-    orders = zip(torch_api.EXTREMES, (sympy.Ge, sympy.Le), strict=True)
-    return {name: noting(torch_api.of_numbers(name), order) for name, order in orders}
 
 
 def _called(

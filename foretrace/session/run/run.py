@@ -141,14 +141,14 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
-            overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
+            overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, _effects(requires), overwritten, asked, recorder.autograd.hooks,
+        capture.questions.again, _effects(requires), overwritten, recorder.autograd.hooks,
     )  # fmt: skip
 
 

@@ -23,15 +23,8 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.effects.module_state import scripted
-from foretrace.session.run.data_dependent_sizes import (
-    choosing,
-    dividing,
-    taking_rates,
-    taking_steps,
-)
+from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
-from foretrace.tracer.forward_ad.dual_tensors import leaving
-from foretrace.tracer.forward_ad.linearize import tracing
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.inference_mode import check_mode, guards
@@ -54,9 +47,8 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= random_stand_ins(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
-    stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
-    stand_ins |= choosing(recorder)
-    stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
+    stand_ins |= taking_steps(recorder) | taking_rates(recorder)
+    stand_ins |= {"linearize": partial(_linearized, recorder)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
@@ -72,6 +64,20 @@ def _compiled(recorder: Recorder) -> Callable[..., Any]:
         return recorder.lifting(model) if torch_api.calls_attention(model) else model
 
     return compiled
+
+
+def _linearized(recorder: Recorder, *_: object) -> NoReturn:
+    raise recorder.refused(
+        Refusal(
+            "torch.func.linearize traces the function by a tracer of its own",
+            kind="unsupported",
+            at=asking_line(),
+            do=(
+                "use torch.func.jvp, once for each tangent",
+                "or linearize outside of the captured program",
+            ),
+        )
+    )
 
 
 def _forks(recorder: Recorder) -> NoReturn:

@@ -37,7 +37,7 @@ from torch.utils._pytree import SequenceKey
 from torch.utils._sympy import functions
 
 # What `//` and `%` of sizes are in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
+from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
@@ -63,11 +63,6 @@ MOST_EVALUATIONS = 2_000
 def expression(number: Any) -> Any:
     """The sympy expression inside a SymInt, SymFloat or SymBool."""
     return number.node.expr
-
-
-def without_casts(expr: Any) -> Any:
-    """The expression of a float as that of the integer that it was converted from."""
-    return expr.args[0] if isinstance(expr, ToFloat) else expr
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:

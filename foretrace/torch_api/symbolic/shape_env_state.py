@@ -1,7 +1,6 @@
 """A ShapeEnv as data: copied, stored, and restored from what was stored."""
 
 from collections.abc import Collection, Mapping
-from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -32,26 +31,6 @@ from foretrace.torch_api.symbolic.shape_env import (
     symbol_values,
     values_from_data,
 )
-
-
-def copied_env(shape_env: Any, numbers: Mapping[Any, int], without: Collection[Any]) -> Any:
-    """A ShapeEnv that knows what another does; what it is asked adds nothing to the first.
-
-    Args:
-        shape_env: the other; containers of its own are copied, what is in them is shared.
-        numbers: what each symbol is in it.
-        without: symbols that are numbers now, so that none is said to follow from them.
-    """
-    copied = object.__new__(type(shape_env))
-    for name, item in vars(shape_env).items():
-        own = isinstance(item, (dict, list, set)) and not isinstance(item, type)
-        vars(copied)[name] = copy(item) if own else item
-    known = "backed_var_to_val" if hasattr(copied, "backed_var_to_val") else "var_to_val"
-    getattr(copied, known).update({s: sympy.Integer(n) for s, n in numbers.items()})
-    tied = [s for s, e in copied.replacements.items() if {s, *e.free_symbols} & set(without)]
-    for symbol in tied:
-        del copied.replacements[symbol]
-    return copied
 
 
 def specialize_floats(shape_env: ShapeEnv) -> None:

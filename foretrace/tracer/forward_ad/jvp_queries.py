@@ -1,14 +1,15 @@
-"""What forward-mode autograd asks of memory.
+"""What forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
 
 It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
 answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy
 
+from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import Size, TensorType, reach
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -51,6 +52,19 @@ def _zeros(call: Call) -> TensorType:
         return zeros
     found: TensorType = call.recorder.semantics.infer(call.func, args, kwargs)
     return found
+
+
+def refuse_dual(call: Call) -> NoReturn:
+    """Refuse dual numbers of `forward_ad`: the program is recorded below autograd, which has them.
+
+    Raises:
+        Refusal: always.
+    """
+    raise Refusal(
+        "the program makes or unpacks dual numbers of forward_ad, of which a graph has no tangents",
+        kind="unsupported",
+        do="use torch.func.jvp, which has levels of its own",
+    )
 
 
 def _equal(recorder: RecorderBase, one: Size, other: Size) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
-from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Checkpoint, ModuleCall, Op, Origin, Value
 from foretrace.ir.program.tensor_type import Size
@@ -253,47 +252,8 @@ class AutogradState:
 class ForwardMode:
     """What autograd's forward mode has of a run."""
 
-    around: int = field(default_factory=torch_api.dual_level)
-    """the level of dual numbers that is the caller's; -1 if none is"""
-    duals: list[ref[Abstract]] = field(default_factory=list)
-    """tensors that have a tangent in the level of dual numbers that is on"""
-    below: bool = False
-    """whether forward mode takes apart the call of one operator"""
-    making: bool = False
-    """whether it makes dual numbers of the operands of that call"""
-    as_plain: dict[Any, bool] = field(default_factory=dict)
-    """whether it computes tangents as in a plain program, by operator and types"""
-    traced: bool = False
-    """whether eager has the tracer of `torch.func.linearize` on"""
     rooms: dict[Value, Size] = field(default_factory=dict)
     """for how many elements memory has room that it asked about, by what was first there"""
-
-    @contextmanager
-    def below_operator(self) -> Iterator[None]:
-        """Take apart inside the call of one operator."""
-        self.below = True
-        try:
-            yield
-        finally:
-            self.below = False
-
-    @contextmanager
-    def making_duals(self) -> Iterator[None]:
-        """Make inside dual numbers of the operands of a call."""
-        self.making = True
-        try:
-            yield
-        finally:
-            self.making = False
-
-    @contextmanager
-    def linearizing(self) -> Iterator[None]:
-        """Run inside what `torch.func.linearize` traces."""
-        self.traced = True
-        try:
-            yield
-        finally:
-            self.traced = False
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op, Subgraph, Value, values_in
+from foretrace.ir.program.op import Op, Subgraph, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import read_outside
 from foretrace.operators.schemas.higher_order_schema import Groups, Holder
@@ -23,7 +22,6 @@ from foretrace.tracer.higher_order.views_as_copies import COPIES, in_copies
 
 aten = torch.ops.aten
 STACKED = torch.ops.higher_order.while_loop_stack_output
-ROUNDS = Choice("rounds", "stacked", "the backward needs what each round has made")
 
 
 class Grouped(Holding):
@@ -98,10 +96,10 @@ class Grouped(Holding):
         ]  # fmt: skip
         args = self.holder.join(self.call.args, subgraphs, [*fixed, [*kept.values(), *sizes]])
         outs = self._outs(last, args)
-        below, choice = self._followed(last, args, outs)
+        below = self._in_copies(args, outs)
         op = Op(
             self.call.func, args, self.call.kwargs, list(outs), tuple(values_in(outs)),
-            origin=self.origin, below=below, choice=choice if below else None,
+            origin=self.origin, below=below, choice=COPIES if below else None,
         )  # fmt: skip
         self.recorder.append(op)
         self.close()
@@ -144,14 +142,6 @@ class Grouped(Holding):
         intern = self.recorder.types.intern
         return [Value(intern(type.with_grad(followed and type.differentiable))) for type in rows]
 
-    def _followed(
-        self, run: Run, args: tuple[Any, ...], outs: list[Any]
-    ) -> tuple[list[Op] | None, Choice]:
-        """What the operator is made of where autograd follows it, and why."""
-        if self.name == "while_loop":
-            return self._rounds(run, args, outs), ROUNDS
-        return self._in_copies(args, outs), COPIES
-
     def _in_copies(self, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
         """A scan that autograd follows: its program has copies in the place of views."""
         values = values_in(outs)
@@ -166,23 +156,6 @@ class Grouped(Holding):
         args = self.holder.join(args, [copied], self.holder.split(args))
         return [Op(self.call.func, args, self.call.kwargs, list(outs), tuple(values),
                    origin=self.origin)]  # fmt: skip
-
-    def _rounds(self, run: Run, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
-        """What a loop that autograd follows is made of, as it needs what each round has made.
-
-        None where the example's values are not known: nobody can say how many rounds there are. So
-        it is in a program that an operator holds: it need not end, where that does not run.
-        """
-        if self.recorder.scope.in_subgraph or not any(out.type.requires_grad for out in outs):
-            return None
-        try:
-            rows = self._stacked(run, args, followed=False)
-        except Refusal:
-            return None
-        ops = [Op(STACKED, args, {}, rows, tuple(rows), origin=self.origin)]
-        for row, out in zip(rows, outs, strict=True):
-            ops.append(Op(aten.select_copy.int, (row, 0, -1), {}, out, (out,), origin=self.origin))
-        return ops
 
     # ---- what torch refuses ---------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_int import NUMBERS
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
 from foretrace.operators.abstract_tensors.subclass_types import wraps
-from foretrace.tracer.forward_ad.dual_tensors import JVP, tangent_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.function_target import NOTHING, OWN, Context, FunctionCall, Written
@@ -60,8 +59,6 @@ class _Call:
         self.followed = self.origin.grad_mode and any(needs)
         if any(needs):
             check_mode(recorder, cls.__name__)
-        if any(tangent_of(arg) is not None for arg in torch_api.tree_leaves(self.args)):
-            self._refuse("its jvp is not called for a dual number of forward_ad", JVP)
 
     def _given(self, arg: Any) -> Any:
         """An argument as forward gets it: what comes from outside is an input."""

@@ -26,8 +26,12 @@ from foretrace.operators.inference.communication import communicates
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.quirks import READS_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.forward_ad.dual_tensors import MAKE_DUAL, UNPACK_DUAL, of_duals
-from foretrace.tracer.forward_ad.jvp_queries import same_memory, same_size, zeros_like_in_memory
+from foretrace.tracer.forward_ad.jvp_queries import (
+    refuse_dual,
+    same_memory,
+    same_size,
+    zeros_like_in_memory,
+)
 from foretrace.tracer.functionalization.autograd_leaves import require_grad
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -75,7 +79,7 @@ class Handler:
     """takes recorder, operator and arguments before they are read; gives the answer, the call
     `Reissued`, or NotImplemented where the call goes on as it came"""
     first: bool = False
-    """`on_tensors` comes before hooks on saved tensors and forward-mode AD, not after them"""
+    """`on_tensors` comes before hooks on saved tensors, not after them"""
     procedure: Procedure | None = None
     """records the call in the place of the kernels"""
     when: Callable[[Any, Tree, bool], Procedure | None] | None = None
@@ -113,13 +117,6 @@ def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
         return found if dim is None else found[:dim] + found[dim + 1 :]
     type = (tensor.ft_value or current(tensor.ft_alias, recorder)).type
     return tuple(map(recorder.types.symbols.fixed, getattr(type, field)))
-
-
-def watched(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer a call that hooks on saved tensors see, or whose tangent is computed."""
-    if recorder.autograd.saving is not None:
-        return recorder.autograd.saving.around(func, args, kwargs)
-    return of_duals(recorder, func, args, kwargs)
 
 
 def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,7 +209,7 @@ def _fill(func: Any, args: Tree, grad_mode: bool) -> Procedure | None:
 KERNEL: Final = Handler("its kernels answer it")
 """Of an operator without a row"""
 NUMBERS_ONLY = "C++ that knows numbers only asks it of a tensor with symbolic sizes"
-DUAL = "forward-mode AD takes part in it whether or not a tensor has a tangent yet"
+DUAL = "autograd answers it, below which the program is recorded"
 START = "it counts elements from the start of the memory, which a write has moved in the graph"
 READS = "its kernel reads the numbers in an operand's memory, to decide what it calls"
 ASSERTS = "it looks at data when the graph runs, and returns nothing: no kernel runs in a capture"
@@ -224,8 +221,6 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten.size.default: Handler(NUMBERS_ONLY, sizes, first=True),
         aten.stride.default: Handler(NUMBERS_ONLY, strides, first=True),
-        MAKE_DUAL: Handler(DUAL, watched, first=True),
-        UNPACK_DUAL: Handler(DUAL, watched, first=True),
         aten.to.dtype: Handler("autocast casts a leaf once in a region", cast_once),
         aten.lift_fresh.default: Handler(
             "a constant of the program is copied where it is made, as each run makes one",
@@ -256,6 +251,8 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
             "zeros in memory as long as that of the second operand, and that lie there as it does",
             procedure=zeros_like_in_memory,
         ),
+        aten._make_dual.default: Handler(DUAL, procedure=refuse_dual),
+        aten._unpack_dual.default: Handler(DUAL, procedure=refuse_dual),
         **dict.fromkeys(READS_NUMBERS.overloads, Handler(READS, procedure=with_numbers_of)),
         aten.index_put.default: Handler(MASKED, when=_put),
         aten.index_put_.default: Handler(MASKED, when=_put),

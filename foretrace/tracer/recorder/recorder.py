@@ -24,7 +24,7 @@ from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.functionalization.storage_offsets import place_view
 from foretrace.tracer.recorder.call_key import Reading, key_of
 from foretrace.tracer.recorder.dispatch import casting_inside, learn
-from foretrace.tracer.recorder.op_handlers import KERNEL, ON_TENSORS, Handler, Reissued, watched
+from foretrace.tracer.recorder.op_handlers import KERNEL, ON_TENSORS, Handler, Reissued
 from foretrace.tracer.subclasses.dispatch import as_program_has
 
 NOWHERE = Origin(None, None)
@@ -43,7 +43,7 @@ class Recorder(RecorderBase):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
         handler = handler_at(id(func))
-        if handler is not None or self.autograd.saving or self.forward.duals:
+        if handler is not None or self.autograd.saving:
             step = self._on_tensors(handler or KERNEL, func, args, kwargs or {})
             if type(step) is not Reissued:
                 return step
@@ -76,8 +76,8 @@ class Recorder(RecorderBase):
         """The answer to a call that something acts on before it is read; or the call `Reissued`."""
         acts = handler.on_tensors
         found = acts(self, func, args, kwargs) if acts and handler.first else NotImplemented
-        if found is NotImplemented and (self.autograd.saving or self.forward.duals):
-            found = watched(self, func, args, kwargs)
+        if found is NotImplemented and self.autograd.saving is not None:
+            found = self.autograd.saving.around(func, args, kwargs)
         if found is not NotImplemented:
             return found
         if self.aliasing.rebased and not self.scope.depth:

@@ -3,8 +3,6 @@
 import torch
 from torch import nn
 
-XFAIL = "a record with small sizes put in does not find the op that turns it (lowering/specialize)"
-
 
 class Net(nn.Module):
     def forward(self, x, flag=True, number=2):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from foretrace.ir.program.op import (
@@ -16,7 +15,7 @@ from foretrace.ir.program.op import (
     Write,
     copy_ops,
 )
-from foretrace.ir.program.rewrite import rename, with_each
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import subgraphs_of
 from tests.support.notation import read, write
@@ -156,17 +155,6 @@ def test_an_op_that_a_renaming_does_not_concern_is_itself():
     other = rename(ops[1], {result: Value(result.type)})
     assert other is not ops[1]
     assert other.args is ops[1].args  # by which an explanation knows it
-
-
-def test_a_value_for_each_place():
-    values, ops = read(
-        "%a: f32[4]\n%b: f32[4]\n%0 = aten.stack.default([%a, %b, %a], 0): f32[3, 4]"
-    )
-    one, two = Value(TYPE), Value(TYPE)
-    split = with_each(ops[0], {values["a"]: [one, two]})
-    assert split.args == ([one, values["b"], two], 0)
-    with pytest.raises(StopIteration):
-        with_each(ops[0], {values["a"]: [one]})
 
 
 def test_a_view_of_another_base():

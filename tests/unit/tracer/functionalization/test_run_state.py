@@ -10,7 +10,6 @@ from foretrace.tracer.functionalization.run_state import (
     Aliasing,
     AutogradState,
     Failures,
-    ForwardMode,
     Scope,
 )
 from tests.support.trees import tree
@@ -134,16 +133,6 @@ def test_hooks_rest_where_their_own_call_is_recorded() -> None:
     with state.without_hooks():
         assert state.saving is None
     assert state.saving is hooks
-
-
-def test_forward_mode_takes_one_operator_apart_at_a_time() -> None:
-    mode = ForwardMode()
-    with suppress(LookupError), mode.below_operator(), mode.making_duals():
-        assert mode.below
-        assert mode.making
-        raise LookupError
-    assert not mode.below
-    assert not mode.making
 
 
 def test_the_first_refusal_counts_and_the_innermost_call() -> None:

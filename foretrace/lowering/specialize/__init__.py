@@ -1,1 +1,0 @@
-"""Recordings with numbers in place of open sizes."""
