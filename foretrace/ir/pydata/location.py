@@ -32,11 +32,7 @@ class Location:
     def __init__(self, name: str, holder: Any, before: Any) -> None:
         self.name, self.holder = name, holder
         self.key: Any = name
-        self._remember(before)
-
-    def _remember(self, before: Any) -> None:
-        self.before = before
-        self.copy = snapshot(before) if plain(before) else before
+        self.before, self.copy = before, _copied(before)
 
     @property
     def identity(self) -> tuple[int, Any]:
@@ -66,7 +62,8 @@ class Location:
     def refreshed(self) -> Self:
         """The location, with what it holds now as what was there before."""
         found = copy(self)
-        found._remember(self.now)
+        found.before = self.now
+        found.copy = _copied(found.before)
         return found
 
     def named(self, name: str) -> Self:
@@ -100,6 +97,10 @@ class Location:
         self.bind(self.before)
         if isinstance(self.before, (dict, list, set)) and self._filled:
             refill_content(self.before, self.copy)
+
+
+def _copied(item: Any) -> Any:
+    return snapshot(item) if plain(item) else item
 
 
 class Entry(Location):

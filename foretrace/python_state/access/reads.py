@@ -94,11 +94,7 @@ def _read(
     open: set[int],
 ) -> "StateReads":
     reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
-    reading.modules(requires.python.modules)
-    reading.places(places)
-    reading.follow("the program", fn)
-    for name, leaf in leaves:
-        reading.follow(name, leaf)
+    reading.read(requires.python.modules, places, [("the program", fn), *leaves])
     return reading
 
 
@@ -125,26 +121,24 @@ class StateReads:
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
         """by class and attributes, which most objects of a class have alike"""
 
-    def modules(self, states: Iterable[ModuleState]) -> None:
-        """The modules of the program."""
+    def read(
+        self,
+        states: Iterable[ModuleState],
+        places: Iterable[Location],
+        items: Iterable[tuple[str, Any]],
+    ) -> None:
+        """Note what modules, globals and closure cells, and objects by name lead to."""
         self._walk(self._of_modules(states))
-
-    def places(self, places: Iterable[Location]) -> None:
-        """Globals and closure cells."""
         self._walk(step for place in places for step in self._of_name(place))
+        self._walk(step for name, item in items for step in self._to(name, item, DEEPEST))
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input, but for the tensors that it wraps: these are its own."""
         own = flattened(tensor)[0] if wraps(type(tensor)) else ()
         space = vars(tensor).items()
         mentioned = [(n, item) for n, item in space if n in self.mentioned and n not in own]
-        for name, item in mentioned:
-            self.follow(name, item)
+        self.read((), (), mentioned)
         return [(index, n, snapshot(item) if plain(item) else item) for n, item in mentioned]
-
-    def follow(self, name: str, item: Any) -> None:
-        """What an object leads to; that it is the same object is known already."""
-        self._walk(self._to(name, item, DEEPEST))
 
     # ---- the walk ----------------------------------------------------------------------------
 
@@ -160,7 +154,10 @@ class StateReads:
         return () if _of_a_library(item) else self._object(name, item, depth)
 
     def _to(self, name: str, item: Any, depth: int) -> Iterable[Step]:
-        """The step to an object; none to what leads to nothing that is read."""
+        """The step to an object; none to what leads to nothing that is read.
+
+        That it is the same object is known already.
+        """
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return ()
@@ -183,10 +180,10 @@ class StateReads:
 
     def _data(self, item: Any) -> bool:
         """Whether it is plain data, none of which a call reads anew."""
-        if not plain(item):
-            return False
-        inside = walk_heap([item], _items, depth=9) if self._open else ()
-        return not any(id(each) in self._open for each in inside)
+        is_plain = plain(item)
+        if not (is_plain and self._open):
+            return is_plain
+        return not any(id(each) in self._open for each in walk_heap([item], _items, depth=9))
 
     # ---- objects -----------------------------------------------------------------------------
 

@@ -114,8 +114,8 @@ class ReachableState:
         found = [*roots]
         for turn in range(CALLS + 1):
             found = self._members_mentioned() if turn else found
-            walk = walk_heap(found, inside, most=MOST, leaves=ATOMS, seen=self._seen)
-            deque(walk, maxlen=0)
+            if found:
+                deque(walk_heap(found, inside, most=MOST, leaves=ATOMS, seen=self._seen), maxlen=0)
 
     def _way(self, kind: type) -> Callable[[Any], None]:
         """How objects of a type are looked at."""
