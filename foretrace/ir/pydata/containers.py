@@ -19,13 +19,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import (
-    cell_content,
-    members,
-    names_in,
-    own_items,
-    slot_names,
-)
+from foretrace.ir.pydata.members import cell_content, members, names_in, own_items, slot_names
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9

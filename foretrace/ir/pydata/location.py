@@ -10,13 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from foretrace.ir.pydata.containers import fill_in_place
-from foretrace.ir.pydata.members import (
-    MISSING,
-    bind_name,
-    held_by,
-    own_items,
-    own_kind,
-)
+from foretrace.ir.pydata.members import MISSING, bind_name, held_by, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 
 

@@ -29,14 +29,7 @@ from foretrace.ir.program.call_requirements import (
 )
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
 from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import (
-    MISSING,
-    OWN,
-    attributes_of,
-    own_items,
-    own_kind,
-    own_length,
-)
+from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps

@@ -22,13 +22,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.location import Contents, Entry, Filling
-from foretrace.ir.pydata.members import (
-    attributes_of,
-    cell_content,
-    cells_of,
-    members,
-    own_kind,
-)
+from foretrace.ir.pydata.members import attributes_of, cell_content, cells_of, members, own_kind
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.state import Change, State, StateRead
 from foretrace.ir.source.call_site import function_of

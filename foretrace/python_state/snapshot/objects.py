@@ -8,13 +8,12 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from foretrace.ir.pydata.location import Location, content_of, refill_content
-from foretrace.ir.pydata.members import MISSING, bind_name, held_by
+from foretrace.ir.pydata.members import MISSING, bind_name, held_by, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.snapshot.changes import changes_of, content_changes, filled
@@ -215,21 +214,9 @@ class ClassSnapshot(NamesSnapshot):
         return changes_of(self._unlike())
 
 
-KINDS: Final[Mapping[type, Callable[[Any], Snapshot]]] = MappingProxyType(
-    {
-        dict: DictSnapshot,
-        OrderedDict: DictSnapshot,
-        list: ContentSnapshot,
-        set: ContentSnapshot,
-        deque: ContentSnapshot,
-    }
-)
-
-
 def snapshot_of(item: Any) -> Any:
-    """The snapshot of a container; None if it is none."""
-    found = KINDS.get(type(item))
-    if found is None:
-        bases = type(item).__mro__  # its class as it says itself is Python of the user's
-        found = next((kept for kind, kept in KINDS.items() if kind in bases), None)
-    return None if found is None else found(item)
+    """The snapshot of a container; None if it is none that can be changed."""
+    kind = own_kind(item)
+    if kind is dict:
+        return DictSnapshot(item)
+    return ContentSnapshot(item) if kind in (list, set, deque) else None

@@ -42,10 +42,7 @@ from foretrace.session.run.aliased_inputs import check_held_once, sharing
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.monitored_recorder import WatchedRecorder
-from foretrace.session.run.mutations import (
-    lend_attributes,
-    viewed_anew,
-)
+from foretrace.session.run.mutations import lend_attributes, viewed_anew
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps

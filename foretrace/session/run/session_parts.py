@@ -12,11 +12,7 @@ from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
-from foretrace.operators.abstract_tensors.abstract_tensor import (
-    Abstract,
-    TensorAnswers,
-    of_a_call,
-)
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, TensorAnswers, of_a_call
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
