@@ -8,7 +8,7 @@ from foretrace.autograd.backward.gradient_hooks import Hooks
 from foretrace.autograd.backward.gradient_map import Gradients, backward_op
 from foretrace.autograd.backward.unpack_hooks import unpacked
 from foretrace.autograd.derivatives.derive import Derivatives
-from foretrace.autograd.derivatives.rule import Rule
+from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.autograd.derivatives.saved_tensors import Saving
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.autograd.eager_history.version_counters import VersionCounters
@@ -46,18 +46,18 @@ class Formulas(Gradients):
         self.spent = list[Op]()
         """what the walk has gone through that had saved something"""
         self.packs: dict[Value, Packed] = {}
-        """by the first result of a call, what hooks made of what autograd saves for it"""
+        """by the first result of a call, what pack hooks returned for its saved tensors"""
         self.reached: set[Value] = set()
         """values at which torch's engine arrives without a gradient"""
         self._known: dict[tuple[Any, ...], tuple[Rule | None, tuple[int, ...]]] = {}
-        """by calls that are alike: the rule, and which operand each occurrence is"""
+        """by equal calls: the rule, and which operand each occurrence is"""
 
     # ---- which rule ---------------------------------------------------------------------------
 
     def _rule_of(
         self, op: Op, tangents: Sequence[Value | None]
     ) -> tuple[Rule | None, Sequence[Value]]:
-        """The same for the call that an op is; it is looked up once for all that are alike."""
+        """The same for the call that an op is; it is looked up once for all equal calls."""
         if op.alike is None:
             return self._rule(op.target, op, op.args, op.kwargs, tangents)
         operands = op.operands
@@ -85,21 +85,13 @@ class Formulas(Gradients):
             return None, occurrences  # what is not followed is a leaf that the program makes
         types = {v: v.type.plain.with_grad(self.wants(v)) for v in occurrences}
         typed_args, typed_kwargs = substitute(both, types)
-        given = tuple([None if t is None else self._tangent(t) for t in tangents])
+        arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
         positions = frozenset(written_positions(op, occurrences))
-        told = binds(op) or dispatched(op)
-        known = map_values(op.result, lambda v: v.type.plain) if told else None
+        typed_by_call = binds(op) or dispatched(op)
+        known = map_values(op.result, lambda v: v.type.plain) if typed_by_call else None
         try:
-            rule = self.derivatives.rule(
-                func,
-                typed_args,
-                typed_kwargs,
-                given,
-                positions,
-                known,
-                again=self.again,
-                rows=self.rows,
-            )
+            call = TypedCall(func, typed_args, typed_kwargs, positions, known)
+            rule = self.derivatives.rule(call, arrived, again=self.again, rows=self.rows)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         return rule, occurrences
@@ -109,7 +101,7 @@ class Formulas(Gradients):
         return value.type.plain if self.again else value.type.plain.with_grad(False)
 
     def packed(self, op: Op) -> Packed | None:
-        """What hooks made of the tensors that autograd saved for an op."""
+        """What pack hooks returned for the tensors that autograd saved for an op."""
         return self.packs.get(op.outs[0]) if self.packs and op.outs else None
 
     def unpack(self, packed: Packed) -> list[Value]:
@@ -126,15 +118,15 @@ class Formulas(Gradients):
         if not any(wanted) or all(t is None for t in tangents):
             return None, occurrences, {}
         self._passes(op)
-        given = self.unpack(packed)
-        types = tuple([value.type.plain.with_grad(False) for value in given])
+        values = self.unpack(packed)
+        types = tuple([value.type.plain.with_grad(False) for value in values])
         arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
         saving = Saving(self.derivatives)
         try:
             rule = saving.rule(packed.call, arrived, types, wanted, again=self.again)
         except Refusal as refusal:
             raise locate(refusal, op) from None
-        return rule, occurrences, dict(zip(rule.unpacked, given, strict=True))
+        return rule, occurrences, dict(zip(rule.unpacked, values, strict=True))
 
     # ---- what was let go of -------------------------------------------------------------------
 
@@ -216,7 +208,7 @@ class Formulas(Gradients):
             return
         body = rule.over(env, op)
         used = tuple(dict.fromkeys([env[v] for v in rule.used]))
-        outs = tuple(dict.fromkeys([env[g] for g in rule.given]))
+        outs = tuple(dict.fromkeys([env[g] for g in rule.computed]))
         self.scope.ops.append(backward_op(op, rule.name, body, used, outs))
 
 

@@ -1,7 +1,7 @@
 """From a forward tree to the joint one: every gradient that eager would compute, in eager's order.
 
 The walk goes over the ops from the last to the first, which is the order in which torch's engine
-runs their autograd nodes (they are numbered as they are made, and the highest number that is ready
+runs their autograd nodes (they are numbered when created, and the highest number that is ready
 runs next); so gradients of a value that is used more than twice are added in the same order.
 
 An op has its own derivative, or is opened; an op that is to be kept whole gets one backward op
@@ -23,7 +23,9 @@ from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.eager_history.op_facts import locate, results_of
 from foretrace.autograd.eager_history.version_counters import VersionCounters
-from foretrace.autograd.higher_order.scan_backward import differentiate as differentiate_held
+from foretrace.autograd.higher_order.scan_backward import (
+    differentiate as differentiate_higher_order,
+)
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
     GradientCall,
@@ -62,7 +64,7 @@ class Differentiation(Formulas):
         self.deep = False
         """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
         self.passed: set[Value] = set()
-        """values whose gradient has been given on"""
+        """values whose gradient has been propagated"""
 
     def walk(self, ops: Sequence[Op]) -> None:
         """Differentiate ops from the last to the first."""
@@ -87,7 +89,7 @@ class Differentiation(Formulas):
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif op.own and subgraphs_of(op):
-            self.held(op)
+            self.higher_order(op)
         elif op.leaf or op.writes or self.by_itself(op):
             self.single(op)
         elif inside or not self.keep(op):
@@ -106,14 +108,14 @@ class Differentiation(Formulas):
             self.walk(op.body or ())
 
     def _arrives_inside(self, op: Op) -> bool:
-        """Whether there is a gradient of what a composite has made inside."""
+        """Whether a gradient has arrived for a value inside a composite."""
         inside = every_op(op.region or ()) if op.definition is not None else ()
         return any(out in self.gradients for inner in inside for out in inner.outs)
 
     def by_itself(self, op: Op) -> bool:
         """Whether what lies below an op has no part in its derivative."""
-        held = bool(op.own and subgraphs_of(op))
-        return held or dispatched(op) or self.table.wins(op.target)
+        higher_order = bool(op.own and subgraphs_of(op))
+        return higher_order or dispatched(op) or self.table.wins(op.target)
 
     def _without_gradient(self, op: Op) -> None:
         """Where none arrives, the engine goes on, as a user's Function may make one."""
@@ -139,7 +141,7 @@ class Differentiation(Formulas):
             self._through_view(op, op.target)
             return
         if op.alike is None and subgraphs_of(op):
-            self.held(op)
+            self.higher_order(op)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -152,9 +154,9 @@ class Differentiation(Formulas):
 
     def _unpacked(self, op: Op, packed: Packed, tangents: Sequence[Value | None]) -> None:
         """A call for which hooks have packed what autograd saves: its formula reads theirs."""
-        rule, occurrences, given = self._rule_over(op, packed, tangents)
+        rule, occurrences, values = self._rule_over(op, packed, tangents)
         if rule is not None:
-            self._apply(op, rule, occurrences, results_of(op), tangents, given)
+            self._apply(op, rule, occurrences, results_of(op), tangents, values)
 
     # ---- writes ------------------------------------------------------------------------------
 
@@ -247,11 +249,12 @@ class Differentiation(Formulas):
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
         passed = self.passed.union(op.outs)
-        held = {g for v, g in self.gradients.items() if v not in passed}
+        waiting = {g for v, g in self.gradients.items() if v not in passed}
+        tape = self.derivatives.runs.user_tape
         try:
             context = vars(op.target.context)
             with torch_api.switched(context, released=self.released(op)):
-                rule = own_rule(op, tangents, held, self.outside, self.derivatives.user_tape)
+                rule = own_rule(op, tangents, waiting, self.outside, tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -266,7 +269,7 @@ class Differentiation(Formulas):
 
     # ---- operators that hold programs ---------------------------------------------------------
 
-    def held(self, op: Op) -> None:
+    def higher_order(self, op: Op) -> None:
         """An operator that holds programs: a Function of torch's, which saves its operands.
 
         Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).
@@ -275,7 +278,7 @@ class Differentiation(Formulas):
         saves = holder is not None and holder.carried is None and not op.own
         if saves and any(map(self.wants, op.operands)):
             self._passes(op)
-        differentiate_held(op, self)
+        differentiate_higher_order(op, self)
 
     def through(
         self, subgraph: Subgraph, tangents: dict[Value, Value], because: Op

@@ -18,7 +18,7 @@ ADD = torch.ops.aten.add.Tensor
 
 @dataclass(slots=True)
 class Scope:
-    """Where backward ops go. `inside`: values made in the forward op that is kept whole."""
+    """Where backward ops go. `inside`: values of the body of the forward op that is kept whole."""
 
     ops: list[Op] = field(default_factory=list)
     inside: set[Value] | None = None

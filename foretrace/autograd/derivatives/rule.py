@@ -4,14 +4,41 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.ir.program.op import Op, RuleName, Tree, Value, substitute, values_in
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.schemas.cache import frozen
 
 Env: TypeAlias = dict[Any, Any]
 """By the values that a rule speaks of, those of a call"""
 Take: TypeAlias = Callable[[Env], Any]
+
+
+class TypedCall(NamedTuple):
+    """A call as torch's autograd is asked of it, with a TensorType for each tensor."""
+
+    func: Any
+    args: Tree
+    kwargs: dict[str, Tree]
+    written: frozenset[int] = frozenset()
+    """positions of the operands that it writes to"""
+    known: Tree = None
+    """the types of what it returns, where they depend on data"""
+
+    @property
+    def arguments(self) -> Tree:
+        """All that it is called with."""
+        return self.args, self.kwargs
+
+    @property
+    def key(self) -> Any:
+        """What an answer about it depends on."""
+        return frozen(tuple(self))
+
+    def over(self, arguments: Any) -> "TypedCall":
+        """The same call with other arguments."""
+        return self._replace(args=arguments[0], kwargs=arguments[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,19 +63,19 @@ class Rule:
     """whether torch's node has saved tensors, of use to the ops or not, such as the 2 of `x * 2`"""
     used: tuple[Value, ...] = field(init=False)
     """what the ops use and do not make, in order"""
-    given: tuple[Value, ...] = field(init=False)
+    computed: tuple[Value, ...] = field(init=False)
     """the gradients that they make"""
     _steps: tuple["_Step", ...] = field(init=False)
     _fixed: Env = field(init=False)
     """what is the same for every call"""
 
     def __post_init__(self) -> None:
-        made = {out for op in self.ops for out in op.outs}
-        used = dict.fromkeys(v for op in self.ops for v in op.operands if v not in made)
+        inside = {out for op in self.ops for out in op.outs}
+        used = dict.fromkeys(v for op in self.ops for v in op.operands if v not in inside)
         fixed: Env = {value: value for value in used}
         facts = {
             "used": tuple(used),
-            "given": tuple(dict.fromkeys(g for g in self.gradients if g in made)),
+            "computed": tuple(dict.fromkeys(g for g in self.gradients if g in inside)),
             "_steps": tuple(_Step(op, fixed) for op in self.ops),
             "_fixed": fixed,
         }

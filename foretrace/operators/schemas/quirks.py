@@ -303,7 +303,7 @@ FIRST_MADE_LIKE_OPERAND = Quirk(
     _none("linalg_householder_product", "ormqr"),
     "torch/csrc/autograd/FunctionsManual.cpp: householder_product_backward",
     SEEN,
-    "autograd/derivatives/derive.py",
+    "autograd/derivatives/autograd_run.py",
 )
 BY_DATA = Quirk(
     "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
@@ -317,7 +317,7 @@ WRONG_NOISE = Quirk(
     _none("rrelu_with_noise_functional"),
     "tools/autograd/derivatives.yaml",
     SEEN,
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/emit_history.py",
 )
 SCATTERED = Quirk(
     "has a wrong derivative for some dtypes and layouts of the base, or none (complex numbers); a"
@@ -330,7 +330,7 @@ SCATTERED = Quirk(
     },
     "tools/autograd/derivatives.yaml",
     SEEN,
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/trained_writes.py",
 )
 
 QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (

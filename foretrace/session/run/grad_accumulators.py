@@ -148,7 +148,7 @@ class RunLeaves:
         self.hooked[index] = tuple(before), tuple(after)
         return run.real[index], before, after
 
-    def told(self) -> bool:
+    def has_hooks(self) -> bool:
         """Whether an input has a hook that sees its gradient."""
         return any(
             isinstance(each, torch.Tensor) and torch_api.has_hooks(each) for each in self.run.real
