@@ -1,4 +1,4 @@
-"""What two runs do from some place on, written down once.
+"""The ops that two runs have in common from some place on, copied once.
 
 A value that only one of the runs has, and that both need in the same place, is a pair: a result of
 the two sides.
@@ -44,14 +44,14 @@ class Pair:
 
 
 class Joining(TwoRuns):
-    """Compares what two runs do from some place on, and copies it in the values that go on.
+    """Compares two runs from some place on, and copies their ops over joined values.
 
     `there` and `back` have what both make from there on.
 
     Args:
         known: what they have in common before.
         closed: nothing is paired: both have to read the same.
-        numbers: of the other run's numbers that data decides after the meeting, what the first has.
+        numbers: by the other run's data-dependent numbers after the join point, the first run's.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Joining(TwoRuns):
         return pair.value
 
     def _where(self, one: Value, other: Value) -> Place | None:
-        """The place to begin behind: here, or where what only one needs is made."""
+        """The place after which to begin: here, or where what only one needs is computed."""
         places = (self.place, self._placed.get(one), self._placed.get(other))
         return next((place for place in places if place is not None), None)
 

@@ -1,7 +1,7 @@
-"""Where two runs that differ from a question on do the same again: as early as they can.
+"""The join point of two runs that differ from a question on: the earliest place of equal ops.
 
-What is left of both is walked in step, from the innermost module call that asked outwards. Where
-they are not one, all up to there belongs to the sides.
+The rest of both is compared op by op, from the innermost module call that asked outwards. Where
+they differ, all up to there belongs to the sides.
 """
 
 from collections.abc import Callable, Sequence

@@ -54,7 +54,7 @@ from foretrace.python_state.effects.state_outputs import (
 )
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
-from foretrace.session.run.aliased_inputs import apart, check_shared_memory, minded_writes
+from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
 from foretrace.session.run.append_only import check_apart
 from foretrace.session.run.mutations import (
     begins_read,
@@ -268,7 +268,7 @@ def _mutations(
     requires.inputs.idle = read.difference(written)
     capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
     check_shared_memory(
-        apart(capture.real, requires),
+        without_views(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
         cache(lambda: minded_writes(recorder.scope.log, [item.value for item in capture.inputs])),

@@ -37,13 +37,13 @@ from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.snapshot.heap import HeapSnapshot
-from foretrace.session.run.aliased_inputs import check_held_once, sharing
+from foretrace.session.run.aliased_inputs import check_no_set_of_inputs, sharing
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.monitored_recorder import WatchedRecorder
 from foretrace.session.run.mutations import (
-    lend_attributes,
-    viewed_anew,
+    copy_attributes,
+    strided_views,
 )
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers
 from foretrace.tracer.concrete.concrete_values import Constants
@@ -113,7 +113,7 @@ class Session:
             torch_api.mark_parameter(abstract)
             abstract.__class__ = AbstractParameter
         if not value.type.wrapped:
-            lend_attributes(abstract, tensor)
+            copy_attributes(abstract, tensor)
         self.known.abstract[id(tensor)] = abstract
         live = None if kind == "input" else tensor
         role = Role(kind, self.known.unique(name))
@@ -163,7 +163,7 @@ class Session:
     def note_asked(self, requires: CallRequirements) -> None:
         """What the program asked, and what it did to attributes of inputs."""
         self.gradients.note(requires)
-        requires.inputs.viewed = viewed_anew(self.placeholders)
+        requires.inputs.viewed = strided_views(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
@@ -201,7 +201,7 @@ class Session:
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
-        check_held_once(leaves, self.known.abstract)
+        check_no_set_of_inputs(leaves, self.known.abstract)
         if self.assumed.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
@@ -229,10 +229,10 @@ class Session:
         memory, real = self.known.views[id(given)]
         self._begins()
         view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
-        lend_attributes(view, real)
+        copy_attributes(view, real)
         view.ft_leaf = given.ft_leaf
         index = next(i for i, each in enumerate(self.placeholders) if each is given)
-        self.known.as_given[index] = view
+        self.known.as_passed[index] = view
         return view
 
     def roles(self) -> dict[int, str]:
@@ -241,7 +241,7 @@ class Session:
 
     def given(self) -> list[Any]:
         """What the program computed with in the place of each input that there is by now."""
-        return [*self.known.as_given, *self.placeholders[len(self.known.as_given) :]]
+        return [*self.known.as_passed, *self.placeholders[len(self.known.as_passed) :]]
 
     def opened(self, given: list[Any], loan: SwappedModuleTensors) -> list[Any]:
         """The arguments with symbols in the place of the numbers that the program counts with.
@@ -256,7 +256,7 @@ class Session:
             for i, p in zip(self.inputs, self.placeholders, strict=True)
             if i.number is not None
         }
-        self.known.as_given[:] = self.placeholders
+        self.known.as_passed[:] = self.placeholders
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]

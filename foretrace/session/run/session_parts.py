@@ -27,7 +27,7 @@ from foretrace.tracer.recorder.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a run takes for known of the Python state that the program finds."""
+    """What a run assumes of the Python state that the program finds."""
 
     counts: SymbolicCounters = field(default_factory=SymbolicCounters)
     """numbers that earlier runs have shown to be counted with"""
@@ -41,7 +41,7 @@ class Assumed:
 
 @dataclass(slots=True, eq=False)
 class KnownTensors:
-    """What a run knows of the tensors that it is given or reaches, and how it calls them."""
+    """What a run knows of the tensors that it is passed or reaches, and their names."""
 
     names: dict[int, str] = field(default_factory=dict)
     """of tensors that the program may reach from outside, by id"""
@@ -53,7 +53,7 @@ class KnownTensors:
     """ids of module tensors that the program has as they are"""
     rebound: set[int] = field(default_factory=set)
     """indices of inputs that the program binds to other tensors"""
-    as_given: list[Any] = field(default_factory=list)
+    as_passed: list[Any] = field(default_factory=list)
     """the placeholders of arguments; in the place of those that share memory, their views"""
     views: dict[int, tuple[Abstract, torch.Tensor]] = field(default_factory=dict)
     """for such a placeholder, by id: that of the memory, and the real tensor"""
@@ -73,7 +73,7 @@ class KnownTensors:
 
     def forget(self) -> None:
         """Let go of the abstract tensors, at the end of a run."""
-        self.as_given.clear()
+        self.as_passed.clear()
         self.views.clear()
         self.abstract.clear()
 
@@ -85,7 +85,7 @@ class RunAnswers(TensorAnswers):
         recorder: what records the program.
         inputs: the inputs so far.
         gradients: what knows the memory of inputs.
-        leaves: what changes leaves; None where no call can change what it was given.
+        leaves: what changes leaves; None where no call can change its arguments.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RunAnswers(TensorAnswers):
         return self._leaves is not None
 
     def written(self, tensor: Abstract) -> int:
-        """How often memory was written to that the program has made."""
+        """How often memory of the program's own was written to."""
         if self._recorder.autograd.inferred:  # an inference tensor has no version counter
             raise of_a_call()
         return written(tensor, self._recorder.scope.log, self._inputs)
