@@ -1,26 +1,33 @@
-"""Parts of a session: what it assumes, what it knows of tensors, and what it answers for them."""
+"""Parts of a session: what it assumes, knows of tensors and answers, and its watched recorder."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size
-from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.pydata.places import Change
+from foretrace.ir.source.call_site import Sources, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import (
     Abstract,
     TensorAnswers,
     of_a_call,
 )
+from foretrace.operators.abstract_tensors.tensor_types import Types
+from foretrace.operators.inference.semantics_protocol import Semantics
+from foretrace.operators.schemas.cache import Cache
+from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients
 from foretrace.tracer.functionalization.alias import written
+from foretrace.tracer.functionalization.builder import Answers
 from foretrace.tracer.recorder.autograd_hooks import Hooking
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -53,12 +60,6 @@ class KnownTensors:
     """ids of module tensors that the program has as they are"""
     rebound: set[int] = field(default_factory=set)
     """indices of inputs that the program binds to other tensors"""
-    as_passed: list[Any] = field(default_factory=list)
-    """the placeholders of arguments; in the place of those that share memory, their views"""
-    views: dict[int, tuple[Abstract, torch.Tensor]] = field(default_factory=dict)
-    """for such a placeholder, by id: that of the memory, and the real tensor"""
-    counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = field(default_factory=list)
-    """numbers that the program counts with, and the symbols in their places"""
     lines: dict[tuple[int, tuple[type, ...]], Lines] = field(default_factory=dict)
     """the lines of the program's functions, by how many ran and which classes there are"""
 
@@ -70,12 +71,6 @@ class KnownTensors:
             found = f"{name}_{count}"
         self.taken.add(found)
         return found
-
-    def forget(self) -> None:
-        """Let go of the abstract tensors, at the end of a run."""
-        self.as_passed.clear()
-        self.views.clear()
-        self.abstract.clear()
 
 
 class RunAnswers(TensorAnswers):
@@ -118,3 +113,46 @@ class RunAnswers(TensorAnswers):
     def room(self, tensor: Abstract, needed: Size, number: int) -> Size:
         """As `Gradients.room`."""
         return self._gradients.room(tensor, needed, number)
+
+
+RECORD = Recorder.__torch_dispatch__
+"""Not by `super()`, which takes a tenth of a microsecond at each op"""
+
+
+class WatchedRecorder(Recorder):
+    """Records as its base does, and lets nobody watch meanwhile."""
+
+    above = Recorder.above + 1
+    """One more frame of ours is between"""
+
+    def __init__(
+        self,
+        types: Types,
+        semantics: Semantics,
+        sources: Sources,
+        outcomes: Cache[Outcome],
+        answers: Answers,
+        unwatched: AccessMonitor,
+    ) -> None:
+        super().__init__(types, semantics, sources, outcomes, answers, unwatched)
+        self.outside = unwatched
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record one call, unseen: nobody has watched since torch asked for this mode."""
+        outside = self.outside
+        outside.resting += 1
+        try:
+            return RECORD(self, func, types, args, kwargs)
+        finally:
+            outside.ended()()
+
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+        found = function_of(function)
+        if found is not None:
+            with self.outside:
+                self.outside.will_run(found)
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Inside, the program's own code runs again: it is watched."""
+        return self.outside.again()

@@ -149,7 +149,7 @@ def record_to_fixpoint(
             counts.close_all()
             return done
         more = known.note(run, done.recorded)
-        if not (more or run.close_fixed()):
+        if not (more or run.arguments.close_fixed()):
             return done
 
 
