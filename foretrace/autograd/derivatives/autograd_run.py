@@ -35,7 +35,7 @@ from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
-from foretrace.operators.schemas.quirks import FIRST_MADE_LIKE_OPERAND
+from foretrace.operators.schemas.quirks import FIRST_GRADIENT_LIKE_OPERAND
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class AutogradRuns:
         name = torch_api.node_name(pairs[0][0])
         with tape:
             found = self._grad(func, pairs, wanted, again, rows)
-            if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
+            if func in FIRST_GRADIENT_LIKE_OPERAND and wanted[0] is forward.edges[0]:
                 found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)

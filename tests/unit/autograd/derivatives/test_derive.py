@@ -8,8 +8,11 @@ import torch
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import BackwardCall, Registered, RuleTable
 from foretrace.autograd.derivatives.rule import TypedCall
+from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from tests.support.trees import semantics, tree
 
 aten = torch.ops.aten
@@ -24,8 +27,9 @@ GRAD, PLAIN = typed("f32[2] grad"), typed("f32[2]")
 
 
 def derivatives(table: RuleTable | None = None) -> Derivatives:
-    known = semantics().derivatives
-    return Derivatives(known.types, known.inference, table or known.table)
+    """Those over a table of rules, of which nothing was asked before."""
+    types = Types(Symbols(lambda: None))
+    return TargetSemantics(semantics().target, types, table or RuleTable()).derivatives
 
 
 def call(func: Any, *args: Any, **facts: Any) -> TypedCall:
