@@ -9,6 +9,7 @@ whose body is the derivative of its body.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -179,9 +180,7 @@ class Differentiation(Formulas):
         base, args = op.args
         (out,) = op.outs
         whole = self._in_layout(self.gradients[out], base.type, op)
-        bases = [whole]
-        for step in write.steps:
-            bases.append(self._view(step, bases[-1], op))
+        bases = self._viewed(write, whole, op)
         in_order = {"memory_format": torch.contiguous_format}
         (part,) = self.append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
         unpacked = dict[Value, Any]()
@@ -198,7 +197,7 @@ class Differentiation(Formulas):
         env |= unpacked
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
-            env[rule.results[0]] = self._part(write, now, op)
+            env[rule.results[0]] = self._viewed(write, now, op)[-1]
         env.update({t: part for t in rule.tangents if t is not None})
         if packed is None:
             self.reread(op, rule, env, [0])
@@ -209,11 +208,10 @@ class Differentiation(Formulas):
             if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
 
-    def _part(self, write: Write, whole: Value, op: Op) -> Value:
-        """The part of the base that was written, as it is afterwards."""
-        for step in write.steps:
-            whole = self._view(step, whole, op)
-        return whole
+    def _viewed(self, write: Write, base: Value, op: Op) -> list[Value]:
+        """A value of the base, and its views up to the part that was written."""
+        views = accumulate(write.steps, lambda of, step: self._view(step, of, op), initial=base)
+        return list(views)
 
     def _put_back(
         self, op: Op, write: Write, base: Value, bases: list[Value], gradient: Value | None

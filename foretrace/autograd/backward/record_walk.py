@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.eager_history.version_counters import (
-    view_positions_of,
-)
+from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.op import (
     Backward,
     Op,

@@ -14,9 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.autograd_run import AutogradRuns, underivable
-from foretrace.autograd.derivatives.formula_tracer import (
-    current_value,
-)
+from foretrace.autograd.derivatives.formula_tracer import current_value
 from foretrace.autograd.derivatives.number_arguments import rule_at_numbers
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule, TypedCall

@@ -6,7 +6,7 @@ A rule over what unpack hooks return has a value for each; its formula reads the
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,10 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.autograd_run import Forward
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.formula_tracer import Tape, current_value
-from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.abstract_tensors.tensor_types import Types
-from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache, frozen
 
 OPERAND, COPY, RESULT = "operand", "copy", "result"
@@ -73,12 +70,10 @@ class Saving:
 
     def __init__(self, derivatives: Derivatives) -> None:
         self.derivatives = derivatives
-        types: Types = derivatives.types
-        inference: Inference = derivatives.inference
-        self.table: RuleTable = derivatives.table
-        learned = inference.learned
-        self._slots: Cache[tuple[Slot, ...]] = Cache(learned.slots, learned.settled, types.symbols)
-        self._rules: Cache[Rule] = Cache(learned.rules, learned.settled, types.symbols)
+        self.table = derivatives.table
+        learned, symbols = derivatives.inference.learned, derivatives.types.symbols
+        self._slots: Cache[tuple[Slot, ...]] = Cache(learned.slots, learned.settled, symbols)
+        self._rules: Cache[Rule] = Cache(learned.rules, learned.settled, symbols)
 
     def slots(self, call: TypedCall) -> tuple[Slot, ...]:
         """What autograd saves of a call, in the order in which hooks get it.
@@ -158,7 +153,7 @@ class Saving:
             raise unknown(call.func, "has a derivative by a rule that reads what torch's does not")
         if any(own != f.type.with_grad(False) for own, f in zip(unpacked, formal, strict=True)):
             raise _unfit(call.func, TypeError("it has another dtype or layout"))
-        return _over(rule, formal)
+        return replace(rule, unpacked=tuple(formal), saves=False)
 
     def _derive(
         self,
@@ -183,14 +178,7 @@ class Saving:
                 hooks.end()
         if hooks.order != list(range(len(unpacked))):
             raise unknown(call.func, "takes out what it has saved in another order")
-        return _over(rule, hooks.values)
-
-
-def _over(rule: Rule, unpacked: Sequence[Value]) -> Rule:
-    return Rule(
-        rule.name, rule.operands, rule.results, rule.written, rule.tangents, rule.ops,
-        rule.gradients, tuple(unpacked),
-    )  # fmt: skip
+        return replace(rule, unpacked=tuple(hooks.values), saves=False)
 
 
 def _slot(call: TypedCall, forward: Forward, tensor: Any, value: Value) -> Slot:

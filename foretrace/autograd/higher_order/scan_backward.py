@@ -17,6 +17,7 @@ from foretrace.autograd.higher_order.subgraph_backward import (
     SubgraphBackward,
     Through,
     Walk,
+    own,
 )
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph, Value, target_name
@@ -106,13 +107,13 @@ class _Scanned(SubgraphBackward):
         result = list[Value]()
         for param in carried:
             if _followed(param):
-                result.append(self._own(walk, walk.gradients.get(param), param, result))
+                result.append(own(walk, param, result, self.op, self.rule))
         for param, total in zip(sums, totals, strict=True):
             more = walk.gradients.get(param) or self._zeros_like(walk, param)
             result += walk.append(aten.add.Tensor, (total, more), {}, self.op, ENGINE).outs
         for param in rows:
             if _followed(param):
-                result.append(self._own(walk, walk.gradients.get(param), param, result))
+                result.append(own(walk, param, result, self.op, self.rule))
         count = sum(map(_followed, carried))
         params = [*formals[:count], *totals, *formals[count:], *rows, *carried, *shared]
         ops = (*program.ops, *walk.ops)

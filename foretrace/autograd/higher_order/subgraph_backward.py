@@ -110,7 +110,7 @@ class SubgraphBackward:
         for place, group in enumerate(self.groups):
             for value, param in zip(group, params[place], strict=True):
                 if isinstance(value, Value) and value.type.requires_grad:
-                    gradients.append(self._own(walk, walk.gradients.get(param), param, gradients))
+                    gradients.append(own(walk, param, gradients, self.op, self.rule))
         inside = [param for group in self._with_tangents(params, formals) for param in group]
         ops = (*program.ops, *walk.ops)
         return Subgraph(program.name, tuple(inside), ops, tuple(gradients))
@@ -119,11 +119,6 @@ class SubgraphBackward:
         """The params of a program, as the operator groups the operands."""
         rest = iter(program.params)
         return [[next(rest) for _ in group] for group in self.groups]
-
-    def _own(
-        self, walk: Through, gradient: Value | None, param: Value, others: Sequence[Value]
-    ) -> Value:
-        return own(walk, gradient, param, others, self.op, self.rule)
 
     def _of_one_layout(self, programs: list[Subgraph]) -> list[Subgraph]:
         """The programs with gradients of one layout, whichever of them runs."""
@@ -174,15 +169,9 @@ class SubgraphBackward:
         return self.walk.append(aten.zeros.default, args, kwargs, self.op, ENGINE).outs[0]
 
 
-def own(
-    walk: Through,
-    gradient: Value | None,
-    param: Value,
-    others: Sequence[Value],
-    because: Op,
-    rule: RuleName,
-) -> Value:
+def own(walk: Through, param: Value, others: Sequence[Value], because: Op, rule: RuleName) -> Value:
     """A gradient in memory of its own: no program returns an operand, or one value twice."""
+    gradient = walk.gradients.get(param)
     if gradient is None:
         return walk.append(aten.zeros_like.default, (param,), {}, because, rule).outs[0]
     if gradient not in others and _makes(walk.ops, gradient):

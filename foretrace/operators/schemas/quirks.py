@@ -266,7 +266,7 @@ BY_DATA = Quirk(
     "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
     _none("prod prod.dim_int max min median nanmedian"),
     "torch/csrc/autograd/FunctionsManual.cpp: prod_backward, evenly_distribute_backward",
-    "autograd/derivatives/registered_reductions.py",
+    "autograd/derivatives/registered_rules.py",
 )
 WRONG_NOISE = Quirk(
     "has a derivative that reads the noise that was passed, and not what it drew",

@@ -11,12 +11,7 @@ from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import (
-    ChangePlace,
-    LeaveState,
-    ReturnArgument,
-    ordered,
-)
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments

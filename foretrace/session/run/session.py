@@ -34,10 +34,7 @@ from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.arguments import Arguments
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
-from foretrace.session.run.mutations import (
-    copy_attributes,
-    strided_views,
-)
+from foretrace.session.run.mutations import copy_attributes, strided_views
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers, WatchedRecorder
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps

@@ -8,9 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.registered_norms import NORM_RULES
-from foretrace.autograd.derivatives.registered_packed import PACKED_RULES
-from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
+from foretrace.autograd.derivatives.registered_rules import REGISTERED_RULES
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
@@ -34,7 +32,7 @@ Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""
 Branches: TypeAlias = Literal["guard", "both"]
 """Of a yes or no that data decides: the side that `values` answers is recorded, or both are"""
-RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
+RULES: RuleTable = RuleTable(REGISTERED_RULES)
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 

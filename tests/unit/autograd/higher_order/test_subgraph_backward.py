@@ -1,6 +1,6 @@
 """`own`: each gradient that a program returns has memory of its own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ RULE = RuleName("of a test", "derived")
 class Walk:
     """A walk that notes what is appended."""
 
-    ops: list[Op] = field(default_factory=list)
+    ops: list[Op]
+    gradients: dict[Value, Value]
 
     def append(self, func: Any, args: Any, kwargs: Any, because: Op, rule: RuleName) -> Op:
         out = Value(args[0].type)
@@ -32,9 +33,9 @@ def owned(name: str | None, others: tuple[str, ...] = ()) -> tuple[Value | None,
         "%y = aten.neg.default(%x): f32[2]\n"
         "%v = aten.view.default(%x, [2]): f32[2]\n"
     )
-    walk: Any = Walk(list(ops))
     gradient = values[name] if name else None
-    found = own(walk, gradient, values["x"], [values[each] for each in others], ops[0], RULE)
+    walk: Any = Walk(list(ops), {values["x"]: gradient} if gradient else {})
+    found = own(walk, values["x"], [values[each] for each in others], ops[0], RULE)
     return gradient, found, [op.target for op in walk.ops[len(ops) :]]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
+from foretrace.autograd.derivatives.registered_rules import REDUCTION_RULES
 from foretrace.autograd.eager_history.trained_writes import VIEWS
 from foretrace.operators.schemas import quirks
 from foretrace.operators.schemas.quirks import QUIRKS, Quirk
