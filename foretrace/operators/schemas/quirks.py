@@ -80,7 +80,7 @@ KEPT_OPERANDS = Quirk(
     since="2.13",
 )
 NO_VIEWS = Quirk(
-    "a view to the schema and none to autograd: it shares the version counter, and no history",
+    "is a view to the schema and none to autograd: it shares the version counter, and no history",
     _none("detach view.dtype"),
     "tools/autograd/derivatives.yaml: no differentiable output",
     "operators/schemas/schema.py",
@@ -137,7 +137,7 @@ IN_ORDER = Quirk(
     "operators/inference/eager_strides.py",
 )
 LOSSES = Quirk(
-    "the same, where nothing is broadcast",
+    "gives contiguous results on the CPU, where nothing is broadcast",
     _none("mse_loss_backward huber_loss_backward smooth_l1_loss_backward"),
     NATIVE + "BinaryOps.cpp, Loss.cpp",
     "operators/inference/eager_strides.py",
@@ -209,7 +209,7 @@ COMPLEX_IN_ORDER = Quirk(
 # ---- kernels that do otherwise than a call of them shows ----------------------------------------
 
 CASTS_BELOW = Quirk(
-    "its kernel calls operators that autocast casts to lower precision",
+    "has a kernel that calls operators that autocast casts to lower precision",
     _none("_trilinear convolution linalg_matrix_exp linalg_polar"),
     "aten/src/ATen/autocast_mode.h; seen by the profiler over OpInfo",
     "tracer/recorder/dispatch.py",
