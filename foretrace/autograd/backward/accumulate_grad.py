@@ -47,14 +47,14 @@ class Leaves(Protocol):
 def accumulate(
     leaf: Any, gradient: Any, types: tuple[TensorType, TensorType], *, again: bool, alone: bool
 ) -> None:
-    """One gradient more of a leaf.
+    """Add a gradient to the `.grad` of a leaf.
 
     Args:
         leaf: the tensor.
-        gradient: what arrived in all.
-        types: of the one and of the other.
+        gradient: the sum of what arrived.
+        types: of the leaf, and of the gradient.
         again: whether it may be differentiated once more.
-        alone: whether nobody else has the gradient.
+        alone: whether nothing else refers to the gradient.
     """
     before = leaf.grad
     if before is None:
@@ -68,7 +68,7 @@ def accumulate(
 
 
 def obeys_contract(leaf: TensorType, gradient: TensorType) -> bool:
-    """Whether a gradient lies as one should: as its leaf, or in order if that has gaps."""
+    """Whether a gradient has the strides of its leaf, or contiguous ones if that has gaps."""
     if not leaf.dense:
         return gradient.contiguous().stride == gradient.stride
     sizes = zip(gradient.shape, gradient.stride, leaf.stride, strict=True)
@@ -76,7 +76,7 @@ def obeys_contract(leaf: TensorType, gradient: TensorType) -> bool:
 
 
 def _laid_out(gradient: Any, like: Any, leaf: TensorType) -> Any:
-    """A copy that lies so; `like`: the leaf itself."""
+    """A copy with these strides; `like`: the leaf itself."""
     if not leaf.dense:
         return gradient.clone(memory_format=torch.contiguous_format)
     return gradient.new_empty_strided(like.size(), like.stride()).copy_(gradient)

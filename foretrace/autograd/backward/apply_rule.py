@@ -1,4 +1,4 @@
-"""The derivative of one call in a walk: its rule, and the rule's ops over what the call has."""
+"""The derivative of one call in a walk: its rule, and the rule's ops over the call's values."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,13 +38,13 @@ class Formulas(Gradients):
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
         self.again = self.narrow = False
-        """whether what the walk gives is differentiated once more; whether not all is wanted"""
+        """whether the gradients are differentiated once more; whether only some are wanted"""
         self.rows: int | None = None
         """how many gradients there are at once, as the rows of each"""
         self.freed = set[Op]()
-        """what a backward of the program's own has gone through, and let go of what was saved"""
+        """ops whose saved tensors a backward inside the program has released"""
         self.spent = list[Op]()
-        """what the walk has gone through that had saved something"""
+        """ops with saved tensors whose node the walk has run"""
         self.packs: dict[Value, Packed] = {}
         """by the first result of a call, what pack hooks returned for its saved tensors"""
         self.reached: set[Value] = set()
@@ -117,7 +117,7 @@ class Formulas(Gradients):
         wanted = tuple(map(self.wants, occurrences))
         if not any(wanted) or all(t is None for t in tangents):
             return None, occurrences, {}
-        self._passes(op)
+        self._run_node(op)
         values = self.unpack(packed)
         types = tuple([value.type.plain.with_grad(False) for value in values])
         arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
@@ -128,26 +128,26 @@ class Formulas(Gradients):
             raise locate(refusal, op) from None
         return rule, occurrences, dict(zip(rule.unpacked, values, strict=True))
 
-    # ---- what was let go of -------------------------------------------------------------------
+    # ---- released saved tensors ----------------------------------------------------------------
 
-    def _spends(self, op: Op, rule: Rule) -> None:
-        """Note that autograd's node of an op runs, if it has saved what its formula reads."""
+    def _run_if_saved(self, op: Op, rule: Rule) -> None:
+        """Note that an op's autograd node runs, if it has saved tensors that its formula reads."""
         of_tangents = sum(tangent in rule.used for tangent in rule.tangents)
         if rule.saves or len(rule.used) > of_tangents:
-            self._passes(op)
+            self._run_node(op)
 
-    def _passes(self, op: Op) -> None:
-        """Note that autograd's node of an op runs, which has saved something.
+    def _run_node(self, op: Op) -> None:
+        """Note that an op's autograd node runs, which has saved tensors.
 
         Raises:
-            Refusal: it was let go of by a backward before.
+            Refusal: an earlier backward has released its saved tensors.
         """
         self.spent.append(op)
         if op in self.freed:
             raise freed(op)
 
     def released(self, op: Op) -> Callable[[], Refusal] | None:
-        """Of a Function: how a backward is refused that asks for what was let go of; it runs."""
+        """For a Function, whose node runs: the refusal of a read of released saved tensors."""
         self.spent.append(op)
         return partial(freed, op) if op in self.freed else None
 
@@ -157,12 +157,12 @@ class Formulas(Gradients):
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
         tangents: Sequence[Value | None], unpacked: dict[Value, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Put the rule's ops in the words of this call, and give its gradients on.
+        """Append the rule's ops over the values of this call, and propagate its gradients.
 
-        `unpacked`: what hooks gave back of what autograd had saved, which nobody checks.
+        `unpacked`: what unpack hooks returned, which no version counter checks.
         """
         if unpacked is None:
-            self._spends(op, rule)
+            self._run_if_saved(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -177,9 +177,9 @@ class Formulas(Gradients):
             self.reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
-        self._give_on(op, occurrences, found)
+        self._propagate(op, occurrences, found)
 
-    def _give_on(
+    def _propagate(
         self, op: Op, operands: Sequence[Value], gradients: Sequence[Value | None]
     ) -> None:
         for value, gradient in zip(operands, gradients, strict=True):
@@ -213,7 +213,7 @@ class Formulas(Gradients):
 
 
 def freed(op: Op) -> Refusal:
-    """A second backward through an op, of which the first has let go of what was saved."""
+    """The refusal of a second backward through an op whose saved tensors the first has released."""
     return locate(
         Refusal(
             f"the backward of {target_name(op.target)} runs a second time, and the first has let go"

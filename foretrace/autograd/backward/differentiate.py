@@ -62,16 +62,16 @@ class Differentiation(Formulas):
     ) -> None:  # fmt: skip
         super().__init__(derivatives, inference, outside, stale, hooks)
         self.table, self.keep = table, keep
-        self.deep = False
-        """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
-        self.passed: set[Value] = set()
+        self.visits_bodies = False
+        """whether a gradient of the program's own reads values inside composites"""
+        self.finished: set[Value] = set()
         """values whose gradient has been propagated"""
 
     def walk(self, ops: Sequence[Op]) -> None:
         """Differentiate ops from the last to the first."""
         for op in reversed(ops):
             self._op(op)
-            self.passed.update(op.outs)
+            self.finished.update(op.outs)
 
     def _op(self, op: Op) -> None:
         if isinstance(op.target, ModuleCall | GradientCall):
@@ -80,7 +80,7 @@ class Differentiation(Formulas):
         opened = op.own is not None and not op.writes
         if self.hooks and (op.leaf or op.writes or self.by_itself(op)):
             self.hooks.of(op, self)
-        inside = self.deep and self._arrives_inside(op)
+        inside = self.visits_bodies and self._arrives_inside(op)
         if not (opened or inside or any(out in self.gradients for out in op.outs)):
             self._without_gradient(op)
         elif isinstance(op.target, Write) and not op.target.followed:
@@ -102,7 +102,7 @@ class Differentiation(Formulas):
         """What autograd does not see: a call of a module, a gradient of the program's own."""
         if isinstance(op.target, GradientCall):
             self.freed.update(op.target.freed)
-            self.deep |= op.target.again
+            self.visits_bodies |= op.target.again
         if self.keep(op):
             self._whole(op)
         else:
@@ -191,7 +191,7 @@ class Differentiation(Formulas):
         if rule is None:
             return
         if packed is None:
-            self._spends(op, rule)
+            self._run_if_saved(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env |= unpacked
@@ -246,8 +246,8 @@ class Differentiation(Formulas):
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
-        passed = self.passed.union(op.outs)
-        waiting = {g for v, g in self.gradients.items() if v not in passed}
+        finished = self.finished.union(op.outs)
+        waiting = {g for v, g in self.gradients.items() if v not in finished}
         tape = self.derivatives.runs.user_tape
         try:
             context = vars(op.target.context)
@@ -263,7 +263,7 @@ class Differentiation(Formulas):
     def _hooked(self, op: Op, rule: Rule) -> None:
         """The same with hooks on its node, which may keep gradients for each other."""
         self.scope.ops.extend(as_is(rule.ops, op, rule.name))
-        self._give_on(op, rule.operands, rule.gradients)
+        self._propagate(op, rule.operands, rule.gradients)
 
     # ---- operators that hold programs ---------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Differentiation(Formulas):
         holder = higher_order_schema_of(op.target)
         saves = holder is not None and holder.carried is None and not op.own
         if saves and any(map(self.wants, op.operands)):
-            self._passes(op)
+            self._run_node(op)
         differentiate_higher_order(op, self)
 
     def through(

@@ -27,7 +27,7 @@ class Walk(Protocol):
     """The walk back."""
 
     gradients: dict[Value, Value]
-    passed: set[Value]
+    finished: set[Value]
     reached: set[Value]
     derivatives: Derivatives
     outside: dict[int, Value]
@@ -224,7 +224,7 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
         return of
 
     own, computed = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
-    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.passed)
+    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.finished)
     if own not in computed or any(memory(other) is own for other in others):
         raise locate(
             Refusal(

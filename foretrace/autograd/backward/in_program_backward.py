@@ -85,7 +85,7 @@ class InProgramBackward(Differentiation):
         """Differentiate ops from the last to the first, and report which gradients are complete."""
         for op in reversed(ops):
             self._op(op)
-            self.passed.update(op.outs)
+            self.finished.update(op.outs)
             if op in self.due:
                 self.ready(self.due[op])
 
@@ -195,7 +195,7 @@ class InProgramBackward(Differentiation):
             tuple(dict.fromkeys(v for v in values if v in inside and v is not None)),
             origin=self._own_origin(op.origin), below=ops, because=op, rule=name, asked=True,
         ))  # fmt: skip
-        self._give_on(op, operands, values)
+        self._propagate(op, operands, values)
 
     def higher_order(self, op: Op) -> None:
         """An operator that holds programs.

@@ -216,7 +216,7 @@ class Engine:
         walk.inside.of_value(value, walk, before)
         waiting = _waiting(walk) if before or walk.inside else waiting
         arrived = walk.gradients.pop(value)
-        waiting[arrived] -= value not in walk.passed
+        waiting[arrived] -= value not in walk.finished
         gradient = walk.now(arrived)
         found = walk.program.tensor(gradient)
         others = references([found]) - OWN
@@ -233,7 +233,7 @@ class Engine:
 
 def _waiting(walk: InProgramBackward) -> Counter[Value]:
     """Of how many values, to which the walk has yet to come, each gradient is."""
-    return Counter([g for v, g in walk.gradients.items() if v not in walk.passed])
+    return Counter([g for v, g in walk.gradients.items() if v not in walk.finished])
 
 
 def _results(ops: Iterable[Op]) -> Iterator[Value]:

@@ -26,7 +26,7 @@ class Walk(Protocol):
 
     gradients: dict[Value, Value]
     reached: set[Value]
-    passed: set[Value]
+    finished: set[Value]
     program: WalkRecord
 
     def now(self, gradient: Value) -> Value:
@@ -78,7 +78,7 @@ class HooksInside:
         pending = {
             v: walk.program.tensor(walk.now(g))
             for v, g in walk.gradients.items()
-            if v is value or v not in walk.passed
+            if v is value or v not in walk.finished
         }
         gradient = pending.get(value)
         with walk.as_program():

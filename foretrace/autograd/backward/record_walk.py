@@ -73,14 +73,14 @@ class WalkRecord:
         return value if known is None else value_of(known, self.recorder)
 
     def value_of(self, tensor: Any) -> Value:
-        """What a tensor of the program's has now."""
+        """The current value of a tensor of the program."""
         known = known_as(tensor, self.recorder)
         value = value_of(known, self.recorder)
         self.tensors.setdefault(value, known)
         return value
 
     def tensor(self, value: Value) -> Any:
-        """What stands for a gradient, or for what one is computed of."""
+        """The stand-in of a gradient, or of a value that one is computed of."""
         found = self.tensors.get(value)
         if found is not None:
             return found

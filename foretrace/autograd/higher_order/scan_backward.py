@@ -86,7 +86,7 @@ class _Scanned(SubgraphBackward):
         first = [*self.tangents[:count], *(self._zeros(v.type) for v in totals)]
         rows = [self._flipped(v) for v in (*self.tangents[count:], *xs, *begun)]
         outs = self._put(backward, first, rows, additional)
-        self._give_on(outs, init, xs, additional)
+        self._propagate(outs, init, xs, additional)
 
     def _formal_of(self, out: Value) -> TensorType:
         """The type of a result's gradient in a round: of what is carried, the whole."""
@@ -170,7 +170,7 @@ class _Scanned(SubgraphBackward):
     def _zeros_like(self, walk: Through, param: Value) -> Value:
         return walk.append(aten.zeros_like.default, (param,), {}, self.op, self.rule).outs[0]
 
-    def _give_on(
+    def _propagate(
         self,
         outs: list[Value],
         init: Iterable[Value],
