@@ -17,7 +17,8 @@ from foretrace.ir.program.call_requirements import CallRequirements, memory_of
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.places import NUMBERS, Place, StateRead, tensor_of
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.state import NUMBERS, StateRead, tensor_of
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
@@ -65,7 +66,7 @@ class Arguments:
         """the placeholders of arguments; in place of those that share memory, their views"""
         self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
         """for such a placeholder, by id: that of the memory, and the real tensor"""
-        self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
+        self._counted: list[tuple[tuple[Location, int] | str, sympy.Symbol]] = []
         """numbers that the program counts with, and their symbols"""
 
     def stand_ins(self, leaves: list[tuple[str, Any]], requires: CallRequirements) -> list[Any]:
@@ -162,7 +163,7 @@ class Arguments:
         tensor = self._count(number, "state", name, read=read)
         return self._symbol(tensor, (read.place, read.number))
 
-    def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
+    def _symbol(self, tensor: Abstract, of: tuple[Location, int] | str) -> Any:
         self._begins()
         number = tensor.item()
         self._counted.append((of, torch_api.expression(number)))

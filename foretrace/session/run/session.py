@@ -14,7 +14,7 @@ from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic

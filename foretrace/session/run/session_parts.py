@@ -9,7 +9,7 @@ import torch
 
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
