@@ -62,7 +62,7 @@ def attended(op: Op, walk: Walk) -> None:
 
 
 def _joint(op: Op, score: Subgraph, walk: Walk) -> Subgraph:
-    """The derivative of what changes a score; None in the place of a gradient that nobody wants."""
+    """The derivative of the function of scores; None for a gradient that nobody wants."""
     changed = score.result
     grad = Value(changed.type.with_grad(False), "grad")
     through = walk.through(score, {changed: grad} if changed.type.requires_grad else {}, op)

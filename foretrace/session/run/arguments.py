@@ -112,7 +112,7 @@ class Arguments:
             self._views[id(self.run.placeholders[index])] = memory, self.run.real[index]
 
     def _begins(self) -> None:
-        """The program has not begun: no line of anybody's does what follows."""
+        """Attribute what follows to no user line: the program has not begun."""
         self.run.recorder.sources.called_by(sys._getframe(1).f_code)
 
     def _view(self, argument: Any) -> Any:
@@ -129,11 +129,11 @@ class Arguments:
         return view
 
     def current(self) -> list[Any]:
-        """What the program computed with in the place of each input that there is by now."""
+        """What the program computes with for each input so far."""
         return [*self._as_passed, *self.run.placeholders[len(self._as_passed) :]]
 
     def opened(self, stand_ins: list[Any], loan: SwappedModuleTensors) -> list[Any]:
-        """The arguments with symbols in the place of the numbers that the program counts with.
+        """The arguments with symbols in place of the numbers that the program counts with.
 
         What wraps others is of its own class, there and in the modules.
         """
@@ -170,7 +170,7 @@ class Arguments:
         return number
 
     def close_fixed(self) -> bool:
-        """Let the numbers be closed of which the program needs the value; whether there are any."""
+        """Close the numbers whose value the program needs; whether there are any."""
         symbols, fixed = self.run.types.symbols, self.run.steps.fixed
         found = [
             of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
@@ -180,7 +180,7 @@ class Arguments:
         return bool(found)
 
     def _count(self, number: Any, kind: Any, name: str, **where: Any) -> Abstract:
-        """The tensor in the place of a number."""
+        """The tensor that stands for a number."""
         with torch_api.plain_torch():
             tensor = tensor_of(number, type(number))
         abstract = self.run.placeholder(tensor, kind, name, like=self.run.types.of(tensor))

@@ -10,21 +10,16 @@ import torch
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.pydata.state import Change
-from foretrace.ir.source.call_site import Sources, function_of
+from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
-from foretrace.operators.abstract_tensors.tensor_types import Types
-from foretrace.operators.inference.semantics_protocol import Semantics
-from foretrace.operators.schemas.cache import Cache
-from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients
 from foretrace.tracer.functionalization.alias import written
-from foretrace.tracer.functionalization.builder import Answers
 from foretrace.tracer.recorder.autograd_hooks import Hooking
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -122,21 +117,11 @@ class WatchedRecorder(Recorder):
     above = Recorder.above + 1
     """One more frame of ours is between"""
 
-    def __init__(
-        self,
-        types: Types,
-        semantics: Semantics,
-        sources: Sources,
-        outcomes: Cache[Outcome],
-        answers: Answers,
-        unwatched: AccessMonitor,
-    ) -> None:
-        super().__init__(types, semantics, sources, outcomes, answers, unwatched)
-        self.outside = unwatched
+    unwatched: AccessMonitor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call, unseen: nobody has watched since torch asked for this mode."""
-        outside = self.outside
+        outside = self.unwatched
         outside.resting += 1
         try:
             return RECORD(self, func, types, args, kwargs)
@@ -147,9 +132,9 @@ class WatchedRecorder(Recorder):
         """Python of the program's that runs in the backward: what it reads is noted."""
         found = function_of(function)
         if found is not None:
-            with self.outside:
-                self.outside.will_run(found)
+            with self.unwatched:
+                self.unwatched.will_run(found)
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again: it is watched."""
-        return self.outside.again()
+        return self.unwatched.again()
