@@ -31,7 +31,7 @@ class Case:
 
 CASES: dict[str, Case] = {}
 EXCUSED: dict[str, str] = {
-    "session/run/append_only.py:check_apart": "tests/steps/test_filling.py",
+    "session/run/append_only.py:check_separate": "tests/steps/test_filling.py",
     "session/run/append_only.py:check_none_left": "it runs once more: tests/steps/test_filling.py",
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
     "frontends/torch_compat/stateless_check.py:_refuse_memory": "tests/dropin/test_aot_export.py",

@@ -98,7 +98,7 @@ def among(x: Tensor, kept: Any) -> Tensor:  # here
 
 refuses(
     "aliased inputs",
-    "session/run/aliased_inputs.py:check_held_once",
+    "session/run/aliased_inputs.py:check_no_set_of_inputs",
     captures(among, X, {X}),
     among,
     captured(among, X, [X]),

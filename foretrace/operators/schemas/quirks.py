@@ -260,19 +260,19 @@ FIRST_GRADIENT_LIKE_OPERAND = Quirk(
     " class of its own",
     _none("linalg_householder_product ormqr"),
     "torch/csrc/autograd/FunctionsManual.cpp: householder_product_backward",
-    "autograd/derivatives/derive.py",
+    "autograd/derivatives/autograd_run.py",
 )
 BY_DATA = Quirk(
     "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
     _none("prod prod.dim_int max min median nanmedian"),
     "torch/csrc/autograd/FunctionsManual.cpp: prod_backward, evenly_distribute_backward",
-    "autograd/derivatives/registered_reductions.py",
+    "autograd/derivatives/registered_rules.py",
 )
 WRONG_NOISE = Quirk(
     "has a derivative that reads the noise that was passed, and not what it drew",
     _none("rrelu_with_noise_functional"),
     "tools/autograd/derivatives.yaml",
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/emit_history.py",
 )
 SCATTERED = Quirk(
     "has a wrong derivative for some dtypes and layouts of the base, or none (complex numbers); a"
@@ -284,7 +284,7 @@ SCATTERED = Quirk(
         "aten::as_strided_scatter": "as_strided",
     },
     "tools/autograd/derivatives.yaml",
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/trained_writes.py",
 )
 
 OF_SCHEMAS = (
