@@ -77,7 +77,7 @@ class AccessMonitor(Unmonitored):
         another way (`vars(self)`)"""
         self.asks_types = False
         """whether the program's code has Python's own `type` at hand, by whatever name"""
-        self.tells_apart = False
+        self.asks_identity = False
         """whether it has `type` or `id`, or names either, whatever it is"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
@@ -93,7 +93,7 @@ class AccessMonitor(Unmonitored):
         self._watch: Callable[[], Any] = nobody_watches
         """lets them go on"""
         self._rests_at = list[types.CodeType]()
-        self.lent = dict[int, tuple[Any, Any]]()
+        self.borrowed = dict[int, tuple[Any, Any]]()
         """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
         """how deep work of ours is going on"""
@@ -104,7 +104,7 @@ class AccessMonitor(Unmonitored):
 
     def has_type(self) -> None:
         """Note that the program's code has Python's own `type` at hand."""
-        self.asks_types = self.tells_apart = True
+        self.asks_types = self.asks_identity = True
 
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
@@ -213,7 +213,7 @@ class AccessMonitor(Unmonitored):
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         own = {*_python_own(frame, reads_of(code))}
-        self.tells_apart |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads_of(code).globals)
+        self.asks_identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads_of(code).globals)
         self.asks_types |= "type" in own
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
@@ -299,7 +299,7 @@ class AccessMonitor(Unmonitored):
                 self.places[id(cell), ""] = Location(name, cell, content)
 
     def _as_it_was(self, item: Any) -> Any:
-        return self.lent[id(item)][1] if id(item) in self.lent else item
+        return self.borrowed[id(item)][1] if id(item) in self.borrowed else item
 
     def _closures(self) -> None:
         """The cells of functions that ran.

@@ -191,17 +191,17 @@ class SymbolicCounters:
             self._places[key[:2]][1].discard(each[1])
 
     @contextmanager
-    def lent(
+    def replaced(
         self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            outside: its `lent` takes each, and the number, by the id of the one.
+            outside: its `borrowed` takes each, and the number, by the id of the one.
             called: what dicts of optimizers are about, by id.
         """
-        borrowed_by_id: dict[int, Any] = getattr(outside, "lent", {})
+        borrowed_by_id: dict[int, Any] = getattr(outside, "borrowed", {})
         left, borrowed = list[Change](), list[tuple[Location, Any, list[Any], str]]()
         try:
             for change, known in self._places.values():

@@ -175,7 +175,7 @@ def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
     return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
 
 
-def held_before(function: type[Function], args: Any) -> bool:
+def closes_over_run(function: type[Function], args: Any) -> bool:
     """Whether a Function takes or holds a tensor or number of the run that it does not bind."""
     forward, rebound = function_of(function.forward), set[int]()
     if forward is not None:

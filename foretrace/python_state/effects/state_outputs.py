@@ -122,7 +122,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     holds = created or any(isinstance(each, torch.Tensor) for each in inside)
     left = holds or content or isinstance(change.place, OnInput)
     shown = replace(change, after=_by_place(change)) if content else change
-    return change.rebound and left and all_given(shown, known), created, holds
+    return change.rebound and left and all_known(shown, known), created, holds
 
 
 def with_name(change: Change, outside: AccessMonitor | None) -> Change:
@@ -193,11 +193,11 @@ def arguments_changed(
     if shared_in(real):
         at = located(change, lines).at
         raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = all_given(change, set(map(id, arguments)))
+    kept = all_known(change, set(map(id, arguments)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def all_given(change: Change, known: AbstractSet[int]) -> bool:
+def all_known(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has created, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
