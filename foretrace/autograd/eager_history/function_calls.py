@@ -30,7 +30,7 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    held = target.reads_made or held_before(target.function, op.args)
+    held = target.reads_outside or held_before(target.function, op.args)
     held = held or target.context.written_since()
     if not held and touches and _by_copies(op):
         return True
@@ -83,7 +83,7 @@ def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
     if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
         return op, []
     beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
-    return op.but(target=op.target.apart(), below=None, piece_of=op.piece_of or op), beside
+    return op.but(target=op.target.with_copies(), below=None, piece_of=op.piece_of or op), beside
 
 
 def _by_copies(op: Op) -> bool:

@@ -133,7 +133,7 @@ class Outputs:
                 at=next(h.origin.frame for h in held if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        apart = followed and alias.apart
+        apart = followed and alias.own_history
         through, step = None, None
         if followed and not apart:
             through, step = taken(alias, value, view_of, base, recorder)

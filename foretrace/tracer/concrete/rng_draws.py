@@ -64,7 +64,7 @@ def draws(op: Op) -> bool:
         return False
     if op.template is not None:
         return any(map(draws, op.template))
-    if any(draws(inner) for held in subgraphs_of(op) for inner in held.ops):
+    if any(draws(inner) for subgraph in subgraphs_of(op) for inner in subgraph.ops):
         return True
     schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
     if schema is None or not schema.random:

@@ -42,8 +42,8 @@ class AnswerPath:
             A later one is told yes where it is told nothing.
     """
 
-    def __init__(self, given: tuple[bool, ...] = ()) -> None:
-        self.given = given
+    def __init__(self, prefix: tuple[bool, ...] = ()) -> None:
+        self.prefix = prefix
         self.answers: list[bool] = []
         self.frames: list[Frame | None] = []
         self._known: dict[Any, bool] = {}
@@ -81,8 +81,8 @@ class AnswerPath:
         number = len(self.answers)
         if number == QUESTIONS:
             raise self._too_many(recorder.sources.here())
-        told = True if example is None or self.given else example
-        found = self.given[number] if number < len(self.given) else told
+        default = True if example is None or self.prefix else example
+        found = self.prefix[number] if number < len(self.prefix) else default
         self.answers.append(found)
         self.frames.append(recorder.sources.here())
         self._known[form] = found
@@ -133,6 +133,6 @@ class AnswerPath:
         """The number of a value; an input is what only a call decides."""
         new = value not in self._numbers.known
         number = self._numbers.of(value)
-        if new and value not in constants.given:
+        if new and value not in constants.literals:
             self._of_data.add(number)
         return number

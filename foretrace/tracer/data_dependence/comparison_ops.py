@@ -39,9 +39,9 @@ def asked_by_program(relation: Any, symbols: Symbols) -> bool:
 def condition_of(relation: Any, recorder: Recorder) -> Value:
     """The comparison as a tensor of the graph."""
     sides = tuple(_tensor(side, recorder) for side in relation.args)
-    return recorder.made(COMPARED[type(relation)], *sides)
+    return recorder.computed(COMPARED[type(relation)], *sides)
 
 
 def _tensor(number: Any, recorder: Recorder) -> Value:
     number = int(number) if isinstance(number, sympy.Integer) else number
-    return recorder.made(aten.scalar_tensor.default, number, dtype=torch.int64)
+    return recorder.computed(aten.scalar_tensor.default, number, dtype=torch.int64)

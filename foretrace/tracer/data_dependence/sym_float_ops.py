@@ -26,7 +26,7 @@ from foretrace.ir.symbols.sym_float import EXACT, Float
 from foretrace.ir.symbols.sym_int import as_int
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
-from foretrace.tracer.concrete.concrete_values import depends_on_inputs
+from foretrace.tracer.concrete.unknown_values import depends_on_inputs
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -98,13 +98,13 @@ class Steps:
         if self._open is not None and self._followed is not None:
             self._followed.follow_all()
 
-    def _float(self, given: Any) -> Any:
-        number = self._held(given)
+    def _float(self, argument: Any) -> Any:
+        number = self._number_of(argument)
         whole = issubclass(type(number), torch.SymInt) and self._follows(number)
         return torch.sym_float(number) if whole else number
 
-    def _int(self, given: Any) -> Any:
-        number = self._held(given)
+    def _int(self, argument: Any) -> Any:
+        number = self._number_of(argument)
         if issubclass(type(number), torch.SymFloat) and self._follows(number):
             return as_int(math.trunc(number))
         return number
@@ -116,13 +116,17 @@ class Steps:
                 return self.step(LEAST[function], *args)  # files of torch.export have this one
         return function(*args, **kwargs)
 
-    def _held(self, given: Any) -> Any:
+    def _number_of(self, argument: Any) -> Any:
         """The number that a tensor holds; anything else as it is."""
-        reached = isinstance(given, torch.Tensor) and plain_class(type(given))
-        known = isinstance(given, Abstract) or reached
+        reached = isinstance(argument, torch.Tensor) and plain_class(type(argument))
+        known = isinstance(argument, Abstract) or reached
         if not known or not torch_api.is_active(self.recorder):
-            return given
-        return given if given.dtype.is_complex or given.dtype is torch.bool else given.item()
+            return argument
+        return (
+            argument
+            if argument.dtype.is_complex or argument.dtype is torch.bool
+            else argument.item()
+        )
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -201,14 +205,14 @@ class Steps:
         by = "" if symbol in self.fixed else self._asked_by()
         self.fixed.add(symbol)
         with self.recorder.unwatched:
-            found, made = self.symbols.floats.known[symbol], self.recorder.made
+            found, computed = self.symbols.floats.known[symbol], self.recorder.computed
             tensor, said = self._tensor(symbol), f"{by}== {found!r}"
             if math.isnan(found):
-                self._answer(made(aten.isnan.default, tensor), "isnan", sides=False)
+                self._answer(computed(aten.isnan.default, tensor), "isnan", sides=False)
             else:
-                self._answer(made(aten.eq.Scalar, tensor, found), said, sides=False)
+                self._answer(computed(aten.eq.Scalar, tensor, found), said, sides=False)
             if found == 0:
-                self._answer(made(aten.signbit.default, tensor), "signbit", sides=False)
+                self._answer(computed(aten.signbit.default, tensor), "signbit", sides=False)
         return found
 
     def _asked_by(self) -> str:
@@ -242,9 +246,9 @@ class Steps:
         first, *others = values
         if others and (type(others[0]) is int or (type(others[0]) is float and not _whole(first))):
             of_scalar = COMPARED[function].overloadpacket.Scalar
-            return self.recorder.made(of_scalar, self._tensor(first), others[0])
+            return self.recorder.computed(of_scalar, self._tensor(first), others[0])
         # torch compares a tensor of integers with a float scalar as float32
-        return self.recorder.made(COMPARED[function], *map(self._tensor, values))
+        return self.recorder.computed(COMPARED[function], *map(self._tensor, values))
 
     def _answer(self, asked: Value, said: str, *, sides: bool) -> bool:
         answer: bool = self.questions.answer(
@@ -255,7 +259,7 @@ class Steps:
     def _tensor(self, number: Any) -> Value:
         dtype = torch.int64 if _whole(number) else torch.float64
         kind = {"dtype": dtype, "device": torch.device("cpu")}
-        return self.recorder.made(aten.scalar_tensor.default, number, **kind)
+        return self.recorder.computed(aten.scalar_tensor.default, number, **kind)
 
 
 def _type_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import SymbolGuard, ValueGuard
 from foretrace.ir.program.op import Op, Tree, Value, target_name
 from foretrace.ir.symbols.substitution import Numbers
-from foretrace.tracer.concrete.concrete_values import Constants, Root, content, depends_on_inputs
+from foretrace.tracer.concrete.concrete_values import Constants, Root, content
+from foretrace.tracer.concrete.unknown_values import depends_on_inputs
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.data_dependence.comparison_ops import asked_by_program, condition_of
 from foretrace.tracer.recorder.recorder import Recorder
@@ -68,19 +69,19 @@ class ValueGuards:
         constants, call = self.constants, (func, args, kwargs)
         constants.follow(recorder.scope.log, recorder.scope.bodies)
         if sides and self.path is not None and self._has_sides(self.path, recorder, call):
-            return self._told(self.path, recorder, call)
+            return self._answer_on_path(self.path, recorder, call)
         answer = constants.run(*call)
         if _of_other_sizes(recorder, *call[:2]):
             return answer
         roots = constants.roots_of(call[1:])
-        lent = any(not isinstance(root, sympy.Symbol) for root in roots)
-        if lent and (not isinstance(answer, bool) or None in recorder.scope.bodies):
+        inputs = any(not isinstance(root, sympy.Symbol) for root in roots)
+        if inputs and (not isinstance(answer, bool) or None in recorder.scope.bodies):
             raise depends_on_inputs(func)
         if roots:
             form = constants.numbers.call(func, call[1:])
             known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
             self._known[form] = known
-            if lent and form not in self._asserted:
+            if inputs and form not in self._asserted:
                 self._assert(recorder, call, known)
                 if not recorder.scope.bodies:
                     self._asserted.add(form)
@@ -169,11 +170,11 @@ class ValueGuards:
         call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
         self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         path.asks_data(self.constants, recorder, *call[:2])
-        return self._told(path, recorder, call)
+        return self._answer_on_path(path, recorder, call)
 
-    def _told(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
+    def _answer_on_path(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
         """The answer of this run; the record gets the condition, and a mark."""
-        example = None if path.given else self._of_example(call)
+        example = None if path.prefix else self._of_example(call)
         answer, asked = path.answer(self.constants, recorder, call, example)
         if asked is not None:
             mark = (_condition(recorder, *call),)
@@ -191,8 +192,8 @@ class ValueGuards:
     def _guard(
         self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any, said: str
     ) -> ValueGuard:
-        lent = self.constants.lent
-        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
+        index = self.constants.inputs
+        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: index[v][0])
         answered = ValueGuard(
             said or target_name(call[0]),
             tuple(value.hint for value in inputs),
@@ -217,8 +218,8 @@ class ValueGuards:
         return partial(self._holds, self.constants.at(sizes, values))
 
     def _note_inputs(self, roots: frozenset[Root]) -> None:
-        lent = self.constants.lent
-        self._inputs |= {root: lent[root][0] for root in roots if isinstance(root, Value)}
+        inputs = self.constants.inputs
+        self._inputs |= {root: inputs[root][0] for root in roots if isinstance(root, Value)}
 
     def _holds(self, now: Constants, answered: ValueGuard) -> bool:
         if isinstance(answered, SymbolGuard):
@@ -231,7 +232,7 @@ class ValueGuards:
         if condition is None:
             return
         if not answered.answer:
-            condition = recorder.made(aten.logical_not.default, condition)
+            condition = recorder.computed(aten.logical_not.default, condition)
         check = (condition, answered.text)
         recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
 
@@ -268,16 +269,16 @@ def _is_nonzero(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Valu
     asked: Value = args[0]
     if asked.type.dtype is torch.bool:
         return asked
-    return recorder.made(aten.ne.Scalar, asked, 0)
+    return recorder.computed(aten.ne.Scalar, asked, 0)
 
 
 def _all_equal(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    return recorder.made(aten.all.default, recorder.made(aten.eq.Tensor, *args))
+    return recorder.computed(aten.all.default, recorder.computed(aten.eq.Tensor, *args))
 
 
 def _all_close(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    close = recorder.made(aten.isclose.default, *args, **kwargs)
-    return recorder.made(aten.all.default, close)
+    close = recorder.computed(aten.isclose.default, *args, **kwargs)
+    return recorder.computed(aten.all.default, close)
 
 
 ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)

@@ -37,10 +37,10 @@ def zeros_like_in_memory(call: Call) -> Any:
     """Record zeros, and how much memory they have."""
     recorder, func = call.recorder, call.func
     result = recorder.types.intern(_zeros(call))
-    made: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
-    if made.ft_value is not None:
-        recorder.forward.rooms[made.ft_value] = _room(recorder, call.tensors[1])
-    return made
+    zeros: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
+    if zeros.ft_value is not None:
+        recorder.forward.rooms[zeros.ft_value] = _room(recorder, call.tensors[1])
+    return zeros
 
 
 def _zeros(call: Call) -> TensorType:

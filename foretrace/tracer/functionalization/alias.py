@@ -119,7 +119,7 @@ class Alias:
             yield from child.members()
 
     @property
-    def apart(self) -> bool:
+    def own_history(self) -> bool:
         """Whether its history is not that of the memory's owner, or ends before it is."""
         history, path = self.up_to_history()
         own = any(member.step is not None and member.step.own for member in path)
@@ -244,13 +244,13 @@ def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int
         Refusal: it is of a call, or an op with a body has written to it inside.
     """
     alias = alias_of(tensor)
-    made = alias.root.initial
+    first = alias.root.initial
     constants = (item.value for item in inputs if item.role.kind == "constant")
-    maker = next((op for op in reversed(ops) if made in op.outs), None)
+    maker = next((op for op in reversed(ops) if first in op.outs), None)
     plain = maker is not None and not (
         maker.writes or any(each.writes for each in every_op(maker.region or ()))
     )
-    if not (plain or any(value is made for value in constants)):
+    if not (plain or any(value is first for value in constants)):
         raise of_a_call()
     return alias.version.count
 

@@ -80,8 +80,8 @@ def notice_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value
 
     torch's bindings set the flag after the operator has answered.
     """
-    made = FLAG(tensor) and not value.type.requires_grad
-    return make_leaf(recorder, tensor, value) if made else value
+    flagged = FLAG(tensor) and not value.type.requires_grad
+    return make_leaf(recorder, tensor, value) if flagged else value
 
 
 def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
@@ -93,7 +93,7 @@ def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
 def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     """A leaf that was written to after it was used is one to the caller, with what it has now."""
     was = recorder.autograd.place(value)
-    if value in recorder.autograd.made_leaves or was not in recorder.autograd.made_leaves:
+    if value in recorder.autograd.program_leaves or was not in recorder.autograd.program_leaves:
         return value
     recorder.autograd.parted[was] = value
     leaf = recorder.leaf(value)
@@ -101,7 +101,7 @@ def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value
     return leaf
 
 
-def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
+def check_parted(recorder: RecorderBase, returned: Iterable[Value]) -> None:
     """Refuse what the program gives with a history that ends in such a leaf.
 
     Raises:
@@ -117,7 +117,7 @@ def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
     for op in log:
         if op.origin.grad_mode and not reached.isdisjoint(op.operands):
             reached.update(out for out in op.outs if out.type.requires_grad)
-    if reached.isdisjoint(given):
+    if reached.isdisjoint(returned):
         return
     at = next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
     raise Refusal(
@@ -141,7 +141,7 @@ def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
     if tensor.ft_leaf and tensor.ft_gradient is None and value.type.requires_grad:
         value = _leaf_again(recorder, tensor, value)
     alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
-    given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
-    if alias is not None and alias.loose and value.type.requires_grad and not given:
+    from_caller = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
+    if alias is not None and alias.loose and value.type.requires_grad and not from_caller:
         tensor.ft_told.requires_grad.append(True)
     return value

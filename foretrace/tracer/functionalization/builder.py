@@ -142,8 +142,8 @@ class RecorderBase(torch_api.TorchDispatchMode):
         if type(result) is TensorType:
             outs = (result := Value(result),)
         else:
-            result = fill(result, occurrences, made := list[Value]())
-            outs = tuple(made)
+            result = fill(result, occurrences, new := list[Value]())
+            outs = tuple(new)
         below = outcome.definition
         op = Op(
             func, args, kwargs, result, outs,
@@ -263,7 +263,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         self.append(
             Op(REQUIRES_GRAD, (value,), {}, leaf, (leaf,), choice=LEAF, origin=self.origin())
         )
-        self.autograd.made_leaves.add(leaf)
+        self.autograd.program_leaves.add(leaf)
         return leaf
 
     @property

@@ -28,7 +28,7 @@ from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current, rewrite
 from foretrace.tracer.functionalization.in_place_checks import (
     check_leaves,
-    check_not_held,
+    check_not_wrapped,
     detach,
     note_overwritten,
     reshape,
@@ -42,7 +42,7 @@ from foretrace.tracer.functionalization.out_variants import (
     write_one_by_one,
 )
 from foretrace.tracer.functionalization.self_overlap import (
-    check_apart,
+    check_disjoint,
     meet,
     overlapping,
     overlaps,
@@ -56,7 +56,7 @@ from foretrace.tracer.functionalization.written_layout import (
     check_not_resized,
     copy_content,
     draw,
-    draws_alike,
+    draws_same,
     in_layout,
     lay_out,
 )
@@ -79,22 +79,22 @@ def functionalize(call: Call) -> Any:
             do="register an operator that returns the new value, and copy_ that",
         )
     targets = call.targets
-    check_apart(call)
-    check_not_held(targets)
+    check_disjoint(call)
+    check_not_wrapped(targets)
     for target in targets:
         cut_off(target)
-    held = schema.functional.held is not None  # autograd sees no write of another library's
+    custom = schema.functional.held is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
-    followed = followed and not held
+    followed = followed and not custom
     if followed:
         check_leaves(func, targets, out_variant=bool(schema.outs))
-    if not held and write_one_by_one(call, followed=followed):
+    if not custom and write_one_by_one(call, followed=followed):
         return None
     if len(targets) == 1 and schema.returns_written:
         _write_one(call, followed)
         return targets[0]
     each = schema.outs or schema.returns_written or not schema.returns_something
-    if each and not held:
+    if each and not custom:
         return _write_each(call)
     return _write_many(call)
 
@@ -168,7 +168,7 @@ def holder(
         type = current(owner, recorder).type
         if followed and overlaps(recorder, type):
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
-        leaf = owner.last in recorder.autograd.made_leaves
+        leaf = owner.last in recorder.autograd.program_leaves
         if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
             break
         above, way = owner.parent.up_to_history()
@@ -198,7 +198,7 @@ def _renew(
     part: TensorType | None = None,
 ) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.last in recorder.autograd.made_leaves and not recorder.used(owner.last):
+    if owner.last in recorder.autograd.program_leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
@@ -262,11 +262,11 @@ def _new_contents(call: Call) -> list[Value]:
         return [in_layout(recorder, alias_of(targets[0]), new)]
     for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
-    if schema.draws_over and not draws_alike(func, args[0].type):
+    if schema.draws_over and not draws_same(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), draw(call))]
     op = form_of(call)
-    made = values_in(op.result)
-    news = made[len(made) - len(targets) :]
+    results = values_in(op.result)
+    news = results[len(results) - len(targets) :]
     check_fits(call, targets, news)
     kept = [
         recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v for v in news
@@ -285,13 +285,13 @@ def _write_each(call: Call) -> Any:
     if schema.outs:
         news = contents(call)
     else:
-        form, *given = call.functional
-        made = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in given))
-        done = schema_of(form).written_now(*given)
+        form, *arguments = call.functional
+        returned = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in arguments))
+        done = schema_of(form).written_now(*arguments)
         values = [value for value in values if value not in done]
         news = [
             current(alias_of(t), recorder)
-            for t in torch_api.tree_leaves(made)
+            for t in torch_api.tree_leaves(returned)
             if isinstance(t, Abstract)
         ]
         formed = recorder.scope.ops[-1]
@@ -317,8 +317,8 @@ def _write_many(call: Call) -> Any:
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
     with recorder.scope.inner(origin.frame) as body:
         contents = _new_contents(call)
-        made = body[0].outs[: len(body[0].outs) - len(targets)]
-        results = as_the_op(call, made)
+        computed = body[0].outs[: len(body[0].outs) - len(targets)]
+        results = as_the_op(call, computed)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))

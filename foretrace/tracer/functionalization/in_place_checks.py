@@ -40,7 +40,7 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
             )
 
 
-def check_not_held(targets: list[Abstract]) -> None:
+def check_not_wrapped(targets: list[Abstract]) -> None:
     """Refuse a write to what shares memory with a tensor that wraps others, by what its class does.
 
     Raises:
@@ -116,8 +116,8 @@ def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
     version = alias.version
     for member in alias.root.members():
         if member.value is not None:  # one that has a counter of its own is found as it was
-            held = StorageAliases(member, member.version.count, recorder.origin(), None, op)
-            recorder.aliasing.overwritten.setdefault(member.value, held)
+            overwritten = StorageAliases(member, member.version.count, recorder.origin(), None, op)
+            recorder.aliasing.overwritten.setdefault(member.value, overwritten)
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
@@ -128,8 +128,8 @@ def detach(recorder: RecorderBase, tensor: Abstract) -> Abstract:
     if recorder.origin().inference:
         return tensor
     alias = alias_of(tensor)
-    given = tensor.ft_gradient  # of an input; a later call's may be a view
-    if alias.is_view or (given is not None and not given[0].is_whole(tensor)):
+    gradient = tensor.ft_gradient  # of an input; a later call's may be a view
+    if alias.is_view or (gradient is not None and not gradient[0].is_whole(tensor)):
         raise Refusal(
             "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
         )
@@ -176,15 +176,15 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     if before.type.requires_grad:
         value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
     new.become(value)
-    held = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
-    recorder.aliasing.overwritten.setdefault(before, held)
+    overwritten = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
+    recorder.aliasing.overwritten.setdefault(before, overwritten)
     return cast("Abstract", seen)
 
 
 def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
     special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
-    alike = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
-    if special or not alike or (mine.requires_grad and not tensor.ft_leaf):
+    same = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+    if special or not same or (mine.requires_grad and not tensor.ft_leaf):
         raise Refusal(
             f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
             kind="side effect",
@@ -201,5 +201,7 @@ def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None
         before = recorder.aliasing.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
             origin = origin or recorder.origin()
-            held = StorageAliases(alias, alias.since, origin, recorder.aliasing.functional_form)
-            recorder.aliasing.overwritten[alias.value] = held
+            overwritten = StorageAliases(
+                alias, alias.since, origin, recorder.aliasing.functional_form
+            )
+            recorder.aliasing.overwritten[alias.value] = overwritten

@@ -22,11 +22,11 @@ WRITTEN = Choice(
 )
 
 
-def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ...]:
+def seen_inside(result: Abstract, inside: Collection[Value]) -> tuple[ViewStep, ...]:
     """The views by which a body's result sees memory made inside; none if the memory is its own."""
     alias: Alias | None = result.ft_alias
     owner, path = (None, []) if alias is None else alias.up_to_history()
-    if owner is None or owner.parent is not None or owner.value not in made:
+    if owner is None or owner.parent is not None or owner.value not in inside:
         return ()
     steps = tuple(member.step for member in path if member.step is not None)
     values = [member.value for member in (owner, *path)]

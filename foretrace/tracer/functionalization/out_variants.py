@@ -129,11 +129,11 @@ def _check_known(
 
 
 def _functional_form(call: Call) -> list[Value | None]:
-    recorder, (form, *given) = call.recorder, call.functional
+    recorder, (form, *arguments) = call.recorder, call.functional
     if schema_of(form).writes:  # batch norm's statistics
-        made = recorder.again(form, *recorder.concrete(given, call.by_value))
-        return [current(alias_of(t), recorder) for t in leaves(made)]
-    op = recorder.call(form, *given)
+        results = recorder.again(form, *recorder.concrete(arguments, call.by_value))
+        return [current(alias_of(t), recorder) for t in leaves(results)]
+    op = recorder.call(form, *arguments)
     return [
         recorder.call(aten.clone.default, (new,)).outs[0] if new in op.operands else new
         for new in leaves(op.result)
@@ -142,12 +142,12 @@ def _functional_form(call: Call) -> list[Value | None]:
 
 def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None]) -> bool:
     """Whether the op does what its functional form does; one that returns nothing copies that."""
-    recorder, func, given = call.recorder, call.func, call.values
+    recorder, func, operands = call.recorder, call.func, call.values
     if not call.schema.returns_something:
         return True
-    read = torch.Tag.pointwise not in func.tags and any(given.count(old) > 1 for old in olds)
+    read = torch.Tag.pointwise not in func.tags and any(operands.count(old) > 1 for old in olds)
     pairs = [(old.type, new.type) for old, new in zip(olds, news, strict=True) if new is not None]
-    if not read and all(_alike(recorder, old, new) for old, new in pairs):
+    if not read and all(_same_layout(recorder, old, new) for old, new in pairs):
         return True
     if len(olds) > len(_outs(call)) or schema_of(call.functional[0]).writes:
         raise Refusal(
@@ -158,7 +158,7 @@ def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None])
     return False
 
 
-def _alike(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
+def _same_layout(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
     """Whether a new tensor lies in memory as an old one does."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False

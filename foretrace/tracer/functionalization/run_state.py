@@ -196,7 +196,7 @@ class AutogradState:
     """new content by a write that autograd does not see, and the value whose history it has"""
     leaves: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """leaves that the program has made, and what keeps its gradient"""
-    made_leaves: set[Value] = field(default_factory=set)
+    program_leaves: set[Value] = field(default_factory=set)
     """all leaves that the program has made"""
     fresh: set[Value] = field(default_factory=set)
     """what factories have made, which torch's bindings may mark as leaves"""

@@ -38,7 +38,7 @@ def draw(call: Call) -> Value:
     return drawn
 
 
-def draws_alike(func: Any, like: TensorType) -> bool:
+def draws_same(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
     Of `bernoulli_` it does so only for elements in order; torch 2.13's kernel was not at hand, nor
@@ -72,14 +72,14 @@ def lay_out(recorder: RecorderBase, like: TensorType, new: Value) -> Value:
     back = recorder.call(aten.clone.default, (turned,), options).outs[0]
     if not straight:
         back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
-    if _spelled(recorder, back.type) == _spelled(recorder, like):
+    if _simplified_strides(recorder, back.type) == _simplified_strides(recorder, like):
         return back
     sizes, strides = list(like.shape), list(like.stride)
     empty = recorder.call(aten.new_empty_strided.default, (new, sizes, strides)).outs[0]
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
 
 
-def _spelled(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
+def _simplified_strides(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
     """The strides, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
@@ -99,15 +99,15 @@ def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
     return lay_out(recorder, like, new)
 
 
-def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
+def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
     """What a functional form has made beside new contents, laid out as the op itself does."""
     recorder = call.recorder
-    if not made or call.schema.returns_written:
-        return made
+    if not results or call.schema.returns_written:
+        return results
     likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
         new if new.type.same_layout(like) else lay_out(recorder, like, new)
-        for new, like in zip(made, likes, strict=True)
+        for new, like in zip(results, likes, strict=True)
     )
 
 
@@ -125,16 +125,16 @@ def check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]
     recorder, func = call.recorder, call.func
     both = zip(targets, news, strict=True)
     for target, new in ((target, new) for target, new in both if new is not None):
-        old, made = current(alias_of(target), recorder).type, new.type
-        sized = same_sizes(recorder, old.shape, made.shape)
-        if sized and old.dtype == made.dtype:
+        old, after = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, after.shape)
+        if sized and old.dtype == after.dtype:
             continue
         recorder.semantics.infer(func, *call.types)
         hint = recorder.types.symbols.hint
-        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
-            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
-        if not torch.can_cast(made.dtype, old.dtype):
-            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
+        if not sized and [*map(hint, after.shape)] != [*map(hint, old.shape)]:
+            raise RuntimeError(f"{func} makes {[*after.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(after.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {after.dtype}, which can't be cast to {old.dtype}")
 
 
 def check_not_resized(call: Call) -> None:

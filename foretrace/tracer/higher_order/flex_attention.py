@@ -54,8 +54,8 @@ class _Attending(Holding):
 
     def __init__(self, call: Call, names: Sequence[str]) -> None:
         super().__init__(call)
-        given = (*call.args, (), ())[: len(names)]  # buffers may be left away
-        self.args: dict[str, Any] = dict(zip(names, given, strict=True))
+        operands = (*call.args, (), ())[: len(names)]  # buffers may be left away
+        self.args: dict[str, Any] = dict(zip(names, operands, strict=True))
         query = self.args["query"].type
         score = TensorType((), (), query.dtype, query.device)
         self.place = score.but(dtype=PLACE)
@@ -83,8 +83,8 @@ class _Attending(Holding):
             self._type("value"),
             self.recorder.types.symbols,
         )
-        given = values_in([self.args[name] for name in ("query", "key", "value", BUFFERS)])
-        trains = self.origin.grad_mode and any(v.type.requires_grad for v in given)
+        operands = values_in([self.args[name] for name in ("query", "key", "value", BUFFERS)])
+        trains = self.origin.grad_mode and any(v.type.requires_grad for v in operands)
         types = attention_types(query, value, symbols.hint)
         intern = self.recorder.types.intern
         return [
@@ -117,7 +117,7 @@ class _Attending(Holding):
         self.args[argument], self.args[BUFFERS] = found
 
     def _program(
-        self, function: Any, name: str, scores: Sequence[TensorType], given: Sequence[Any]
+        self, function: Any, name: str, scores: Sequence[TensorType], buffers: Sequence[Any]
     ) -> tuple[Subgraph, tuple[Any, ...]]:
         """A program, and what it reads from around; `given`: what it is called with for that.
 
@@ -128,7 +128,7 @@ class _Attending(Holding):
         names = [*["score"] * len(scores[:1]), *PLACES, "grad"]
         params = [Value(intern(type), hint) for type, hint in zip(scalars, names, strict=False)]
         tensors: list[Any] = list(map(self.recorder.abstract, params))
-        tensors += [by_value[item] if isinstance(item, Value) else item for item in given]
+        tensors += [by_value[item] if isinstance(item, Value) else item for item in buffers]
         run = self._run(function, name, tensors)
         if scores and scores[0].dtype in NARROW:
             wide = [Value(intern(scores[0].but(dtype=torch.float32)), "score")]
@@ -141,11 +141,11 @@ class _Attending(Holding):
                 "return a tensor: for a mask of all, b.new_ones((), dtype=torch.bool)",
                 run.frame,
             )
-        outside = self.outside([run], {*params, *values_in(given)})
-        sizes = self.sizes([run], [*values_in(given), *outside])
+        outside = self.outside([run], {*params, *values_in(buffers)})
+        sizes = self.sizes([run], [*values_in(buffers), *outside])
         result = run.result[0] if one else list(run.result)
-        program = Subgraph(name, (*params, *given, *outside, *sizes), tuple(run.ops), result)
-        return program, (*given, *map(self._read, outside), *sizes)
+        program = Subgraph(name, (*params, *buffers, *outside, *sizes), tuple(run.ops), result)
+        return program, (*buffers, *map(self._read, outside), *sizes)
 
     def _run(self, function: Any, name: str, tensors: Sequence[Any]) -> Run:
         with self.recorder.unwatched:
@@ -198,7 +198,7 @@ class _AttendingBack(_Attending):
     def _results(self) -> Tree:
         """Gradients of the query, the key and the value, and of what the scores follow from."""
         symbols, intern = self.recorder.types.symbols, self.recorder.types.intern
-        given = values_in(list(self.args.values()))
-        trains = self.origin.grad_mode and any(v.type.requires_grad for v in given)
+        operands = values_in(list(self.args.values()))
+        trains = self.origin.grad_mode and any(v.type.requires_grad for v in operands)
         types = attention_gradients(self.args, symbols.hint)
         return map_tree(types, lambda t: t and Value(intern(t.with_grad(trains))))

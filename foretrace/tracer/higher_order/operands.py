@@ -31,10 +31,10 @@ class Grouped(Holding):
         super().__init__(call)
         self.holder = holder
         self.groups = holder.split(call.args)
-        self.params, self.tensors = self._given()
+        self.params, self.tensors = self._operands()
         self.groups[-1] = [item for item in self.groups[-1] if isinstance(item, Value)]
 
-    def _given(self) -> tuple[Groups, list[Any]]:
+    def _operands(self) -> tuple[Groups, list[Any]]:
         """What the programs speak of, and the tensors that they are called with."""
         params, tensors, by_value = Groups(), list[Any](), self.call.by_value
         for place, group in enumerate(self.groups):
@@ -78,7 +78,7 @@ class Grouped(Holding):
         runs = [self.run(program, name, self.tensors) for program, name in pairs]
         for run in runs:
             self.check_own(run)
-        self._check_alike(runs)
+        self._check_same_types(runs)
         last = runs[-1]
         outside = self.outside(runs, {param for group in self.params for param in group})
         *fixed, lifted = self.groups
@@ -151,7 +151,7 @@ class Grouped(Holding):
         (program,) = self.holder.programs(args)
         copied = in_copies(program, inference)
         types, others = ([v.type for v in values_in(p.result)] for p in (program, copied))
-        if copied is program or not _alike(types, others):
+        if copied is program or not _same_types(types, others):
             return None
         args = self.holder.join(args, [copied], self.holder.split(args))
         return [Op(self.call.func, args, self.call.kwargs, list(outs), tuple(values),
@@ -159,27 +159,28 @@ class Grouped(Holding):
 
     # ---- what torch refuses ---------------------------------------------------------------------
 
-    def _check_alike(self, runs: Sequence[Run]) -> None:
+    def _check_same_types(self, runs: Sequence[Run]) -> None:
         """Refuse programs that give other types than the operator has one for."""
         last = runs[-1]
         for first in runs[:-1] if self.holder.chooses else ():
-            if first.spec != last.spec or not _alike(first.types, last.types):
+            if first.spec != last.spec or not _same_types(first.types, last.types):
+                gives = f"{first.name} of {self.name} gives {_types(first)}"
                 self.refuse(
-                    f"{first.name} of {self.name} gives {_told(first)}, {last.name} {_told(last)}",
+                    f"{gives}, {last.name} {_types(last)}",
                     "let all return tensors of equal dtypes, sizes and strides",
                     first.frame,
                 )
         if self.holder.carried is not None:
             carried = [value.type for value in self.groups[self.holder.carried]]
-            if not _alike(last.types[: len(carried)], carried):
+            if not _same_types(last.types[: len(carried)], carried):
                 self.refuse(
-                    f"{last.name} of {self.name} is given {carried}, and gives {_told(last)}",
+                    f"{last.name} of {self.name} is given {carried}, and gives {_types(last)}",
                     "let it return tensors of the dtypes, sizes and strides that it is given",
                     last.frame,
                 )
 
 
-def _alike(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+def _same_types(ones: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether results are of equal types, whoever follows."""
     return list(map(_plain, ones)) == list(map(_plain, others))
 
@@ -188,6 +189,6 @@ def _plain(item: Any) -> Any:
     return item.with_grad(False).but(offset=0) if isinstance(item, TensorType) else item
 
 
-def _told(run: Run) -> str:
+def _types(run: Run) -> str:
     types = [f"{t!r} by {list(t.stride)}" if isinstance(t, TensorType) else t for t in run.types]
     return f"{types} (at {run.frame})"

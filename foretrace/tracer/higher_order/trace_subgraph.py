@@ -69,11 +69,11 @@ class Holding:
             )
         run = Run(name, ops, result, spec, frame, leaves)
         self._check_writes(run)
-        given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
-        self._inside |= given - self.call.by_value.keys()
+        passed = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
+        self._inside |= passed - self.call.by_value.keys()
         self._inside |= {out for op in every_op(ops) for out in op.outs}
         contexts = filter(None, (getattr(op.target, "context", None) for op in every_op(ops)))
-        self._saved |= {id(each): each for context in contexts for each in context.held()}
+        self._saved |= {id(each): each for context in contexts for each in context.tensors()}
         return run
 
     def close(self) -> None:
@@ -87,9 +87,9 @@ class Holding:
 
     def outside(self, runs: Sequence[Run], known: AbstractSet[Any]) -> list[Value]:
         """What the programs read from around them and is not `known`, in order."""
-        made = {out for run in runs for op in every_op(run.ops) for out in op.outs}
+        inside = {out for run in runs for op in every_op(run.ops) for out in op.outs}
         read = (v for run in runs for v in (*read_outside(run.ops), *values_in(run.result)))
-        return [value for value in dict.fromkeys(read) if value not in known | made]
+        return [value for value in dict.fromkeys(read) if value not in known | inside]
 
     def sizes(self, runs: Sequence[Run], params: Iterable[Value]) -> list[sympy.Symbol]:
         """The symbols that the programs name and that no tensor they are given has as a size."""
@@ -104,10 +104,10 @@ class Holding:
 
     def _check_writes(self, run: Run) -> None:
         """Refuse a program that writes to what is outside."""
-        made = {out for op in every_op(run.ops) for out in op.outs}
+        inside = {out for op in every_op(run.ops) for out in op.outs}
         for op in every_op(run.ops):
             written = _written(op)
-            if not made.issuperset(written):
+            if not inside.issuperset(written):
                 self.refuse(
                     f"{run.name} of {self.name} writes to a tensor from outside of it, which eager"
                     " refuses too",
@@ -117,9 +117,9 @@ class Holding:
 
     def check_own(self, run: Run) -> None:
         """Refuse a program that gives back what is not its own."""
-        made = {out for op in every_op(run.ops) for out in op.outs}
+        inside = {out for op in every_op(run.ops) for out in op.outs}
         owners = [_owner(leaf) for leaf in run.leaves if isinstance(leaf, Abstract)]
-        if not made.issuperset(owners) or len(set(owners)) < len(owners):
+        if not inside.issuperset(owners) or len(set(owners)) < len(owners):
             self.refuse(
                 f"{run.name} of {self.name} returns a tensor from outside of it, a view of one, or"
                 " one twice, which eager refuses too",

@@ -53,14 +53,14 @@ class _Call:
 
     def __init__(self, recorder: Recorder, cls: type[Function], args: tuple[Any, ...]) -> None:
         self.recorder, self.cls = recorder, cls
-        self.args = tuple(self._given(arg) for arg in args)
+        self.args = tuple(self._argument(arg) for arg in args)
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
         self.followed = self.origin.grad_mode and any(needs)
         if any(needs):
             check_mode(recorder, cls.__name__)
 
-    def _given(self, arg: Any) -> Any:
+    def _argument(self, arg: Any) -> Any:
         """An argument as forward gets it: what comes from outside is an input."""
         if not _real(arg):
             return arg
@@ -76,25 +76,25 @@ class _Call:
             returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
             self._check_dirty(raw)
-            made = {out for op in body for out in op.outs}
+            inner_outs = {out for op in body for out in op.outs}
             with torch.enable_grad():  # a view among them is none that is taken under no_grad
-                given = self._results(raw, made)
-            result = [self._values(item) for item in given]
+                results = self._results(raw, inner_outs)
+            result = [self._values(item) for item in results]
             self.context.keep()
-            made |= {out for op in body for out in op.outs}
+            inner_outs |= {out for op in body for out in op.outs}
         call = FunctionCall(
-            self.cls, self.context, followed=self.followed, written=self._written(before, given)
+            self.cls, self.context, followed=self.followed, written=self._written(before, results)
         )
         many = isinstance(returned, tuple)
-        outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
-        call.reads_made = self._reads_made(operands, body, there)
+        outs = tuple(dict.fromkeys(v for v in values_in(result) if v in inner_outs))
+        call.reads_outside = self._reads_outside(operands, body, there)
         tree = tuple(result) if many else result[0]
         op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
         recorder.append(op)
         if self.followed:
             recorder.autograd.functions.update((v, call) for v in outs if v.type.requires_grad)
             self.context.pack(op)
-        return tuple(given) if many else given[0]
+        return tuple(results) if many else results[0]
 
     def _there(self) -> set[Value]:
         """What lies in the memory of the arguments, and of what they hold."""
@@ -106,7 +106,7 @@ class _Call:
         members = [member for owner in owners for member in owner.members()]
         return {value for each in members for value in (each.initial, each.last)}
 
-    def _reads_made(
+    def _reads_outside(
         self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
     ) -> bool:
         """Whether forward has a value of the program, or an open number, that it is not given.
@@ -115,8 +115,10 @@ class _Call:
         `there`: what it finds where its arguments lie.
         """
         inside = [*every_op(body)]
-        made = {out for op in inside for out in op.outs}
-        read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
+        inner_outs = {out for op in inside for out in op.outs}
+        read = (
+            {value for op in inside for value in op.operands} - inner_outs - {*values_in(operands)}
+        )
         unknown, log = read - there, self.recorder.scope.log
         if unknown and not unknown.isdisjoint(out for op in log for out in op.outs):
             return True
@@ -135,7 +137,7 @@ class _Call:
                 owner = alias_of(tensor).root
                 yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
 
-    def _written(self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]) -> Written:
+    def _written(self, before: list[tuple[Alias, frozenset[Value]]], results: list[Any]) -> Written:
         """What forward has written to of its arguments; `given`: the results.
 
         Nothing, where copies would not do: the memory is that of another argument, too, or from
@@ -148,9 +150,9 @@ class _Call:
         own = {out for op in self.recorder.scope.log for out in op.outs}
         outside = {id(owner) for owner, _ in changed if owner.initial not in own}
         places = [place for place, arg in enumerate(self.args) if _owner(arg) in owners]
-        read = any(_owner(each) in owners for each in self.context.held())
+        read = any(_owner(each) in owners for each in self.context.tensors())
         alone = len(places) == len(changed) == len(owners)
-        if read or not alone or any(_owner(each) in outside for each in given):
+        if read or not alone or any(_owner(each) in outside for each in results):
             return NOTHING
         return Written(tuple(places), frozenset().union(*(values for _, values in changed)))
 
@@ -179,36 +181,36 @@ class _Call:
 
     # ---- results ------------------------------------------------------------------------------
 
-    def _results(self, raw: tuple[Any, ...], made: set[Value]) -> list[Any]:
+    def _results(self, raw: tuple[Any, ...], inner_outs: set[Value]) -> list[Any]:
         """What the caller gets: one that forward has made is itself however often it is there."""
         found, themselves = list[Any](), set[int]()
         for item in raw:
-            result = item if id(item) in themselves else self._result(item, made)
+            result = item if id(item) in themselves else self._result(item, inner_outs)
             if result is item:
                 themselves.add(id(item))
             found.append(result)
         return found
 
-    def _result(self, given: Any, made: set[Value]) -> Any:
+    def _result(self, returned: Any, inner_outs: set[Value]) -> Any:
         """What the caller gets for something that forward returned.
 
         A tensor that forward has made, or written to and said so, becomes the result itself; any
         other is seen anew, each time that it is returned.
         """
-        if not isinstance(given, torch.Tensor):
-            if type(given) is dict and values_in(self._values(given)):
+        if not isinstance(returned, torch.Tensor):
+            if type(returned) is dict and values_in(self._values(returned)):
                 self._refuse("a dict of tensors among its results", "return them in a tuple")
-            return given
-        if wraps(type(given)):
-            self._refuse(f"a {type(given).__name__} among its results", "return what it holds")
-        item: Any = given
+            return returned
+        if wraps(type(returned)):
+            self._refuse(f"a {type(returned).__name__} among its results", "return what it holds")
+        item: Any = returned
         dirty = _among(item, self.context.dirty_tensors)
         loose = _among(item, self.context.non_differentiable)
         numbers = item.is_floating_point() or item.is_complex()
         followed = self.followed and numbers and not loose
         if dirty and (followed or not item.requires_grad):
             return self._become(item) if followed else item
-        if _real(item) or _among(item, self.args) or self._value(item) not in made:
+        if _real(item) or _among(item, self.args) or self._value(item) not in inner_outs:
             return self._become(item.view_as(item)) if followed else _unfollowed(item)
         if followed:
             return self._become(item)

@@ -45,7 +45,7 @@ class HookCall:
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
-        self.several = self.holds = made_for_several(hook) is not None
+        self.several = self.holds = multi_grad_name(hook) is not None
 
     def forget(self) -> None:
         """Let go of a hook that was removed, and of what it holds."""
@@ -57,7 +57,7 @@ class HookCall:
         return self.hook is not None and not self._table
 
     @property
-    def held(self) -> bool:
+    def removable(self) -> bool:
         """Whether somebody can still remove it."""
         return not self.removed and self._handle() is not None
 
@@ -164,7 +164,7 @@ def note_needed(hooks: Iterable[Op], followed: bool) -> None:
                 op.target.packs.clear()
 
 
-def made_for_several(hook: Any) -> str | None:
+def multi_grad_name(hook: Any) -> str | None:
     """What register_multi_grad_hook calls a hook that it has made; None of any other."""
     code: Any = getattr(hook, "__code__", None)
     ours = code is not None and code.co_filename == torch.autograd.graph.__file__

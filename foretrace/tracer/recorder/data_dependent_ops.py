@@ -21,7 +21,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.concrete.concrete_values import GUARD, READS_ONE
+from foretrace.tracer.concrete.unknown_values import GUARD, READS_ONE
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
@@ -109,8 +109,8 @@ def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
     body = _reading(call, symbol) if func is ITEM else None
     outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
-    made: Any = as_int(recorder.types.symbols.symbolic(symbol))
-    return made
+    opened: Any = as_int(recorder.types.symbols.symbolic(symbol))
+    return opened
 
 
 def answer(call: Call) -> Any:
@@ -153,9 +153,9 @@ class DataSizedOp:
 
     def _open(self, call: Call) -> bool:
         floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
-        made = bool(floats) and not call.values  # `arange(v)`
+        from_number = bool(floats) and not call.values  # `arange(v)`
         sized = torch_api.sized_by_data(call.func) or bool(call.schema.viewed)
-        return sized or made
+        return sized or from_number
 
     def _of_example(self, call: Call) -> Any:
         try:
@@ -196,19 +196,19 @@ def fill_at_places(call: Call) -> Any:
     """
     again = call.recorder.again
     tensor, dim, index, value = call.args
-    made, number = call.by_value[tensor], call.by_value[value]
+    filled, number = call.by_value[tensor], call.by_value[value]
     if not _known_numbers(call.recorder, index):
         return _filled(call)  # a joint cut is refused then
     places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
     if not call.written:
-        made = again(torch.ops.aten.clone.default, (made,))
-    if number.dtype != made.dtype:
-        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
-    size = list(made.shape)
+        filled = again(torch.ops.aten.clone.default, (filled,))
+    if number.dtype != filled.dtype:
+        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": filled.dtype})
+    size = list(filled.shape)
     if size:
         size[dim] = places.shape[0]
     source = again(torch.ops.aten.expand.default, (number, size))
-    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+    return again(torch.ops.aten.index_copy_.default, (filled, dim, places, source))
 
 
 def _known_numbers(recorder: RecorderBase, value: Value) -> bool:
@@ -227,8 +227,8 @@ def _filled(call: Call) -> Any:
     if call.schema.written_now(call.args, call.kwargs):
         return functionalize(call)
     recorder = call.recorder
-    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
-    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    type = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(type), lasting=False)
     return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
 
 

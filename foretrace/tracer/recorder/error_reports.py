@@ -166,8 +166,8 @@ def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
     """The operator of the program's in which an error arose, and its arguments."""
     for frame, _ in walk_tb(trace):
         if frame.f_code is Recorder.__torch_dispatch__.__code__:
-            held = frame.f_locals
-            return held["func"], held["args"], held["kwargs"] or {}
+            variables = frame.f_locals
+            return variables["func"], variables["args"], variables["kwargs"] or {}
     return None
 
 

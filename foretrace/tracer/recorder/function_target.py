@@ -55,7 +55,7 @@ class Context(FunctionCtx):
         """Whether a tensor that it has as an attribute was written to after the call."""
         return any(tensor.ft_value is not value for tensor, value in self._noted)
 
-    def held(self) -> list[Abstract]:
+    def tensors(self) -> list[Abstract]:
         """What the backward can read of it, as it is now."""
         own = {name: item for name, item in vars(self).items() if name not in OWN}
         leaves = torch_api.tree_leaves((self.to_save, own))
@@ -75,8 +75,8 @@ class Context(FunctionCtx):
         if self.packed is None:
             return self._kept
         found = self.packed.taken_out()
-        given = iter(found if self.carry is None else self.carry(found, self.packed))
-        return tuple(None if each is None else next(given) for each in self._kept)
+        unpacked = iter(found if self.carry is None else self.carry(found, self.packed))
+        return tuple(None if each is None else next(unpacked) for each in self._kept)
 
     def pack(self, op: Op) -> None:
         """Let the program's hooks on what autograd saves have the saved tensors."""
@@ -128,7 +128,7 @@ class FunctionCall:
         """where its forward writes to arguments, if copies of them would do"""
         self.copied = copied
         """which arguments it gets copies of"""
-        self.reads_made = False
+        self.reads_outside = False
         """whether its forward reads what the program has made and does not give it"""
         self.__name__ = function.__name__
 
@@ -143,7 +143,7 @@ class FunctionCall:
         """The call as a module, for a graph that trains eagerly."""
         return Applied(self.function, self.copied)
 
-    def apart(self) -> "FunctionCall":
+    def with_copies(self) -> "FunctionCall":
         """The call with copies of what it writes to."""
         copied = self.written.places
         return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
@@ -175,8 +175,8 @@ def run_backward(call: FunctionCall, gradients: tuple[Any, ...]) -> Any:
     """
     _check_own(call)
     backward, boxed = torch_api.backward_method(call.function)
-    given = ([*gradients],) if boxed else gradients
-    return call.context.unpacked_by(backward, given)
+    arguments = ([*gradients],) if boxed else gradients
+    return call.context.unpacked_by(backward, arguments)
 
 
 def backward_of(

@@ -278,7 +278,7 @@ def of_kind(
     """The outcome of a call that is decided by the operator's kind, whatever its name is."""
     if isinstance(func, torch_api.HigherOrderOperator):
         if func is torch_api.AUTO_FUNCTIONALIZED:
-            return _made_functional(recorder, args[0], kwargs)
+            return _auto_functionalized(recorder, args[0], kwargs)
         return Outcome(None, inline=hold, lasting=False)
     if func.namespace == torch_api.COLLECTIVES:
         raise communicates(str(func))
@@ -286,15 +286,15 @@ def of_kind(
     return Outcome(None, inline=run_unrecorded) if func.namespace == PROFILER else None
 
 
-def _made_functional(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
+def _auto_functionalized(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
     """An operator that writes, by torch's form of it: its results, then new contents."""
     typed = map_values(named, lambda v: v.type.with_grad(False))
     result = recorder.semantics.infer(func, (), typed)
     news = [typed.get(name) for name in schema_of(func).writes]
-    given = list(result) if isinstance(result, (tuple, list)) else [result]
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
     intern = recorder.types.intern
     types = map_tree(
-        [*given, *news],
+        [*results, *news],
         lambda t: intern(t.but(offset=0)) if isinstance(t, TensorType) else t,
     )
     return Outcome(types, None, None, lasting=False)

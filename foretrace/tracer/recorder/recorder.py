@@ -65,8 +65,8 @@ class Recorder(RecorderBase):
             op = self.emit(func, values, named, outcome, read.values, origin)
             if outcome.factory and not self.scope.depth:
                 self.autograd.fresh.update(op.outs)
-            made = self._abstract(op, outcome, tensors, grad)
-            return as_program_has(made, self) if read.wrapped else made
+            answer = self._abstract(op, outcome, tensors, grad)
+            return as_program_has(answer, self) if read.wrapped else answer
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
@@ -168,7 +168,7 @@ class Recorder(RecorderBase):
         outs = tuple(values_in(result))
         return Op(func, args, kwargs or {}, result, outs, origin=self.origin())
 
-    def made(self, func: Target, *args: Tree, **kwargs: Tree) -> Value:
+    def computed(self, func: Target, *args: Tree, **kwargs: Tree) -> Value:
         """The value of a call that the program itself does not make."""
         return self.call(func, args, kwargs, grad=self.grad_mode()).outs[0]
 

@@ -44,7 +44,7 @@ def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
         return None
     known: Abstract | None = vars(tensor).get(STANDS)
     if known is None:
-        return _made_by_program(tensor, recorder)
+        return _new_stand_in(tensor, recorder)
     check_unchanged(tensor, known)
     return known
 
@@ -74,7 +74,7 @@ def check_unchanged(tensor: Any, known: Abstract) -> None:
     same = {name: item for name, item in vars(tensor).items() if name not in torch_api.CACHED_SIZES}
     if same.keys() != attributes.keys() or any(same[n] is not attributes[n] for n in same):
         raise changed(tensor, "sets an attribute of")
-    if any(held.ft_value is not value for held, value in values):
+    if any(part.ft_value is not value for part, value in values):
         raise changed(tensor, "writes to what is held by")
     value = known.ft_value
     if value is not None and bool(FLAG(tensor)) != value.type.requires_grad:
@@ -91,11 +91,11 @@ def changed(tensor: Any, what: str) -> Refusal:
     )
 
 
-def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
+def _new_stand_in(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     """The stand-in of one that the program has just made of tensors of the run."""
     names, context = flattened(tensor)
-    held = [getattr(tensor, name) for name in names]
-    if not any(map(of_the_run, held)):
+    parts = [getattr(tensor, name) for name in names]
+    if not any(map(of_the_run, parts)):
         return None  # it comes from outside
     if FLAG(tensor):
         raise Refusal(
@@ -103,7 +103,7 @@ def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
             kind="unsupported tensor",
             do="make it of detached tensors, or make it outside of the captured program",
         )
-    stood = [known_as(each, recorder) for each in held]
+    stood = [known_as(each, recorder) for each in parts]
     values = tuple(value_of(each, recorder) for each in stood)
     types = tuple(value.type.with_grad(False) for value in values)
     wrapping = Wrapping(type(tensor), names, types, Metadata(context))
@@ -126,9 +126,9 @@ def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     return known
 
 
-def _owners(held: list[Abstract]) -> list[Value]:
+def _owners(parts: list[Abstract]) -> list[Value]:
     """The values of what owns the memory of each."""
-    return [alias_of(each).root.last for each in held]
+    return [alias_of(each).root.last for each in parts]
 
 
 def check_sizes(type: TensorType) -> None:
@@ -147,8 +147,8 @@ def check_sizes(type: TensorType) -> None:
 
 def instance(known: Abstract, recorder: RecorderBase) -> Any:
     """The tensor that the program has for a stand-in; one for each."""
-    made = known.ft_instance() if known.ft_instance is not None else None
-    return _instance(known, recorder) if made is None else made
+    new = known.ft_instance() if known.ft_instance is not None else None
+    return _instance(known, recorder) if new is None else new
 
 
 def _instance(known: Abstract, recorder: RecorderBase) -> Any:
@@ -158,13 +158,13 @@ def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     unwrap = Unwrap(type.wrapped.names)
     recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
     recorder.aliasing.in_subclasses.update(parts)
-    held = [recorder.abstract(part) for part in parts]
-    given = tuple(as_program_has(each, recorder) for each in held)
-    new = type.wrapped.make(given, type.shape, type.stride)
+    wrapped = [recorder.abstract(part) for part in parts]
+    real = tuple(as_program_has(each, recorder) for each in wrapped)
+    new = type.wrapped.make(real, type.shape, type.stride)
     if isinstance(known, AbstractParameter):
         torch_api.mark_parameter(new)
     FLAGGED(new, type.requires_grad)
-    _join(new, known, held)
+    _join(new, known, wrapped)
     return new
 
 
@@ -172,16 +172,16 @@ FLAGGED: Any = torch.Tensor.requires_grad_
 """As torch has it, while the program has another"""
 
 
-def _join(tensor: Any, known: Abstract, held: list[Abstract]) -> None:
+def _join(tensor: Any, known: Abstract, wrapped: list[Abstract]) -> None:
     setattr(tensor, STANDS, known)
     known.ft_instance = ref(tensor)
-    known.ft_held = dict(vars(tensor)), [(each, each.ft_value) for each in held]
+    known.ft_held = dict(vars(tensor)), [(each, each.ft_value) for each in wrapped]
 
 
 def now_holds(known: Abstract) -> None:
     """Note that what a tensor holds has other values now, which it was written."""
-    attributes, held = known.ft_held
-    known.ft_held = attributes, [(each, each.ft_value) for each, _ in held]
+    attributes, wrapped = known.ft_held
+    known.ft_held = attributes, [(each, each.ft_value) for each, _ in wrapped]
 
 
 def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
@@ -207,10 +207,10 @@ def memories(tensor: Abstract) -> Iterator[Alias]:
         yield alias_of(tensor).root
 
 
-def sharing(made: Sequence[Any], given: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
+def sharing(results: Sequence[Any], operands: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
     """Which of what a class gives shares memory with which of what it was given."""
-    owners = {owner: i for i, each in enumerate(given) for owner in memories(each)}
-    for position, each in enumerate(made):
+    owners = {owner: i for i, each in enumerate(operands) for owner in memories(each)}
+    for position, each in enumerate(results):
         shared = [owners[owner] for owner in memories(each) if owner in owners]
         if shared:
             yield position, shared[0]
@@ -226,13 +226,13 @@ class SubclassKernel:
         """Call it with what the program has; gives stand-ins."""
         recorder = self.recorder
         args, kwargs = map_tree((args, kwargs), lambda leaf: as_program_has(leaf, recorder))
-        given = torch_api.tree_leaves((args, kwargs))
-        kinds = list(dict.fromkeys(type(each) for each in given if wraps(type(each))))
+        leaves = torch_api.tree_leaves((args, kwargs))
+        kinds = list(dict.fromkeys(type(each) for each in leaves if wraps(type(each))))
         for kind in sorted(kinds, key=lambda each: -len(each.__mro__)):
             dispatch: Any = kind
             with recorder.user_code(), recorder.casts.off():
                 result = dispatch.__torch_dispatch__(self.func, tuple(kinds), args, kwargs)
-            for each in given:
+            for each in leaves:
                 known = vars(each).get(STANDS) if wraps(type(each)) else None
                 if known is not None and known is not self.written:
                     check_unchanged(each, known)

@@ -145,10 +145,10 @@ def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
 
 def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Value) -> Value:
     """What a tensor holds after the write, wrapped; of the type that it had."""
-    before, held = known.ft_held
+    before, wrapped = known.ft_held
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
         raise changed(tensor, "sets an attribute of")
-    parts = tuple(current(alias_of(each), recorder) for each, _ in held)
+    parts = tuple(current(alias_of(each), recorder) for each, _ in wrapped)
     names, context = flattened(tensor)
     inner = tuple(part.type.with_grad(False) for part in parts)
     if Wrapping(type(tensor), names, inner, Metadata(context)) != old.type.wrapped:
