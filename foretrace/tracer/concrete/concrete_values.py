@@ -29,7 +29,7 @@ from foretrace.tracer.concrete.unknown_values import check_size, depends_on_inpu
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 Root: TypeAlias = Any
-"""What an answer may depend on: a symbol, the Value of an input, the Op of a draw"""
+"""What a value may depend on: a symbol, the Value of an input, the Op of a draw"""
 
 
 class Constants:
@@ -67,7 +67,7 @@ class Constants:
         """whether a finished run is computed again, where no roots are wanted"""
 
     def add_literal(self, value: Value, tensor: torch.Tensor) -> None:
-        """Add a constant that the program made from Python numbers."""
+        """Add a constant that the program built from Python numbers."""
         self.literals[value] = self.known[value] = tensor
 
     def add_input(self, value: Value, tensor: torch.Tensor, index: int) -> None:
@@ -124,7 +124,7 @@ class Constants:
         return condition.xreplace(numbers) != sympy.false
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
-        """The same constants where the symbols are other numbers, and inputs have these values."""
+        """The same constants for a call with these sizes and values of inputs."""
         with self._lock:  # calls come from any thread
             if self._later:
                 self.producers.note(self._later)
@@ -136,14 +136,14 @@ class Constants:
         return other
 
     def roots_of(self, tree: Tree) -> frozenset[Root]:
-        """On what operands that were computed depend."""
+        """What computed operands depend on."""
         values = (*values_in(tree), *self._behind(tree))
         known = (self.roots.get(value, frozenset()) for value in values)
         symbols = free_symbols((tree, *(op.args for op in self.producers.binding_ops(tree))))
         return frozenset(s for s in symbols if s not in self.producers.binders).union(*known)
 
     def roots_of_number(self, wanted: sympy.Symbol) -> frozenset[Root] | None:
-        """On what a number depends; None where that is not known without computing it."""
+        """What a number depends on; None where only computing it says so."""
         known, pending = self._of_numbers, [wanted]
         while pending:
             op = self.producers.binders.get(symbol := pending[-1])
@@ -214,7 +214,7 @@ class Constants:
                 self.numbers.known[result] = self.numbers.number((form, place))
 
     def _follows_from(self, value: Value) -> None:
-        """An input or a constant follows from itself."""
+        """Set the roots of an input, which is itself, or of a constant, which has none."""
         if value not in self.roots:
             self.roots[value] = frozenset({value} if value in self.inputs else ())
 
@@ -260,7 +260,7 @@ class Constants:
         return found
 
     def _put(self, leaf: Any) -> Any:
-        """A leaf with numbers for its symbols."""
+        """A leaf of a structure, with numbers for its symbols."""
         if self.producers.binders and isinstance(leaf, sympy.Basic):
             if leaf in self.producers.binders:
                 return self._number(leaf)
@@ -296,7 +296,7 @@ def _here(kwargs: dict[str, Tree]) -> dict[str, Tree]:
 
 
 def _number_or_tensor(item: Any) -> Any:
-    """What takes the place of a symbol is a number of sympy's."""
+    """An item, an int as a number of sympy's, which replaces a symbol."""
     return sympy.Integer(item) if type(item) is int else item
 
 

@@ -73,7 +73,7 @@ class Producers:
         return op
 
     def _look_inside(self) -> None:
-        """Note the ops of composites: a walk back may have made their bodies."""
+        """Note the ops of all composites whose bodies exist."""
         walked = self._walked
         found = [op for op in dict.fromkeys(self.makers.values()) if op not in walked]
         while found:

@@ -1,7 +1,7 @@
 """A comparison of a number that data decides, as a condition that the graph computes.
 
 `n = x.sum().item()` is a symbol, and `if n > 3:` a question to the ShapeEnv. Where both sides are
-recorded, what the program itself compares is a tensor of the graph.
+recorded, the comparison is a tensor of the graph.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ COMPARED: Mapping[type, Any] = MappingProxyType(
         sympy.Unequality: aten.ne.Tensor,
     }
 )
-"""What each relation of numbers is between tensors"""
+"""The operator for each relation of numbers"""
 
 
 def asked_by_program(relation: Any, symbols: Symbols) -> bool:

@@ -1,4 +1,4 @@
-"""What a program computes of floats that data decides: each step an op of the record.
+"""Python arithmetic on floats that data decides: each step is an op of the record.
 
 `v = x.max().item()` is a symbol, and so is `v * 2`: the op between them calls Python's own `*`
 when a graph runs. Nothing is simplified, so the floats are eager's to the last bit. What Python
@@ -38,14 +38,14 @@ COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
     math.isnan: aten.isnan.default, math.isinf: aten.isinf.default,
     math.isfinite: aten.isfinite.default,
 })  # fmt: skip
-"""What each question about numbers is between tensors"""
+"""The operator for each question about numbers"""
 LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType(
     {
         min: torch.sym_min,
         max: torch.sym_max,
     }
 )
-"""Of two floats they are Python's own"""
+"""For two floats, they compute what Python's own do"""
 LARGEST: Final = 1 << 53
 """Up to here each integer is a float; Python compares larger ones with floats exactly"""
 IS_NONZERO: Final = aten.is_nonzero.default
@@ -60,9 +60,9 @@ class Steps:
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
         self._casts: Callable[[], list[NameOfModule]] = list
-        """the globals in which `int` and `float` may be ours while the program runs, or may not"""
+        """the globals in which `int` and `float` are replaced in the run, or may not be"""
         self._not_ours: dict[tuple[int, str], str] = {}
-        """why, by the id of such globals and the name"""
+        """why they are not replaced, by the id of such globals and the name"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
 
@@ -131,7 +131,7 @@ class Steps:
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """What an operator gives whose function of torch's would ask for the number.
+        """The result of an operator whose torch function would ask for the number.
 
         The call comes to the recorder as it is; autocast and transforms of functions want it first.
         """
@@ -150,7 +150,7 @@ class Steps:
         return any(map(torch_api.is_from_data, symbols))
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the function gives: a new number, or the answer to what it asks."""
+        """The result of the function: a new number, or the answer to a question."""
         with self.recorder.unwatched:
             return self._step(function, args, kwargs)
 
@@ -178,7 +178,7 @@ class Steps:
         return self.symbols.symbolic(symbol)
 
     def _stays(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        """Whether it gives a number of the same kind with others: a root may be complex."""
+        """Whether it returns the same kind of number for other arguments: a root may be complex."""
         if function is not operator.pow:
             return True
         base, power = args
@@ -189,7 +189,7 @@ class Steps:
         return bool(base >= 0)
 
     def _value(self, number: Any) -> Any:
-        """A number as ops have it."""
+        """A number as an argument of an op."""
         kind = type(number)
         if kind in EXACT:
             return number
@@ -201,7 +201,7 @@ class Steps:
     # ---- what is asked --------------------------------------------------------------------------
 
     def number(self, symbol: Any) -> float:
-        """The number itself; that it is the same is a guard."""
+        """The number itself, which becomes a guard."""
         by = "" if symbol in self.fixed else self._asked_by()
         self.fixed.add(symbol)
         with self.recorder.unwatched:
@@ -216,7 +216,7 @@ class Steps:
         return found
 
     def _asked_by(self) -> str:
-        """What asks for a number as it has to be Python's own, and why; "" if nothing such."""
+        """The function of Python's own that asks for a number, and why it does; "" if none does."""
         at = users_frame() if self._not_ours else None
         name = "" if at is None else called_at(at.f_code, at.f_lasti)
         why = self._not_ours.get((id(at.f_globals), name)) if at is not None else None

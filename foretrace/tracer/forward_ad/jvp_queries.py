@@ -1,7 +1,7 @@
-"""What forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
+"""Answer what forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
 
-It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
-answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
+It keeps a tangent as it is, if that has the layout of its tensor. It asks by operators about sizes
+and the memory of a tensor, which becomes a guard for an input.
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 

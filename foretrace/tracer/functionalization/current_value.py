@@ -1,4 +1,4 @@
-"""What a tensor holds now: a stale view is taken again, and what autograd makes of that.
+"""The current value of a tensor: a stale view is taken again, as autograd does.
 
 Where autograd has lost the view at a write, a use of it is refused, as eager refuses it.
 """
@@ -60,7 +60,7 @@ def _viewed_again(
 ) -> Value:
     """The same view of new content; `base`: what has its history, where that is a new one.
 
-    Where the version counter tells of the write, autograd gives it a new history in any grad mode:
+    Where the version counter shows the write, autograd gives it a new history in any grad mode:
     one by strides, but for another dtype, by which gradients lie as their owner and are summed in
     another order. Else it has what it had.
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
@@ -125,7 +125,7 @@ def rewrite(
 
 
 def not_tracked(why: str, what: str) -> Refusal:
-    """What eager raises of a view that autograd cannot follow through a write."""
+    """The refusal of a view that autograd cannot follow through a write; eager raises, too."""
     return Refusal(
         f"{why} is {what}, which eager refuses too",
         kind=KIND,
@@ -134,7 +134,7 @@ def not_tracked(why: str, what: str) -> Refusal:
 
 
 def of_another(at: Frame | None) -> Refusal:
-    """A view of an input that is a view itself, of what does not require grad."""
+    """The refusal of a view of an input that is itself a view of what does not require grad."""
     return Refusal(
         "a view is used after a write to its memory, and eager gives it the history of what"
         " an input is a view of, which does not require grad",
@@ -145,7 +145,7 @@ def of_another(at: Frame | None) -> Refusal:
 
 
 def of_detached() -> Refusal:
-    """A view whose new history ends where there is none."""
+    """The refusal of a view whose base was detached."""
     return Refusal(
         "a view is used after a write to its memory and detach_() of what it is a view of: eager"
         " gives it a history that leads nowhere",

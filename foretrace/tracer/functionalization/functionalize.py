@@ -1,12 +1,12 @@
-"""Writes and shared memory, made values while they happen.
+"""Functionalize writes while a program is recorded.
 
 Tensors that share memory form a tree: each is a view of its parent. A write gives the tree's root
 a new value and makes every other member stale; a stale member that is read again is the same view
 of the root's new value. So the recorded program never mutates anything.
 
-What autograd does on a write decides what the new value is followed by, as in eager mode: a write
-to a view rebases the history of its base (CopySlices); a write under no_grad, or through detach(),
-changes the content and leaves the history.
+The new value has the history that autograd gives it in eager mode: a write to a view rebases the
+history of its base (CopySlices); a write under no_grad, or through detach(), changes the content
+and leaves the history.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -122,7 +122,7 @@ OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
         **dict.fromkeys(RESIZES, resize),
     }
 )
-"""What changes a tensor otherwise than by new content from a functional form"""
+"""Operators that change a tensor by no functional form"""
 
 
 def _write_one(call: Call, followed: bool) -> None:
@@ -155,7 +155,7 @@ def _write_one(call: Call, followed: bool) -> None:
 def holder(
     recorder: RecorderBase, alias: Alias, *, followed: bool = False
 ) -> tuple[Alias, list[Alias]]:
-    """The member whose content a write makes anew, and the way down from it.
+    """The member whose content a write replaces, and the path down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
     history, a leaf, and one of which several elements are one place have what their owner has.
@@ -177,7 +177,7 @@ def holder(
 
 
 def _spread(recorder: RecorderBase, history: Alias, new: Value, origin: Origin) -> None:
-    """Let the members of the memory know of the new value of one that carries history."""
+    """Give a member that carries history a new value, and make the others stale."""
     root = history.root
     if root is not history:
         path = [history]
@@ -197,7 +197,7 @@ def _renew(
     origin: Origin,
     part: TensorType | None = None,
 ) -> None:
-    """Let the owner have a new value, and the members that see the part be stale."""
+    """Give the owner a new value, and make the members that see the part stale."""
     if owner.last in recorder.autograd.program_leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
@@ -214,10 +214,10 @@ def _renew(
 
 
 def _check_seen(recorder: RecorderBase, member: Alias, owner: Alias) -> None:
-    """Refuse new content of what a view sees more than: a value of its own, in a program of values.
+    """Refuse new content of a tensor whose view sees more memory than the tensor.
 
     Raises:
-        Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
+        Refusal: an `as_strided` that is alive sees elements between the owner's, or behind.
     """
     func = None if member.step is None else member.step.func
     if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
@@ -240,7 +240,7 @@ def _reached(recorder: RecorderBase, owner: Alias, part: TensorType | None) -> I
 
 
 def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
-    """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
+    """Mark a tensor as requiring grad, if its history is the owner's."""
     history, path = member.up_to_history()
     unbased = not history.based and any(each.loose for each in path)
     same = history is owner.up_to_history()[0] and not unbased
@@ -251,7 +251,7 @@ def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
 
 
 def _new_contents(call: Call) -> list[Value]:
-    """What each target holds after the write, in the target's own layout and memory of its own."""
+    """The new content of each target, in its layout, in memory of its own."""
     recorder, func, args, targets = call.recorder, call.func, call.args, call.targets
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
@@ -278,7 +278,7 @@ def _new_contents(call: Call) -> list[Value]:
 
 
 def _write_each(call: Call) -> Any:
-    """An op that writes to several operands as whole: what it gives, and a copy into each."""
+    """Record an op that writes to several operands: its results, and a copy into each."""
     recorder, schema, tensors = call.recorder, call.schema, call.by_value
     values, news = call.written, list[Value | None]()
     formed: Op | None = None
@@ -309,7 +309,7 @@ def _write_each(call: Call) -> Any:
 
 
 def _write_many(call: Call) -> Any:
-    """An op that writes to operands beside its results, such as batch norm's statistics."""
+    """Record an op that writes to operands beside its results, such as batch norm's statistics."""
     recorder, schema, targets = call.recorder, call.schema, call.targets
     origin = recorder.origin()
     check_not_resized(call)

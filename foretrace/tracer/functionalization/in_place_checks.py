@@ -58,7 +58,7 @@ def check_not_wrapped(targets: list[Abstract]) -> None:
 
 
 def reshape(call: Call) -> Abstract:
-    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    """Record `t_`, `unsqueeze_` and their like: the tensor has another shape from now on."""
     recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
     if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
         if recorder.grad_mode():
@@ -109,9 +109,9 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
 
 
 def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
-    """Autograd counts a write that changes a shape alone: there is no new value.
+    """Count a write that changes a shape alone, as autograd does; there is no new value.
 
-    Who saves one of the values afterwards finds it as it was.
+    A value that is saved afterwards is found unchanged.
     """
     version = alias.version
     for member in alias.root.members():
@@ -193,9 +193,9 @@ def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
 
 
 def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None = None) -> None:
-    """A tensor's memory is written to: its value is no longer what the memory holds.
+    """Note that a tensor's memory was written over, and the value that it had.
 
-    `origin`: that of the write, for one who knows it.
+    `origin`: that of the write, if known.
     """
     if alias.value is not None:
         before = recorder.aliasing.overwritten.get(alias.value)

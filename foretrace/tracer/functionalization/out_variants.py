@@ -1,4 +1,4 @@
-"""Operators that write to tensors given as `out=`, resize them, or write to lists of them."""
+"""Functionalize operators with `out=`, those that resize, and those that write to lists."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
 def contents(call: Call) -> list[Value | None]:
-    """What each operand holds that the op writes to, those given as `out=` first.
+    """The new content of each operand that the op writes to, those of `out=` first.
 
     The functional form makes it where it gives the very type that `out` has. Else the op itself
     does, on new memory like that of `out`: a kernel may round otherwise in another layout, and
@@ -101,7 +101,7 @@ def _fits(recorder: RecorderBase, schema: Schema, old: TensorType, new: TensorTy
 
 
 def _equal(recorder: RecorderBase, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
-    """Whether two shapes are one in this run, which open sizes make a guard."""
+    """Whether two shapes are equal in this run; a guard for open sizes."""
     decide = recorder.types.symbols.decide
     return all(decide(sympy.Eq(a, b)) for a, b in zip(one, other, strict=True))
 
@@ -159,14 +159,14 @@ def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None])
 
 
 def _same_layout(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
-    """Whether a new tensor lies in memory as an old one does."""
+    """Whether a new tensor has the dtype, sizes and strides of an old one."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False
     return _same_strides(recorder, old, new)
 
 
 def _same_strides(recorder: RecorderBase, one: TensorType, other: TensorType) -> bool:
-    """Whether elements of one shape lie alike; how far apart a single one is does not matter."""
+    """Whether strides are equal, but for dimensions of size 1."""
     far = [
         tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
         for t in (one, other)
@@ -219,7 +219,7 @@ def resize(call: Call) -> Abstract:
 
 
 def _renew(recorder: RecorderBase, tensor: Abstract, old: Value, type: TensorType) -> Value:
-    """Let a tensor have memory of its own of this type; nothing is in it yet."""
+    """Give a tensor new memory of this type, without content."""
     alias = alias_of(tensor)
     seen = any(each.is_view or each.tensor() is not None for each in alias.children)
     if tensor.ft_leaf or alias.parent is not None or seen:
@@ -246,10 +246,10 @@ def _renew(recorder: RecorderBase, tensor: Abstract, old: Value, type: TensorTyp
 
 
 def write_one_by_one(call: Call, *, followed: bool) -> bool:
-    """Record the writes to a list as eager makes them; False if they are one call of values.
+    """Record the writes to a list one by one, as eager does them; False if they are one call.
 
-    They are that where all of the memory is apart and nothing is followed: a functional form has a
-    derivative for all of its tensors or for none. Eager's own saves results when all is written,
+    They are one call where no memory is shared and autograd follows nothing: a functional form has
+    a derivative for all of its tensors or for none. Eager's own saves results when all is written,
     so parts of one memory that are followed are written at once, too, if that has a derivative.
 
     Raises:

@@ -25,7 +25,7 @@ from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
 ANY_ORDER = frozenset({torch.ops.aten.copy_.default})
-"""What reads each element where it writes it, beside the operators that torch calls pointwise"""
+"""Operators that read each element where they write it, beside those with torch's pointwise tag"""
 
 
 def check_disjoint(call: Call) -> None:
@@ -181,8 +181,8 @@ def _shared(one: _Places, two: _Places) -> torch.Tensor:
 def _disjoint(symbols: Symbols, one: _Places, two: _Places) -> bool:
     """Whether two views have nothing in common, by relations that become guards.
 
-    One lies behind the other. Or both go on by the same stride, and what lies between two such
-    steps is apart: columns of one matrix.
+    One lies behind the other. Or both have one stride in common, and are disjoint between two such
+    steps: columns of one matrix.
     """
     if symbols.hint(one.offset) > symbols.hint(two.offset):
         one, two = two, one

@@ -21,10 +21,10 @@ aten = torch.ops.aten
 
 
 def draw(call: Call) -> Value:
-    """An op that draws numbers in an order that its functional form would not.
+    """Record an op that draws numbers in another order than its functional form.
 
-    It stays in place, on new memory so laid out. Of what is put off the kernel fills a copy, which
-    is written back.
+    It stays in place, on new memory of the same layout. For a lazy conjugation or negation the
+    kernel fills a copy, which is written back.
     """
     recorder, (old, *rest) = call.recorder, call.args
     like = old.type
@@ -80,7 +80,7 @@ def lay_out(recorder: RecorderBase, like: TensorType, new: Value) -> Value:
 
 
 def _simplified_strides(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
-    """The strides, where sizes that are known to be equal are spelled alike."""
+    """The strides, simplified: sizes known to be equal have one form."""
     simplify = recorder.types.symbols.simplify
     return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
 
@@ -100,7 +100,7 @@ def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
 
 
 def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
-    """What a functional form has made beside new contents, laid out as the op itself does."""
+    """The results of a functional form, beside new contents, in the layout of the op's own."""
     recorder = call.recorder
     if not results or call.schema.returns_written:
         return results
@@ -112,7 +112,7 @@ def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def same_sizes(recorder: RecorderBase, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
+    """Whether two shapes are equal, once simplified."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))
 
@@ -138,7 +138,7 @@ def check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]
 
 
 def check_not_resized(call: Call) -> None:
-    """Statistics of nothing: a kernel that has more to write gives them another size first."""
+    """Refuse a write to an empty tensor that the kernel resizes first."""
     empty = any(0 in target.shape for target in call.targets)
     if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
         raise Refusal(

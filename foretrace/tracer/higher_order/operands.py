@@ -25,7 +25,7 @@ STACKED = torch.ops.higher_order.while_loop_stack_output
 
 
 class Grouped(Holding):
-    """One call of an operator whose programs are all given the same groups of operands."""
+    """One call of an operator whose subgraphs all take the same groups of operands."""
 
     def __init__(self, call: Call, holder: Holder) -> None:
         super().__init__(call)
@@ -35,7 +35,7 @@ class Grouped(Holding):
         self.groups[-1] = [item for item in self.groups[-1] if isinstance(item, Value)]
 
     def _operands(self) -> tuple[Groups, list[Any]]:
-        """What the programs speak of, and the tensors that they are called with."""
+        """The parameters of the subgraphs, and the tensors that they are called with."""
         params, tensors, by_value = Groups(), list[Any](), self.call.by_value
         for place, group in enumerate(self.groups):
             params.append([])
@@ -58,7 +58,7 @@ class Grouped(Holding):
             )
 
     def _param(self, place: int, value: Value) -> Value:
-        """What a program is given for an operand: itself, or what takes its place at each call."""
+        """The parameter for an operand: itself, or a new value for each call of the subgraph."""
         type = value.type
         if place == self.holder.rows:
             type = type.but(shape=type.shape[1:], stride=type.stride[1:])
@@ -109,7 +109,7 @@ class Grouped(Holding):
     # ---- results ------------------------------------------------------------------------------
 
     def _outs(self, run: Run, args: tuple[Any, ...]) -> list[Any]:
-        """What the operator gives."""
+        """The results of the operator."""
         followed = self.origin.grad_mode and any(v.type.requires_grad for v in values_in(args))
         if self.holder.counted:
             return self._stacked(run, args, followed=followed)
@@ -120,7 +120,7 @@ class Grouped(Holding):
         ]
 
     def _out(self, item: Any, followed: bool, *, rows: bool) -> Any:
-        """One result; autograd has the operator as one node, which gives all of them."""
+        """One result; autograd has one node for all results."""
         if not isinstance(item, Value):
             return item
         type = item.type
@@ -160,7 +160,7 @@ class Grouped(Holding):
     # ---- what torch refuses ---------------------------------------------------------------------
 
     def _check_same_types(self, runs: Sequence[Run]) -> None:
-        """Refuse programs that give other types than the operator has one for."""
+        """Refuse subgraphs whose results differ in type, or from what the operator carries."""
         last = runs[-1]
         for first in runs[:-1] if self.holder.chooses else ():
             if first.spec != last.spec or not _same_types(first.types, last.types):

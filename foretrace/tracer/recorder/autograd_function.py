@@ -1,9 +1,9 @@
 """User-written autograd.Functions: recorded with their forward as the body, and their own backward.
 
-The forward that `Function.apply` calls is replaced while a program is recorded, as torch would then
-build an autograd node; below autograd there is nothing else that tells that a Function was called.
+`Function.apply` is replaced while a program is recorded: torch would build an autograd node, and
+below autograd nothing shows that a Function was called.
 
-What a forward returns is made a result as torch does it. Source: `_process_backward_mode_ad` in
+What forward returns becomes a result as in torch. Source: `_process_backward_mode_ad` in
 torch/csrc/autograd/custom_function.cpp.
 """
 
@@ -36,9 +36,9 @@ DIRTY = "a tensor that it marks as written in place"
 
 @contextmanager
 def function_calls(recorder: Recorder) -> Iterator[None]:
-    """Record calls of autograd.Functions inside, however their `apply` was come by.
+    """Record calls of autograd.Functions inside, however the program looked up `apply`.
 
-    Not those of an operator's own kernel, which runs to answer what the operator returns.
+    Calls inside an operator's kernel are not recorded.
     """
 
     def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
@@ -68,7 +68,7 @@ class _Call:
         return as_program_has(known, self.recorder)
 
     def recorded(self) -> Any:
-        """Run the forward, and add the op; what the caller gets."""
+        """Run the forward, and add the op; returns the caller's results."""
         recorder = self.recorder
         operands = tuple(map(self._values, self.args))
         before, there = [*self._memory()] if self.followed else [], self._there()
@@ -97,7 +97,7 @@ class _Call:
         return tuple(results) if many else results[0]
 
     def _there(self) -> set[Value]:
-        """What lies in the memory of the arguments, and of what they hold."""
+        """The values in the memory of the arguments, and of what they wrap."""
         tensors = (
             leaf for leaf in torch_api.tree_leaves(self.args) if isinstance(leaf, torch.Tensor)
         )
@@ -109,10 +109,10 @@ class _Call:
     def _reads_outside(
         self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
     ) -> bool:
-        """Whether forward has a value of the program, or an open number, that it is not given.
+        """Whether forward reads a value of the program, or an open number, that is no argument.
 
-        As of an attribute that the program has set before: a call sets it when the graph has run.
-        `there`: what it finds where its arguments lie.
+        Such as an attribute that the program has set before: a call sets it after the graph.
+        `there`: values in the memory of the arguments.
         """
         inside = [*every_op(body)]
         inner_outs = {out for op in inside for out in op.outs}
@@ -138,10 +138,10 @@ class _Call:
                 yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
 
     def _written(self, before: list[tuple[Alias, frozenset[Value]]], results: list[Any]) -> Written:
-        """What forward has written to of its arguments; `given`: the results.
+        """The arguments that forward has written to; `results`: what it returned.
 
-        Nothing, where copies would not do: the memory is that of another argument, too, or from
-        outside and a result's, or what the backward reads lies in it.
+        None, where copies would not do: the memory is also that of another argument, or from
+        outside and a result's, or the backward reads it.
         """
         changed = [(owner, values) for owner, values in before if owner.last not in values]
         if not changed:
@@ -182,7 +182,7 @@ class _Call:
     # ---- results ------------------------------------------------------------------------------
 
     def _results(self, raw: tuple[Any, ...], inner_outs: set[Value]) -> list[Any]:
-        """What the caller gets: one that forward has made is itself however often it is there."""
+        """The results for the caller; a tensor that is there twice is one result."""
         found, themselves = list[Any](), set[int]()
         for item in raw:
             result = item if id(item) in themselves else self._result(item, inner_outs)
@@ -192,10 +192,10 @@ class _Call:
         return found
 
     def _result(self, returned: Any, inner_outs: set[Value]) -> Any:
-        """What the caller gets for something that forward returned.
+        """The caller's result for one item that forward returned.
 
-        A tensor that forward has made, or written to and said so, becomes the result itself; any
-        other is seen anew, each time that it is returned.
+        A tensor that forward computed, or wrote to and marked dirty, is the result itself. Any
+        other is viewed, once for each time that it is returned.
         """
         if not isinstance(returned, torch.Tensor):
             if type(returned) is dict and values_in(self._values(returned)):
@@ -217,7 +217,7 @@ class _Call:
         return item.detach_() if item.requires_grad and not alias_of(item).is_view else item
 
     def _become(self, tensor: Any) -> Any:
-        """Let a tensor have the call as its history."""
+        """Give a tensor the call as its history."""
         value = self.recorder.call(ALIAS, (self._value(tensor),)).outs[0]
         value.type = value.type.with_grad(True)
         alias = alias_of(tensor)
@@ -231,7 +231,7 @@ class _Call:
         return tensor
 
     def _check_dirty(self, raw: tuple[Any, ...]) -> None:
-        """That what forward says it has written to can have the call as its history."""
+        """Refuse tensors marked dirty that cannot have the call as their history."""
         for tensor in self.context.dirty_tensors:
             if not _among(tensor, raw):
                 self._refuse(f"{DIRTY} is not returned", "return it, as eager demands")
@@ -257,7 +257,7 @@ def _among(item: Any, those: Iterable[Any]) -> bool:
 
 
 def _owner(item: Any) -> int | None:
-    """Which tensor's memory it looks at, if it is one."""
+    """The id of the alias that owns a tensor's memory; None of anything else."""
     return id(alias_of(item).root) if isinstance(item, Abstract) else None
 
 

@@ -33,7 +33,7 @@ class Reading:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.wrapped = False
-        """whether the program has given a tensor that wraps others, and wants such"""
+        """whether an argument is a tensor subclass: then results are, too"""
         self.tensors: list[Abstract] = []
         self.values: list[Value] = []
 

@@ -33,7 +33,7 @@ from foretrace.tracer.subclasses.dispatch import SubclassKernel, sharing, unshar
 class RecordEachCall:
     """Records a body at each call, over the call's own tensors, or real ones for some.
 
-    `floats`: symbols for which C++ may be given any number, and hands it on.
+    `floats`: symbols for which C++ takes any number, and passes it on.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ def learn_body(
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
-    None where the kernel says that it does not take this call apart.
+    None where the kernel returns NotImplemented: it does not decompose this call.
     """
     choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
     occurrences = values_in((args, kwargs))
@@ -107,7 +107,7 @@ def learn_body(
 def subclass_body(
     recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
-    """An op on tensors that wrap others: its body is what their class does, below autograd."""
+    """The outcome of an op on tensor subclasses: their `__torch_dispatch__` is its body."""
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type.with_grad(False), v.hint) for v in operands]
@@ -150,9 +150,9 @@ def _of_any_float(
     operands: list[Value],
     params: list[Value],
 ) -> tuple[list[Op], Any, list[Abstract]] | None:
-    """The body of a call that takes floats which data decides, where C++ hands them on unseen.
+    """The body of a call with floats that data decides, where C++ passes them on unread.
 
-    None: what it is made of depends on them.
+    None: the ops depend on them.
     """
     known = recorder.types.symbols.floats
     floats, ran = known.among(call), list[Any]()
@@ -230,13 +230,13 @@ def _shared_body_result(
     seen = seen_inside(handed[0], inner_outs) if len(handed) == len(outs) == 1 else ()
     body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
-    if not used <= inner_outs.union(params):  # a constant made inside is an input of this capture
+    if not used <= inner_outs.union(params):  # a constant from inside is an input of this capture
         return None
     return Outcome(map_tree(result, describe), body, choice, views)
 
 
 def _shared(leaf: Abstract, stand_ins: list[Abstract]) -> list[int]:
-    """Whose memory it shares: the one in which it has its place, then what else it is stored in."""
+    """The stand-ins whose memory a result shares: its alias's owner first."""
     owners = [(i, each.ft_alias) for i, each in enumerate(stand_ins) if each.ft_alias is not None]
     own = [i for i, owner in owners if leaf.ft_alias.root is owner]
     mixed = [(i, owner) for i, owner in owners if owner.mixed and i not in own]

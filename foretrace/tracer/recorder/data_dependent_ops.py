@@ -1,7 +1,7 @@
-"""A call whose results have sizes that depend on data: each is a symbol, with the example's number.
+"""Ops whose results have sizes or numbers that depend on data: each is a symbol.
 
-The run has the example's values, so such a call has an answer; its sizes stay open all the same.
-What the program then asks of them is answered from the example, and asserted in the graph.
+The example's values give each symbol its number in the run; it stays open in the graph. Questions
+about it are answered from the example, and asserted in the graph.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from foretrace.tracer.functionalization.op_call import Call
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
-"""What `item` is made of: compilers know this one"""
+"""The body of `item`: compilers know this one"""
 
 
 def of_open_size(call: Call) -> Any:
@@ -61,12 +61,12 @@ def ask_where(
     args: Tree,
     kwargs: dict[str, Tree],
 ) -> None:
-    """Ask from which end a view counts its places, and whether they are inside.
+    """Ask whether a view counts an index from the start or the end, and whether it is in range.
 
     `names` are the arguments of the view that are places in its dimension.
 
-    Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
-    its number, and a slice that is taken twice would have two sizes. What is asked is asserted.
+    The offset and the size then follow. Else no op would bind a symbol of the offset, and a slice
+    that is taken twice would have two sizes. The answers are asserted.
     """
     named, symbols = schema_of(func).bind(args, kwargs), recorder.types.symbols
     for place in filter(None, map(named.get, names)):
@@ -131,7 +131,7 @@ class DataSizedOp:
 
     Args:
         refusal: what is raised where nothing is known.
-        known: answers the call by what is known of some of its operands, or gives NotImplemented.
+        known: answers the call by constant operands, or returns NotImplemented.
     """
 
     def __init__(self, refusal: Refusal, known: Callable[[Call], Any] | None = None) -> None:
@@ -145,7 +145,7 @@ class DataSizedOp:
             result = answer(call)
         except Refusal as refusal:
             if refusal.kind != "data-dependent" or not self._open(call):
-                # a copy, as one that was raised holds all that ran
+                # a copy: the traceback of a raised one keeps frames alive
                 raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
             return self._of_example(call)
         lift = call.recorder.answers.lift_constant
@@ -167,7 +167,7 @@ class DataSizedOp:
 
     def _with_way_out(self, refusal: Refusal) -> Refusal:
         """The refusal, with the way out that the example's values might be."""
-        new = copy(self.refusal)  # one that was raised holds all that ran
+        new = copy(self.refusal)  # the traceback of a raised one keeps frames alive
         new.ways += (GUARD,) if GUARD in refusal.ways else ()
         return new
 

@@ -1,7 +1,7 @@
-"""`torch.inference_mode` inside a program: what it makes is not for autograd afterwards.
+"""`torch.inference_mode` inside a program: autograd refuses its results afterwards.
 
-Torch's own mode would make inference tensors of ours, too. So a capture runs outside of it, and the
-program switches a flag of the recorder; what eager refuses of its results is found after the run.
+torch's own mode would turn abstract tensors into inference tensors. So a capture runs outside of
+it, and the program switches a flag of the recorder. What eager refuses is found after the run.
 Source: https://docs.pytorch.org/docs/main/notes/autograd.html#inference-mode
 """
 
@@ -23,7 +23,7 @@ PARTS = ("use split or chunk", "or use torch.no_grad() instead")
 
 
 class Guard:
-    """What `torch.inference_mode` enters and leaves."""
+    """Replaces the guard of `torch.inference_mode`."""
 
     def __init__(self, recorder: Recorder, mode: bool) -> None:
         self.recorder, self.mode = recorder, mode
@@ -51,10 +51,10 @@ def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
 
 @contextmanager
 def normal_mode(recorder: Recorder) -> Iterator[None]:
-    """A run of the program, which is in inference mode if the caller is; torch itself is not.
+    """Run inside in inference mode if the caller is; torch itself is not.
 
     Raises:
-        Refusal: the program uses what it made in the mode as eager refuses to.
+        Refusal: the program uses an inference tensor as eager refuses to.
     """
     recorder.autograd.start_in(torch.is_inference_mode_enabled())
     grad = torch.is_grad_enabled()
@@ -81,7 +81,7 @@ def check_mode(recorder: Recorder, name: str) -> None:
 
 
 class _InferenceTensors:
-    """Which values are inference tensors."""
+    """Finds the inference tensors of a run, and refuses what eager refuses of them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.semantics, self.ops = recorder.semantics, recorder.scope.ops
@@ -108,7 +108,7 @@ class _InferenceTensors:
             self._note(op, origin.inference)
 
     def _note(self, op: Op, inference: bool) -> None:
-        """What an op makes: a view is what its base is, new memory what the mode is."""
+        """Note the inference tensors among results: views of such, and new memory in the mode."""
         if op.writes or makes_leaf(op):
             self.inferred.update(op.outs if not self.inferred.isdisjoint(_written(op)) else ())
             return

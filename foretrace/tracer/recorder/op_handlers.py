@@ -58,7 +58,7 @@ LIFT_FRESH_COPY = aten.lift_fresh_copy.default
 PROFILER = "profiler"
 
 Procedure: TypeAlias = Callable[[Call], Any]
-"""Records one call that is given in values, and answers it"""
+"""Records one call in values, and answers it"""
 
 
 class Reissued(NamedTuple):
@@ -71,10 +71,10 @@ class Reissued(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """What is done with the calls of an operator, beside what its kernels do or instead of it."""
+    """How calls of an operator are handled, beside its kernels or instead of them."""
 
     reason: str
-    """what is otherwise than of an operator that its kernels answer"""
+    """why its kernels do not answer it alone"""
     on_tensors: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
     """takes recorder, operator and arguments before they are read; gives the answer, the call
     `Reissued`, or NotImplemented where the call goes on as it came"""
@@ -89,7 +89,7 @@ class Handler:
     of_known: Callable[[Call], Any] | None = None
     """answers a call whose size data decides, by what is known of operands; or NotImplemented"""
     factory: bool = False
-    """makes tensors of nothing, as a factory does"""
+    """is a factory"""
 
     def procedure_for(self, func: Any, args: Tree, grad_mode: bool) -> Procedure | None:
         """The procedure that answers a call; None where a kernel does."""
@@ -120,7 +120,7 @@ def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
 
 
 def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer autocast's cast of a leaf by the one that was made before in its region."""
+    """Answer autocast's cast of a leaf by the earlier one in its region."""
     if not recorder.casts.devices:
         return NotImplemented
     known = known_as(args[0], recorder)  # a leaf from outside is cast once, too
@@ -133,7 +133,7 @@ def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def copy_constant(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a constant of the program where it is made, as each run makes it."""
+    """Copy a constant of the program where it is created, as each run creates it."""
     if isinstance(args[0], Abstract):
         return NotImplemented
     return Reissued(LIFT_FRESH_COPY, (recorder.answers.lift_constant(args[0]),), kwargs)
@@ -150,7 +150,7 @@ def count_in_graph(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def run_unrecorded(call: Call) -> Any:
-    """Run a call that is about the run, and leaves what is computed as it is."""
+    """Run a call that computes nothing, such as a profiler's mark."""
     return call.func(*call.args, **call.kwargs)
 
 

@@ -1,8 +1,8 @@
-"""Tensors that wrap others, in a run: the program has real ones, which hold abstract tensors.
+"""Tensor subclasses in a run: the program has real ones, which wrap abstract tensors.
 
-The recorder knows each as an abstract tensor, its stand-in: that has a Value, and its type says
-what is held. An op on stand-ins is one op of the record; what `__torch_dispatch__` does is its
-body, which takes what they hold (`Unwrap`) and makes the results of what is found (`Wrap`).
+The recorder has an abstract tensor for each, its stand-in, with a Value whose type lists what is
+wrapped. An op on stand-ins is one op of the record. Its body is what `__torch_dispatch__` does:
+it unwraps operands (`Unwrap`) and wraps results (`Wrap`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ STANDS = "_foretrace_stands"
 
 
 def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
-    """What the recorder knows a tensor of the program's as; None if it wraps none of the run's.
+    """The stand-in of a tensor subclass; None if it wraps no tensor of the run.
 
     Raises:
         Refusal: the program has changed the tensor, or what it holds, in place.
@@ -50,7 +50,7 @@ def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
 
 
 def known_as(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract:
-    """What the recorder knows any tensor as: one from outside becomes an input."""
+    """The abstract tensor, or stand-in, of any tensor: one from outside becomes an input."""
     known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
     return recorder.answers.lift(tensor) if known is None else known
 
@@ -63,7 +63,7 @@ def of_the_run(tensor: Any) -> bool:
 
 
 def check_unchanged(tensor: Any, known: Abstract) -> None:
-    """Refuse a tensor that the program has changed, or what it holds; None is none any more.
+    """Refuse a tensor that the program has changed, or what it wraps; None: it is not alive.
 
     Raises:
         Refusal: it has.
@@ -92,7 +92,7 @@ def changed(tensor: Any, what: str) -> Refusal:
 
 
 def _new_stand_in(tensor: Any, recorder: RecorderBase) -> Abstract | None:
-    """The stand-in of one that the program has just made of tensors of the run."""
+    """The stand-in of a tensor that the program has just built of tensors of the run."""
     names, context = flattened(tensor)
     parts = [getattr(tensor, name) for name in names]
     if not any(map(of_the_run, parts)):
@@ -132,7 +132,7 @@ def _owners(parts: list[Abstract]) -> list[Value]:
 
 
 def check_sizes(type: TensorType) -> None:
-    """Refuse open sizes, which no class is told of.
+    """Refuse open sizes, which no class supports.
 
     Raises:
         Refusal: there are such.
@@ -146,7 +146,7 @@ def check_sizes(type: TensorType) -> None:
 
 
 def instance(known: Abstract, recorder: RecorderBase) -> Any:
-    """The tensor that the program has for a stand-in; one for each."""
+    """The program's one tensor for a stand-in."""
     new = known.ft_instance() if known.ft_instance is not None else None
     return _instance(known, recorder) if new is None else new
 
@@ -169,7 +169,7 @@ def _instance(known: Abstract, recorder: RecorderBase) -> Any:
 
 
 FLAGGED: Any = torch.Tensor.requires_grad_
-"""As torch has it, while the program has another"""
+"""torch's own, while it is replaced for the program"""
 
 
 def _join(tensor: Any, known: Abstract, wrapped: list[Abstract]) -> None:
@@ -179,13 +179,13 @@ def _join(tensor: Any, known: Abstract, wrapped: list[Abstract]) -> None:
 
 
 def now_holds(known: Abstract) -> None:
-    """Note that what a tensor holds has other values now, which it was written."""
+    """Note the present values of wrapped tensors, after a write."""
     attributes, wrapped = known.ft_held
     known.ft_held = attributes, [(each, each.ft_value) for each, _ in wrapped]
 
 
 def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
-    """An answer with tensors of their own classes in the place of their stand-ins."""
+    """An answer, with the program's tensors for stand-ins."""
     return map_tree(
         answer,
         lambda leaf: (
@@ -208,7 +208,7 @@ def memories(tensor: Abstract) -> Iterator[Alias]:
 
 
 def sharing(results: Sequence[Any], operands: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
-    """Which of what a class gives shares memory with which of what it was given."""
+    """Positions of results that share memory with an operand, and those of the operands."""
     owners = {owner: i for i, each in enumerate(operands) for owner in memories(each)}
     for position, each in enumerate(results):
         shared = [owners[owner] for owner in memories(each) if owner in owners]
@@ -223,7 +223,7 @@ class SubclassKernel:
         self.func, self.recorder, self.written = func, recorder, written
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with what the program has; gives stand-ins."""
+        """Call `__torch_dispatch__` with the program's tensors; returns stand-ins."""
         recorder = self.recorder
         args, kwargs = map_tree((args, kwargs), lambda leaf: as_program_has(leaf, recorder))
         leaves = torch_api.tree_leaves((args, kwargs))
@@ -250,7 +250,7 @@ class SubclassKernel:
 
 
 def check_takes(func: Any, types: list[TensorType]) -> None:
-    """Refuse a call that no body is learned of.
+    """Refuse a call whose body cannot be recorded.
 
     Raises:
         Refusal: the operator holds programs.

@@ -1,8 +1,8 @@
-"""Writes to wrapping tensors that autograd follows: by the operator that returns the new tensor.
+"""Functionalize writes to tensor subclasses that autograd follows.
 
 The derivative is that of the operator, above the class, and no graph has one in place. So the write
-is recorded as its functional form, where the class does the same for both: each is run, and what
-is held after is compared, operator by operator. Sizes of such tensors are fixed.
+is recorded as its functional form, if the class does the same for both: each is run, and the
+wrapped results are compared, operator by operator. Sizes of such tensors are fixed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,7 +105,7 @@ def _functional(call: Call) -> Value:
 
 
 def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
-    """What the class does, of a tensor that holds the same, in ops that are dropped again."""
+    """The number of the result in place, on a twin of the tensor; its ops are dropped."""
     recorder, twin = call.recorder, call.recorder.abstract(old)
     scope = recorder.scope.inner(recorder.origin().frame)
     with scope as body, recorder.listening(), recorder.aliasing.of_body():
@@ -117,7 +117,7 @@ def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
 
 
 class Seen:
-    """What values come to, as numbers: equal where the same operators make them of the same."""
+    """Numbers of values: equal where the same operators compute them of equal operands."""
 
     def __init__(self) -> None:
         self._numbers = ValueNumbers()
@@ -125,7 +125,7 @@ class Seen:
         """by the number of a wrapping tensor, what it wraps"""
 
     def note(self, tensor: Abstract) -> None:
-        """Know what a tensor of the program's holds."""
+        """Number what a tensor of the program's wraps."""
         value = tensor.ft_value
         if value is None or not value.type.wrapped:
             return
@@ -173,14 +173,14 @@ def _keeps_results(op: Op) -> bool:
 
 
 def _same_derivative(call: Call) -> bool:
-    """Whether autograd makes one node of a call, in place and not: `elu_` has one of its own."""
+    """Whether autograd has the same node for a call in place and not: `elu_` has its own."""
     forms = (call.func, call.args, call.kwargs), call.functional
     nodes = [[torch_api.node_name(each) for each in _over_zeros(*form)] for form in forms]
     return bool(nodes[0]) and nodes[0] == nodes[1]
 
 
 def _over_zeros(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """What an operator gives of zeros, which autograd follows as it does; none if it raises."""
+    """The results of an operator over zeros, with the same requires_grad; none if it raises."""
     if not isinstance(func, torch_api.OpOverload):
         return []
 
