@@ -64,7 +64,7 @@ class OfABatch(nn.Module):
 
 refuses(
     "unknown container",
-    "frontends/torch_compat/export_containers.py:check_plain",
+    "frontends/torch_compat/export_checks.py:check_plain",
     exports(OfABatch(), Batch(X)),
     OfABatch.forward,
     exported(OfABatch(), Known(X)),
@@ -99,7 +99,7 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_containers.py:check_keys",
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys",
         exports(OfAKeyless(), Keyless((X, X))),
         OfAKeyless.forward, exported(OfAKeyless(), Keyed((X, X))))  # fmt: skip
 
@@ -109,7 +109,7 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "frontends/torch_compat/export_containers.py:check_leaf",
+refuses("unknown value", "frontends/torch_compat/export_checks.py:check_leaf",
         exports(OfAType(), X, frozenset({1})),
         OfAType.forward, exported(OfAType(), X, 1))  # fmt: skip
 

@@ -521,7 +521,7 @@ def adds_after(w: Tensor) -> Tensor:
 
 refuses(
     "autograd inside",
-    "operators/abstract_tensors/abstract_tensor.py:method",
+    "operators/abstract_tensors/tensor_methods.py:method",
     captures(adds_after, W),
     adds_after,
     trained(squares, W),
@@ -643,8 +643,8 @@ def exported_without_gradients() -> None:
 
 
 refuses(
-    "autograd.Function", "frontends/torch_compat/export.py:_check_op", exports(makes_for_a_file, W),
-    makes_for_a_file, exported(double, W), exported_without_gradients,
+    "autograd.Function", "frontends/torch_compat/export_checks.py:_check_op",
+    exports(makes_for_a_file, W), makes_for_a_file, exported(double, W), exported_without_gradients,
 )  # fmt: skip
 
 
@@ -674,7 +674,7 @@ def draws_from_zero(x: Tensor) -> Tensor:
 
 refuses(
     "unsupported",
-    "frontends/torch_compat/export.py:_check_op",
+    "frontends/torch_compat/export_checks.py:_check_op",
     exports(draws_between, W),
     draws_between,
     exported(draws_from_zero, W),
@@ -884,7 +884,7 @@ def asks_nothing(x: Tensor) -> Tensor:
 
 refuses(
     "autograd inside",
-    "operators/abstract_tensors/abstract_tensor.py:of_a_call",
+    "operators/abstract_tensors/tensor_queries.py:view_unknown",
     captures(asks_for_a_base, X),
     asks_for_a_base,
     captured(asks_of_its_own, X),

@@ -225,7 +225,7 @@ def of_the_weight_it_has(x: Tensor) -> Any:
 
 refuses(
     "not saved",
-    "serialization/state/savable.py:_check_given",
+    "serialization/state/savable.py:_check_arguments",
     saves(of_its_weight, X, NET.weight),
     of_its_weight,
     kept(of_the_weight_it_has, X),

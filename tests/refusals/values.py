@@ -92,7 +92,7 @@ def asks_its_tensor(x: Tensor) -> Tensor:
 
 refuses(
     "data-dependent",
-    "frontends/torch_compat/stateless_check.py:tell_answers",
+    "frontends/torch_compat/stateless_check.py:warn_guarded",
     exports(asks_an_operator, X),
     asks_an_operator,
     guarded(asks_its_tensor, X),
@@ -356,7 +356,7 @@ def stays(x: Tensor) -> Tensor:
 
 refuses(
     "data-dependent",
-    "operators/abstract_tensors/abstract_tensor.py:method",
+    "operators/abstract_tensors/tensor_methods.py:method",
     captures(leaves_for_numpy, X),
     leaves_for_numpy,
     captured(stays, X),
@@ -372,8 +372,8 @@ def calls_a_known_op(x: Tensor) -> Tensor:
 
 
 refuses(
-    "no meta kernel", "operators/inference/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
-    calls_an_opaque_op, captured(calls_a_known_op, X),
+    "no meta kernel", "operators/inference/fake_kernels.py:no_meta_kernel",
+    captures(calls_an_opaque_op, X), calls_an_opaque_op, captured(calls_a_known_op, X),
 )  # fmt: skip
 
 

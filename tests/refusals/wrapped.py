@@ -419,8 +419,9 @@ def of_what_is_held(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "frontends/torch_compat/export.py:_check_op", exports(TakesApart(), X, Y),
-    TakesApart.forward, exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a),
+    "unsupported tensor", "frontends/torch_compat/export_checks.py:_check_op",
+    exports(TakesApart(), X, Y), TakesApart.forward,
+    exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a),
 )  # fmt: skip
 
 
@@ -465,7 +466,7 @@ class OfASide(nn.Module):
 
 refuses(
     "unknown container",
-    "frontends/torch_compat/export_containers.py:check_keys",
+    "frontends/torch_compat/export_checks.py:check_keys",
     exports(OfASide(), {Side.LEFT: X}),
     OfASide.forward,
     exported(OfASide(), {"left": X}),
@@ -503,7 +504,7 @@ class OfADict(nn.Module):
 
 refuses(
     "unknown container",
-    "frontends/torch_compat/export_containers.py:check_plain",
+    "frontends/torch_compat/export_checks.py:check_plain",
     exports(OfAHeld(), Held(X)),
     OfAHeld.forward,
     exported(OfAHeld(), Registered(X)),

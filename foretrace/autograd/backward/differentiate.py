@@ -40,7 +40,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import every_op, made_in, subgraphs_of
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.schemas.higher_order_schema import holder_of
+from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
 from foretrace.operators.schemas.view_inverse import put_back
 from foretrace.tracer.recorder.autograd_hooks import Packed
 from foretrace.tracer.recorder.function_target import FunctionCall
@@ -271,7 +271,7 @@ class Differentiation(Formulas):
 
         Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).
         """
-        holder = holder_of(op.target)
+        holder = higher_order_schema_of(op.target)
         saves = holder is not None and holder.carried is None and not op.own
         if saves and any(map(self.wants, op.operands)):
             self._passes(op)

@@ -156,7 +156,7 @@ class Engine:
         call.outs = tuple(dict.fromkeys(_made(body)))
         call.result = list(call.outs)
         recorder.append(call)
-        recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
+        recorder.types.queries.requires_grad.append(True)  # in another grad mode eager raises
         return walk
 
     def _one(self, gradient: Any) -> Any:

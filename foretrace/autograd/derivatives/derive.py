@@ -42,7 +42,7 @@ from foretrace.operators.inference.numeric_probe import at_floats, with_any_numb
 from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
 from foretrace.operators.schemas.cache import Cache, frozen
 from foretrace.operators.schemas.dispatch_result import Outcome
-from foretrace.operators.schemas.quirks import FIRST_MADE_LIKE_OPERAND
+from foretrace.operators.schemas.quirks import FIRST_GRADIENT_LIKE_OPERAND
 from foretrace.operators.schemas.schema import schema_of
 
 SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
@@ -424,7 +424,7 @@ class Derivatives:
         name = torch_api.node_name(pairs[0][0])
         with tape:
             found = self._grad(func, pairs, wanted, again, rows)
-            if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
+            if func in FIRST_GRADIENT_LIKE_OPERAND and wanted[0] is forward.edges[0]:
                 found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)

@@ -25,7 +25,7 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
-from foretrace.operators.schemas.dispatch_result import Given, Outcome
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.functionalization.current_value import current
@@ -195,7 +195,7 @@ class Tape(WithoutExample, Recorder):
         def of(leaf: Any) -> Any:
             if isinstance(leaf, TensorType):
                 return self.abstract(Value(leaf))
-            if not isinstance(leaf, Given):
+            if not isinstance(leaf, ReturnedOperand):
                 return leaf
             operand = tensors[leaf.operand]
             operand.ft_value = Value(_value(operand).type)  # written: another value from now on

@@ -17,8 +17,9 @@ from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
-from foretrace.operators.targets.sdpa import AttentionCall, Enabled, choose_attention
+from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.operators.targets.sdpa_bodies import attention_body
+from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {
@@ -48,16 +49,16 @@ class TargetSemantics(Semantics):
         self.target, self.table = target, table
         self.here = target.device.type in torch_api.device_types_here()
         self.learned = table.learned(target, torch_api.switches())
-        self.inference = Inference(types, types.symbols, self.learned, mode)
+        self.inference = Inference(types, self.learned, mode)
         self.derivatives = Derivatives(types, self.inference, table)
-        self.may_raise = Raising(self.inference.of_cpu, self.learned.raising).may_raise
+        self.may_raise = Raising(self.inference.cpu_kernels, self.learned.raising).may_raise
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 
     @property
     def fakes(self) -> torch_api.FakeTensors:
         """Makes the fake tensors by which types are inferred and those of `val`s."""
-        return self.inference.fakes
+        return self.inference.fake_kernels.fakes
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]

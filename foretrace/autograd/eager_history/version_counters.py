@@ -22,7 +22,7 @@ from foretrace.ir.program.op import (
 from foretrace.ir.program.recording import Overwritten
 from foretrace.ir.program.walk import binds
 from foretrace.operators.schemas.dispatch_result import Share
-from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
+from foretrace.operators.schemas.higher_order_schema import SIDES, higher_order_schema_of
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -318,7 +318,7 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
 
 def saved_by_holder(op: Op) -> set[Value]:
     """What an operator that holds programs saves: all that these are given, to run them again."""
-    holder, name = holder_of(op.target), getattr(op.target, "__name__", "")
+    holder, name = higher_order_schema_of(op.target), getattr(op.target, "__name__", "")
     if op.choice is SIDES:
         return set()
     if holder is not None:

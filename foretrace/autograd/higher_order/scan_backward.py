@@ -21,7 +21,7 @@ from foretrace.autograd.higher_order.subgraph_backward import (
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph, Value, target_name
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.schemas.higher_order_schema import holder_of
+from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
 from foretrace.tracer.higher_order.views_as_copies import in_copies
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def differentiate(op: Op, walk: Walk) -> None:
     Raises:
         Refusal: torch has none, or none that a graph can have.
     """
-    holder = holder_of(op.target)
+    holder = higher_order_schema_of(op.target)
     walk.stale.check_held(op)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)

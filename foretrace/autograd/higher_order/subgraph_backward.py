@@ -17,7 +17,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.schemas.higher_order_schema import Groups, Holder
+from foretrace.operators.schemas.higher_order_schema import Groups, HigherOrderSchema
 from foretrace.operators.schemas.schema import schema_of
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class Through(Walk, Protocol):
 class SubgraphBackward:
     """One call while it is differentiated."""
 
-    def __init__(self, op: Op, holder: Holder, walk: Walk) -> None:
+    def __init__(self, op: Op, holder: HigherOrderSchema, walk: Walk) -> None:
         self.op, self.holder, self.walk = op, holder, walk
         self.rule = RuleName(f"derivative of {target_name(op.target)}", "derived")
         self.programs: list[Subgraph] = holder.programs(op.args)

@@ -20,7 +20,7 @@ from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.bindings import quickest
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source
-from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
+from foretrace.operators.schemas.higher_order_schema import SIDES, higher_order_schema_of
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -102,7 +102,7 @@ class Straight:
 
         Of a Python `if`, the side that holds: of what the other reads autograd knows nothing then.
         """
-        holder = holder_of(op.target) if subgraphs_of(op) else None
+        holder = higher_order_schema_of(op.target) if subgraphs_of(op) else None
         if holder is not None and op.choice is SIDES:
             yes, no = map(self.tree, holder.programs(op.args))
             return f"({yes} if {self.tree(op.args[0])} else {no})", (*holder.split(op.args)[0],)

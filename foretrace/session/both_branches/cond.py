@@ -17,7 +17,7 @@ from foretrace.ir.program.op import ModuleCall, Op, Origin, Subgraph, Value, val
 from foretrace.ir.program.walk import binds, every_op, leaves_that_run, makes_leaf, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.operators.schemas.higher_order_schema import HOLDERS, SIDES
+from foretrace.operators.schemas.higher_order_schema import HIGHER_ORDER_SCHEMAS, SIDES
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.gradient_order import used_twice
 from foretrace.session.both_branches.join import Pair
@@ -28,7 +28,7 @@ from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 COND: Final = torch.ops.higher_order.cond
 CLONE: Final = torch.ops.aten.clone.default
 DETACH: Final = torch.ops.aten.detach.default
-NAMES: Final = tuple(name for _, name in HOLDERS["cond"].subgraphs)
+NAMES: Final = tuple(name for _, name in HIGHER_ORDER_SCHEMAS["cond"].subgraphs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,7 +83,7 @@ class Session:
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.engine = Engine(self.recorder, self.leaves)
         leaves = None if self.outside is None else self.leaves
-        types.told.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
+        types.queries.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)
@@ -165,8 +165,8 @@ class Session:
         self.gradients.note(requires)
         requires.inputs.viewed = viewed_anew(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
-        requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
-        requires.asks_strides = self.types.told.strides
+        requires.asks_mode = wanting and requires.grad_mode in self.types.queries.requires_grad
+        requires.asks_strides = self.types.queries.strides
         requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
         requires.notes.effects += map(ClearGrad, self.gradients.cleared)
         requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)

@@ -11,11 +11,8 @@ from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.pydata.places import Change, Place
 from foretrace.ir.source.state_change_lines import Lines
-from foretrace.operators.abstract_tensors.abstract_tensor import (
-    Abstract,
-    TensorAnswers,
-    of_a_call,
-)
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
@@ -99,22 +96,22 @@ class RunAnswers(TensorAnswers):
         self._recorder, self._inputs = recorder, inputs
         self._gradients, self._leaves = gradients, leaves
 
-    def switch(self, tensor: Abstract, wanted: bool) -> bool:
+    def set_requires_grad(self, tensor: Abstract, wanted: bool) -> bool:
         """As `RunLeaves.switch`."""
         return self._leaves is not None and self._leaves.switch(tensor, wanted)
 
-    def take(self, tensor: Abstract, other: torch.Tensor) -> bool:
+    def set_data(self, tensor: Abstract, other: torch.Tensor) -> bool:
         """As `RunLeaves.take`."""
         if self._leaves is not None:
             self._leaves.take(tensor, other)
         return self._leaves is not None
 
-    def written(self, tensor: Abstract) -> int:
+    def version(self, tensor: Abstract) -> int:
         """How often memory was written to that the program has made."""
         if self._recorder.autograd.inferred:  # an inference tensor has no version counter
-            raise of_a_call()
+            raise view_unknown()
         return written(tensor, self._recorder.scope.log, self._inputs)
 
-    def room(self, tensor: Abstract, needed: Size, number: int) -> Size:
+    def storage_size(self, tensor: Abstract, needed: Size, number: int) -> Size:
         """As `Gradients.room`."""
         return self._gradients.room(tensor, needed, number)
