@@ -173,7 +173,8 @@ class Constants:
             if value in self.inputs and value not in self.known:
                 self.known[value] = content(self.inputs[value][1])
             if value in self.known:
-                self._follows_from(value)
+                of_itself = frozenset({value} if value in self.inputs else ())
+                self.roots.setdefault(value, of_itself)
                 stack.pop()
                 continue
             op = self._maker(value, asker, offered=offered)
@@ -212,11 +213,6 @@ class Constants:
                 self.known.setdefault(result, real)
                 self.roots[result] = roots | {op} if drawn else roots
                 self.numbers.known[result] = self.numbers.number((form, place))
-
-    def _follows_from(self, value: Value) -> None:
-        """Set the roots of an input, which is itself, or of a constant, which has none."""
-        if value not in self.roots:
-            self.roots[value] = frozenset({value} if value in self.inputs else ())
 
     def _concrete(self, tree: Tree, inside: Mapping[Any, Any] = NOTHING) -> Any:
         """A structure with real values; `inside`: those of a subgraph."""

@@ -93,11 +93,8 @@ class ValueGuards:
         Raises:
             Refusal: an operand has no value.
         """
-        constants = self.constants
-        constants.follow(recorder.scope.log, recorder.scope.bodies)
-        found = constants.run(func, args, kwargs)
-        roots = constants.roots_of((args, kwargs))
-        self._note_inputs(roots)
+        found = self.example(recorder, func, args, kwargs)
+        roots = self.constants.roots_of((args, kwargs))
         return found, any(not isinstance(root, sympy.Symbol) for root in roots)
 
     def of_numbers(

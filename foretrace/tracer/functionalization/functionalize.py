@@ -99,10 +99,6 @@ def functionalize(call: Call) -> Any:
     return _write_many(call)
 
 
-def _detach(call: Call) -> Any:
-    return detach(call.recorder, call.tensors[0])
-
-
 def _fill(call: Call) -> Any:
     """Fill by `copy_` of a number; NotImplemented: it copies a tensor."""
     if isinstance(call.args[1], Value):
@@ -117,7 +113,7 @@ def _fill(call: Call) -> Any:
 
 OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
     {
-        aten.detach_.default: _detach,
+        aten.detach_.default: detach,
         aten.copy_.default: _fill,
         **dict.fromkeys(RESIZES, resize),
     }

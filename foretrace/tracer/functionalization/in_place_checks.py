@@ -2,8 +2,6 @@
 
 from typing import Any, cast
 
-import torch
-
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, ViewStep
@@ -12,11 +10,9 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, becom
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, StorageAliases, alias_of, cut_off
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import RecorderBase
+from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.current_value import current, not_tracked, rewrite
 from foretrace.tracer.functionalization.op_call import Call
-
-DETACH = torch.ops.aten.detach.default
 
 
 def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
@@ -123,8 +119,9 @@ def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
     version.count += 1
 
 
-def detach(recorder: RecorderBase, tensor: Abstract) -> Abstract:
+def detach(call: Call) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    recorder, tensor = call.recorder, call.tensors[0]
     if recorder.origin().inference:
         return tensor
     alias = alias_of(tensor)
@@ -163,7 +160,7 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     """
     old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
     _check_takes(tensor, before.type, its.type)
-    seen: Any = torch.ops.aten.detach.default(other)
+    seen: Any = DETACH(other)
     like = alias_of(seen)
     value, tensor.ft_value = seen.ft_value, seen.ft_value
     tensor.ft_alias = new = Alias(tensor, like.parent, like.step)

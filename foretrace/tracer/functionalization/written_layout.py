@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace.errors import Refusal
@@ -71,22 +70,13 @@ def lay_out(recorder: RecorderBase, like: TensorType, new: Value) -> Value:
     options = {"memory_format": torch.contiguous_format}
     back = recorder.call(aten.clone.default, (turned,), options).outs[0]
     if not straight:
-        back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
-    if _simplified_strides(recorder, back.type) == _simplified_strides(recorder, like):
+        inverse = [order.index(dim) for dim in range(len(order))]
+        back = recorder.call(aten.permute.default, (back, inverse)).outs[0]
+    if same_sizes(recorder, back.type.stride, like.stride):
         return back
     sizes, strides = list(like.shape), list(like.stride)
     empty = recorder.call(aten.new_empty_strided.default, (new, sizes, strides)).outs[0]
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
-
-
-def _simplified_strides(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
-    """The strides, simplified: sizes known to be equal have one form."""
-    simplify = recorder.types.symbols.simplify
-    return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
-
-
-def _inverse(order: list[int]) -> list[int]:
-    return [order.index(dim) for dim in range(len(order))]
 
 
 def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:

@@ -161,15 +161,11 @@ class DataSizedOp:
         try:
             return of_open_size(call)
         except Refusal as refusal:
-            raise (
-                self._with_way_out(refusal) if refusal.kind == "data-dependent" else refusal
-            ) from None
-
-    def _with_way_out(self, refusal: Refusal) -> Refusal:
-        """The refusal, with the way out that the example's values might be."""
-        new = copy(self.refusal)  # the traceback of a raised one keeps frames alive
-        new.ways += (GUARD,) if GUARD in refusal.ways else ()
-        return new
+            if refusal.kind != "data-dependent":
+                raise refusal from None
+            new = copy(self.refusal)  # the traceback of a raised one keeps frames alive
+            new.ways += (GUARD,) if GUARD in refusal.ways else ()
+            raise new from None
 
 
 def put_at_places(call: Call) -> Any:

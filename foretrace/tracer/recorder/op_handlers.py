@@ -99,14 +99,11 @@ class Handler:
 # ---- on tensors, before a call is read ----------------------------------------------------------
 
 
-def sizes(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[int, ...]:
-    """Answer a call for sizes with numbers, which become guards."""
-    return _numbers(recorder, args[0], "shape")
-
-
-def strides(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[int, ...]:
-    """Answer a call for strides with numbers, which become guards."""
-    return _numbers(recorder, args[0], "stride")
+def numbers_of(
+    field: str, recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any
+) -> tuple[int, ...]:
+    """Answer a call for sizes, or strides, with numbers, which become guards."""
+    return _numbers(recorder, args[0], field)
 
 
 def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
@@ -219,8 +216,8 @@ COUNTED = "from which end a place is counted decides where the view begins"
 
 HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
-        aten.size.default: Handler(NUMBERS_ONLY, sizes, first=True),
-        aten.stride.default: Handler(NUMBERS_ONLY, strides, first=True),
+        aten.size.default: Handler(NUMBERS_ONLY, partial(numbers_of, "shape"), first=True),
+        aten.stride.default: Handler(NUMBERS_ONLY, partial(numbers_of, "stride"), first=True),
         aten.to.dtype: Handler("autocast casts a leaf once in a region", cast_once),
         aten.lift_fresh.default: Handler(
             "a constant of the program is copied where it is made, as each run makes one",

@@ -153,12 +153,7 @@ def instance(known: Abstract, recorder: RecorderBase) -> Any:
 
 def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     value = value_of(known, recorder)
-    type = value.type
-    parts = tuple(Value(recorder.types.intern(inner)) for inner in type.wrapped.inner)
-    unwrap = Unwrap(type.wrapped.names)
-    recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.aliasing.in_subclasses.update(parts)
-    wrapped = [recorder.abstract(part) for part in parts]
+    type, wrapped = value.type, [recorder.abstract(part) for part in unwrap(recorder, value)]
     real = tuple(as_program_has(each, recorder) for each in wrapped)
     new = type.wrapped.make(real, type.shape, type.stride)
     if isinstance(known, AbstractParameter):
@@ -166,6 +161,16 @@ def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     FLAGGED(new, type.requires_grad)
     _join(new, known, wrapped)
     return new
+
+
+def unwrap(recorder: RecorderBase, value: Value) -> tuple[Value, ...]:
+    """Record an op that gives what a tensor subclass wraps."""
+    wrapping = value.type.wrapped
+    parts = tuple(Value(recorder.types.intern(inner)) for inner in wrapping.inner)
+    names = Unwrap(wrapping.names)
+    recorder.append(Op(names, (value,), {}, parts, parts, origin=recorder.origin()))
+    recorder.aliasing.in_subclasses.update(parts)
+    return parts
 
 
 FLAGGED: Any = torch.Tensor.requires_grad_

@@ -13,7 +13,6 @@ from foretrace.ir.program.op import GradientCall, Op, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import (
     Metadata,
-    Unwrap,
     Wrap,
     Wrapping,
     dispatched,
@@ -31,6 +30,7 @@ from foretrace.tracer.subclasses.dispatch import (
     changed,
     instance,
     now_holds,
+    unwrap,
 )
 
 
@@ -134,11 +134,7 @@ def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
     alias_of(tensor).become(value)
     if not value.type.wrapped or not _has(tensor):
         return
-    parts = tuple(Value(recorder.types.intern(inner)) for inner in value.type.wrapped.inner)
-    unwrap = Unwrap(value.type.wrapped.names)
-    recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.aliasing.in_subclasses.update(parts)
-    for (each, _), part in zip(tensor.ft_wrapped[1], parts, strict=True):
+    for (each, _), part in zip(tensor.ft_wrapped[1], unwrap(recorder, value), strict=True):
         renew(recorder, each, part)
     now_holds(tensor)
 
