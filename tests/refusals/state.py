@@ -85,7 +85,7 @@ def hooked_before() -> nn.Module:
 
 
 refuses(
-    "side effect", "python_state/effects/module_state.py:check_registered",
+    "side effect", "python_state/effects/swapped_module.py:check_registered",
     captures(Hooks(), X), Hooks.forward,
     captured(hooked_before(), X), once_before(Hooks(), X),
 )  # fmt: skip
@@ -100,7 +100,7 @@ class Names(nn.Module):
 
 
 refuses(
-    "side effect", "python_state/effects/module_state.py:check_registered",
+    "side effect", "python_state/effects/swapped_module.py:check_registered",
     captures(Names(), X), Names.forward,
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
@@ -129,7 +129,7 @@ class CopiesInto(Swaps):
 
 
 refuses(
-    "side effect", "python_state/effects/module_state.py:check_parameters",
+    "side effect", "python_state/effects/swapped_module.py:check_parameters",
     captures(Swaps(), X), Swaps.forward,
     captured(CopiesInto(), X), once_before(Swaps(), X),
 )  # fmt: skip

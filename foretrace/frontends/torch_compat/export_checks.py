@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
 from foretrace.lowering.emit.export_graph import spelled
-from foretrace.lowering.emit.fx import SPELLED
+from foretrace.lowering.emit.graph_module import SPELLED
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 

@@ -31,7 +31,8 @@ from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, t
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.pydata.places import Change, OnData, State
+from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.state import Change, State
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"

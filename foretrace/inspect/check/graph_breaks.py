@@ -15,7 +15,8 @@ from foretrace.inspect.check.check import Item
 from foretrace.inspect.check.run_stages import contents_of, copies_of, put_back, tangent
 from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.python_state.effects.module_state import borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.graph_breaks.break_report import Break
 from foretrace.runtime.graph_breaks.coverage import share
 

@@ -16,7 +16,8 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wrapping_now, wraps
-from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.runtime.calls.run_cut import Called, run_pair
 from foretrace.runtime.guards.cut_guards import CallGuards

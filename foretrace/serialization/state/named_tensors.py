@@ -11,7 +11,7 @@ from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import LEAF, take_apart
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.serialization.state.state_objects import other_state, shown
 

@@ -11,8 +11,9 @@ from foretrace.ir.program.effects import ReturnArgument
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LIVE
-from foretrace.ir.pydata.places import OPEN, OnData, State, StateRead
+from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import OPEN, State, StateRead
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"
 

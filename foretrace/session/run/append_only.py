@@ -17,11 +17,11 @@ from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
-from foretrace.ir.pydata.places import WAYS, Change, Contents, Filling, Place, content_of
 from foretrace.ir.pydata.returned import apart_from
+from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.leaks import collected
 from foretrace.python_state.effects.state_outputs import all_given
 from foretrace.python_state.snapshot.heap import HeapSnapshot
@@ -100,7 +100,7 @@ class AppendOnlyContainers:
     """The containers of one program of which it may read nothing, as far as its runs have shown."""
 
     def __init__(self) -> None:
-        self._guessed: dict[int, tuple[str, Any, list[Place]]] = {}
+        self._guessed: dict[int, tuple[str, Any, list[Location]]] = {}
         """by id: what it is called, itself, and the places that hold it"""
         self._closed: dict[int, Any] = {}
         """those that the program reads"""
@@ -115,14 +115,14 @@ class AppendOnlyContainers:
         for place in [state.place for state in recorded.states]:
             new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, recorded.requires.python.held)
+                self._take(place.name, place.holder, recorded.requires.python.locations)
         return len(self._guessed) > known
 
-    def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:
-        found = [each for each in held if isinstance(each, ReadLocation) and each.before is holder]
-        places = [each for each in map(place_of, found) if each is not None]
+    def _take(self, name: str, holder: Any, held: Iterable[ReadLocation]) -> None:
+        found = [each for each in held if each.before is holder]
+        places = [each for each in (each.location for each in found) if each is not None]
         if places and len(places) == len(found):
-            by_key = {(id(each.holder), each.key): each for each in places}
+            by_key = {each.identity: each for each in places}
             self._guessed[id(holder)] = name, holder, [*by_key.values()]
 
     def drop(self) -> list[Contents]:
@@ -135,7 +135,7 @@ class AppendOnlyContainers:
     def _close(self, key: int) -> Contents:
         name, holder, _ = self._guessed.pop(key)
         self._closed[key] = holder
-        return Contents(name, holder, content_of(holder))
+        return Contents.of(name, holder)
 
     @contextmanager
     def lent(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:

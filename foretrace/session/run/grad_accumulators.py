@@ -14,7 +14,8 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input
-from foretrace.ir.pydata.places import Change, OnData
+from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias, alias_of

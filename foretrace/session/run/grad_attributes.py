@@ -19,7 +19,8 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size, TensorType
-from foretrace.ir.pydata.places import Change, OnGradient
+from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line, clears
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps

@@ -11,31 +11,26 @@ from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import (
-    ChangePlace,
-    LeaveState,
-    ReturnArgument,
-    ordered,
-)
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, take_apart
-from foretrace.ir.pydata.places import Change, Contents, OnArguments
+from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.returned import handed_back
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.python_state.access.reads import bound_before, read_outside
+from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
+from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import (
     SwappedModuleTensors,
     borrowed,
     located,
-    names_of_tensors,
-    owners_of,
     watched,
 )
 from foretrace.python_state.effects.state_inputs import (
@@ -46,6 +41,7 @@ from foretrace.python_state.effects.state_inputs import (
 )
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
+    bound_before,
     bound_to_data,
     collect_state_outputs,
     states_of,
@@ -242,7 +238,7 @@ def _note_held(
     held = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
     held += [bound_before(change) for change in left if change.rebound]
     requires.python.held = [*held, *capture.ties(held)]
-    requires.notes.counted += scheduled(requires.python.held)
+    requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 
 

@@ -19,7 +19,8 @@ from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.places import NUMBERS, Change, Place, StateRead, tensor_of
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.state import NUMBERS, Change, StateRead, tensor_of
 from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
@@ -41,10 +42,7 @@ from foretrace.session.run.aliased_inputs import check_held_once, sharing
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.monitored_recorder import WatchedRecorder
-from foretrace.session.run.mutations import (
-    lend_attributes,
-    viewed_anew,
-)
+from foretrace.session.run.mutations import lend_attributes, viewed_anew
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
@@ -284,7 +282,7 @@ class Session:
         tensor = self._count(number, "state", name, read=read)
         return self._symbol(tensor, (read.place, read.number))
 
-    def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
+    def _symbol(self, tensor: Abstract, of: tuple[Location, int] | str) -> Any:
         self._begins()
         number = tensor.item()
         self.known.counted.append((of, torch_api.expression(number)))

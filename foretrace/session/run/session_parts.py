@@ -9,7 +9,8 @@ import torch
 
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import Size
-from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
@@ -54,7 +55,7 @@ class KnownTensors:
     """the placeholders of arguments; in the place of those that share memory, their views"""
     views: dict[int, tuple[Abstract, torch.Tensor]] = field(default_factory=dict)
     """for such a placeholder, by id: that of the memory, and the real tensor"""
-    counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = field(default_factory=list)
+    counted: list[tuple[tuple[Location, int] | str, sympy.Symbol]] = field(default_factory=list)
     """numbers that the program counts with, and the symbols in their places"""
     lines: dict[tuple[int, tuple[type, ...]], Lines] = field(default_factory=dict)
     """the lines of the program's functions, by how many ran and which classes there are"""

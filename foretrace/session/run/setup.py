@@ -16,7 +16,7 @@ from foretrace.autograd.derivatives.target_semantics import Captured, TargetSema
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.recording import Recording, Target
 from foretrace.ir.pydata.arguments import leaves_of
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
@@ -192,10 +192,10 @@ class Assumptions:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
-                may_be_counted(requires.python.held, outside.counts | outside.stores)
+                may_be_counted(requires.python.locations, outside.counts | outside.stores)
             )
         found = may_be_bound(requires, outside.stores) if self.binds else ()
-        new = {(id(c.place.holder), c.place.key): c for c in found}
+        new = {c.place.identity: c for c in found}
         more |= not new.keys() <= self.bound.keys()
         self.bound |= new
         return more

@@ -15,8 +15,8 @@ from foretrace.autograd.backward.pack_hooks import Packing
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
 from foretrace.ir.program.op import Checkpoint, Op, target_name
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import cell_content, cells_of, held_by
-from foretrace.ir.pydata.places import Place
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -99,7 +99,7 @@ class Checkpoints:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
+        self.read: list[tuple[Checkpoint, Frame | None, list[Location]]] = []
 
     def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
         """What is run around a function; the outermost of nested regions makes all inside again."""
@@ -161,19 +161,19 @@ def _check_drawn_again(op: Op, same_draws: bool) -> None:
         )
 
 
-def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
+def _named_by(fn: Any, seen: set[int]) -> Iterator[Location]:
     """What a function's code names: closure cells, globals, attributes of objects that it has."""
     function = function_of(fn)
     if function is None or id(function) in seen:
         return
     seen.add(id(function))
     names = function.__code__.co_names
-    places = [Place(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
+    places = [Location(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
     yield from places
     objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
     for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
         known = names if isinstance(space, dict) else ()
-        yield from (Place(name, space, space[name]) for name in known if name in space)
+        yield from (Location(name, space, space[name]) for name in known if name in space)
     for item in objects[2:]:
         yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
