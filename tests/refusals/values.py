@@ -70,13 +70,13 @@ def given_the_answer(x: Tensor, positive: bool) -> Tensor:
 
 POSITIVE = bool(X.sum() > 0)
 refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs",
     captures(branches, X, values="refuse"), branches,
     captured(chooses, X), captured(given_the_answer, X, POSITIVE),
     captured(branches, X),
 )  # fmt: skip
 refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs",
     exports(branches, X, values="refuse"), branches,
     exported(chooses, X), exported(given_the_answer, X, POSITIVE), guarded(branches, X),
 )  # fmt: skip
@@ -149,12 +149,12 @@ for ask, follow in (
     (compiles(scales, X), compiled),
 ):  # fmt: skip
     refuses(
-        "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs", ask, scales,
+        "data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
 refuses(
     "data-dependent",
-    "tracer/concrete/concrete_values.py:depends_on_inputs",
+    "tracer/concrete/unknown_values.py:depends_on_inputs",
     exports(scales, X),
     scales,
     exported(scales_by_a_tensor, X),
@@ -283,7 +283,7 @@ def chooses_by_chance(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
+    "data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs",
     captures(branches_on_chance, X, values="refuse"), branches_on_chance,
     captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
     drawn(branches_on_chance, X),
@@ -299,7 +299,7 @@ def asks_a_small_constant(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:_check_size",
+    "data-dependent", "tracer/concrete/unknown_values.py:check_size",
     captures(asks_a_large_constant, X), asks_a_large_constant,
     captured(asks_a_small_constant, X),
 )  # fmt: skip

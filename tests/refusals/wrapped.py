@@ -92,7 +92,7 @@ def makes_of_detached(x: Tensor, y: Tensor) -> Any:
 LEAVES = X.clone().requires_grad_(), Y.clone().requires_grad_()
 refuses(
     "unsupported tensor",
-    "tracer/subclasses/dispatch.py:_made_by_program",
+    "tracer/subclasses/dispatch.py:_new_stand_in",
     captures(makes_a_leaf, *LEAVES),
     makes_a_leaf,
     taken(makes_of_detached, *LEAVES),
@@ -229,7 +229,7 @@ def writes_a_clone_of_it(w: Any) -> Any:
 
 
 SHOWN = Shown(X, Y > 0)
-refuses("unsupported tensor", "tracer/functionalization/in_place_checks.py:check_not_held",
+refuses("unsupported tensor", "tracer/functionalization/in_place_checks.py:check_not_wrapped",
         captures(writes_what_is_shown, SHOWN), writes_what_is_shown,
         taken(writes_a_clone_of_it, SHOWN), OUTSIDE)  # fmt: skip
 

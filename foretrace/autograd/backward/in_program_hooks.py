@@ -15,7 +15,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, made_for_several
+from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, multi_grad_name
 
 ANY = "wrapped_fn"
 """What register_multi_grad_hook calls a hook for any of several gradients (2.13)"""
@@ -107,7 +107,7 @@ class HooksInside:
 
 def _check_any(hook: Any) -> None:
     """Refuse a hook from before that remembers each backward by its number: each call has one."""
-    if made_for_several(hook) == ANY:
+    if multi_grad_name(hook) == ANY:
         raise Refusal(
             "a hook from before the program for any of several gradients (register_multi_grad_hook,"
             ' mode="any") remembers each backward',

@@ -30,7 +30,7 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    keeps = target.reads_made or closes_over_run(target.function, op.args)
+    keeps = target.reads_outside or closes_over_run(target.function, op.args)
     keeps = keeps or target.context.written_since()
     if not keeps and touches and _by_copies(op):
         return True
@@ -83,7 +83,7 @@ def call_with_copies(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, li
     if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
         return op, []
     beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
-    return op.but(target=op.target.apart(), below=None, piece_of=op.piece_of or op), beside
+    return op.but(target=op.target.with_copies(), below=None, piece_of=op.piece_of or op), beside
 
 
 def _by_copies(op: Op) -> bool:

@@ -51,7 +51,7 @@ from foretrace.session.run.setup import (
     check_values,
     prepare,
 )
-from foretrace.tracer.concrete.concrete_values import GUARD
+from foretrace.tracer.concrete.unknown_values import GUARD
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.recorder.module_calls import CallSite, submodule_calls
 

@@ -100,8 +100,8 @@ def _kept_by_frames(types: Types, recorded: Recording) -> bool:
 
 def _check_handles(recorded: Recording) -> None:
     """Refuse a hook that whoever called the program could remove: each call has one of its own."""
-    collected(lambda: not any(op.target.held for op in recorded.hooks))
-    holding = next((op for op in recorded.hooks if op.target.held), None)
+    collected(lambda: not any(op.target.removable for op in recorded.hooks))
+    holding = next((op for op in recorded.hooks if op.target.removable), None)
     if holding is not None:
         raise Refusal(
             "the program keeps or returns the handle of a hook, and a graph has no other to give",

@@ -135,7 +135,7 @@ class Outputs:
                 at=next(h.origin.frame for h in overwritten if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        separate = followed and alias.apart
+        separate = followed and alias.own_history
         through, step = None, None
         if followed and not separate:
             through, step = taken(alias, value, view_of, base, recorder)

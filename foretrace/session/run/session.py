@@ -112,9 +112,9 @@ class Session:
         item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
         self.append(item, tensor, abstract)
         if kind == "constant":
-            self.questions.constants.give(value, tensor)
+            self.questions.constants.add_literal(value, tensor)
         elif not (tensor.is_meta or value.type.wrapped or self.dynamic.knows(tensor)):
-            self.questions.constants.lend(value, tensor, len(self.inputs) - 1)
+            self.questions.constants.add_input(value, tensor, len(self.inputs) - 1)
         return abstract
 
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
