@@ -624,7 +624,7 @@ def holds(loop: list[Any]) -> Tensor:
 LOOP: list[Any] = [X]
 LOOP.append(LOOP)
 refuses(
-    "nested in itself", "ir/pydata/containers.py:take_apart", captures(holds, LOOP), None,
+    "nested in itself", "ir/pydata/containers.py:named_leaves", captures(holds, LOOP), None,
     captured(holds, [X]),
 )  # fmt: skip
 

@@ -58,11 +58,11 @@ class Formulas(Gradients):
         self, op: Op, tangents: Sequence[Value | None]
     ) -> tuple[Rule | None, Sequence[Value]]:
         """The same for the call that an op is; it is looked up once for all equal calls."""
-        if op.alike is None:
+        if op.outcome is None:
             return self._rule(op.target, op, op.args, op.kwargs, tangents)
         operands = op.operands
         key = (
-            op.alike,
+            op.outcome,
             *[v.type for v in operands],
             *[t and t.type for t in tangents],
             *(map(self.wants, operands) if self.narrow else ()),

@@ -40,7 +40,7 @@ from foretrace.ir.program.op import (
     target_name,
 )
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import every_op, made_in, subgraphs_of
+from foretrace.ir.program.walk import every_op, outs_in, subgraphs_of
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
@@ -141,7 +141,7 @@ class Differentiation(Formulas):
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
             return
-        if op.alike is None and subgraphs_of(op):
+        if op.outcome is None and subgraphs_of(op):
             self.higher_order(op)
             return
         results = results_of(op)
@@ -301,7 +301,7 @@ class Differentiation(Formulas):
     def _whole(self, op: Op) -> None:
         """One backward op whose body is the derivative of the op's body."""
         body = op.body or []
-        outer, inside = self.scope, made_in(body)
+        outer, inside = self.scope, outs_in(body)
         self.scope = Scope(inside=inside)
         self.walk(body)
         inner, self.scope = self.scope, outer

@@ -15,7 +15,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Op, RuleName, Value
 from foretrace.ir.program.recording import Input, Recording
-from foretrace.ir.program.walk import every_op, made_in
+from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
@@ -274,7 +274,7 @@ def left_out(recorded: Recording, graph: Iterable[Op]) -> dict[Value, Op]:
         return {}
     ops = list(graph)
     missing = [op for op in standing(recorded) if op.target.way != RETAIN and op not in ops]
-    inside = {out for op in ops for out in made_in(op.region or ())}
+    inside = {out for op in ops for out in outs_in(op.region or ())}
     return {
         value: op for op in missing for value in op.operands if holds_tensors(op) or value in inside
     }

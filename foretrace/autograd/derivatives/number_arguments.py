@@ -77,7 +77,7 @@ def _at_floats(ask: Ask, call: TypedCall, floats: list[sympy.Symbol], symbols: S
         numbers = {symbol: symbols.fix(symbol) for symbol in floats}
         return ask(call.over(at_floats(call.arguments, numbers)))
     for symbol, number in found[1]:
-        symbols.keep_apart(symbol, number)
+        symbols.assume_unequal(symbol, number)
     return replace(rules[-1], ops=tuple(found[0]))
 
 

@@ -282,7 +282,7 @@ class PythonGuards:
     """the modules whose parameters and buffers are inputs"""
     met: list[ModuleState] = field(default_factory=list)
     """further modules that the program's code may read, if it was watched"""
-    held: list[ReadFact] = field(default_factory=list)
+    reads: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
     of_hooks: list[ReadFact] = field(default_factory=list)
     """what its hooks may read beside that, in the backward: of a graph that has them"""
@@ -298,7 +298,7 @@ class PythonGuards:
     @property
     def locations(self) -> list[ReadLocation]:
         """The single places among what it may read."""
-        return [each for each in self.held if isinstance(each, ReadLocation)]
+        return [each for each in self.reads if isinstance(each, ReadLocation)]
 
 
 @dataclass(slots=True, eq=False)

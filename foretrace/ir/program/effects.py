@@ -230,7 +230,7 @@ class ReturnArgument(Effect):
     ) -> Sequence[Self]:
         """Both runs return the same objects at the same places."""
         sides = [[each.argument for each in effects] for effects in (ones, others)]
-        paths = [[(each.place, each.given) for each in side] for side in sides]
+        paths = [[(each.place, each.source) for each in side] for side in sides]
         objects = [[id(each.itself) for each in side] for side in sides]
         if objects[0] != objects[1] or not same_keys(*paths):
             raise ProgramsDiffer(

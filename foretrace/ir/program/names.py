@@ -67,7 +67,7 @@ def called_like_a_keyword(target: object) -> bool:
     return KEYWORD_CALLED.match(f"torch.ops.{target}(") is not None
 
 
-def spelled(lines: list[str]) -> list[str]:
+def escape_keywords(lines: list[str]) -> list[str]:
     """Lines of generated code that torch.fx wrote, as Python reads them."""
     return [KEYWORD_CALLED.sub(r'getattr(\1, "\2")(', line) for line in lines]
 

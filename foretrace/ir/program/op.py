@@ -217,14 +217,27 @@ class Op:
     other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
     in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
     returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
-    one. `alike` is one object for all calls of the operator with operands of equal types and equal
-    constants, as the recorder found them; None where that is not known. `asked`: it is part of a
-    gradient that the program itself asks for.
+    one. `outcome` is one object for all calls of the operator with operands of equal types and
+    equal constants, as the recorder found them; None where that is not known. `asked`: it is part
+    of a gradient that the program itself asks for.
     """
 
     __slots__ = (
-        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin",
-        "outs", "piece_of", "result", "rule", "target", "writes",
+        "_operands",
+        "args",
+        "asked",
+        "because",
+        "below",
+        "choice",
+        "kwargs",
+        "origin",
+        "outcome",
+        "outs",
+        "piece_of",
+        "result",
+        "rule",
+        "target",
+        "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -243,11 +256,11 @@ class Op:
         writes: bool = False,
         piece_of: "Op | None" = None,
         operands: tuple[Value, ...] | None = None,
-        alike: object = None,
+        outcome: object = None,
         asked: bool = False,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
-        self._operands, self.alike = operands, alike
+        self._operands, self.outcome = operands, outcome
         self.result, self.outs = result, outs  # of four at once, Python would make a tuple
         self.origin, self.below = origin, below
         self.because, self.rule, self.choice = because, rule, choice
@@ -256,7 +269,7 @@ class Op:
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
-        return Op(**{name: getattr(self, name) for name in Op.__slots__[2:]} | facts)
+        return Op(**{name: getattr(self, name) for name in FACTS} | facts)
 
     @property
     def leaf(self) -> bool:
@@ -324,6 +337,10 @@ class Op:
 
     def __repr__(self) -> str:
         return f"{self.outs} = {target_name(self.target)}{self.args}"
+
+
+FACTS = tuple([each for each in Op.__slots__ if each not in ("_operands", "outcome")])
+"""What a copy of an op has: all but what is looked up, and what the recorder found of its call"""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -506,7 +523,7 @@ class Instantiation(Substitution):
     def op(self, op: Op) -> Op:
         """The copy of one op, whose operands are of the same types."""
         new, call = super().op(op), self.call
-        new.alike, new.asked = op.alike, op.asked or call.asked
+        new.outcome, new.asked = op.outcome, op.asked or call.asked
         new.because, new.rule = op.because or call.because, op.rule or call.rule
         return new
 

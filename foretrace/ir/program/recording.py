@@ -136,12 +136,12 @@ class Output:
     """the written input whose memory the output shares"""
     view_type: TensorType | None = None
     """how the output looks at that memory"""
-    apart: bool = False
+    separate: bool = False
     """autograd does not follow it to that input, but as what the graph gives for it"""
     through: "Output | None" = None
     """the view of that memory that it is a view of, returned or not"""
     step: ViewStep | None = None
-    """the call that autograd has it by; None for one that is seen by its strides, or is apart"""
+    """the call that autograd has it by; None for one that is seen by its strides, or is separate"""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -258,7 +258,7 @@ class Recording:
         """Whether a call leaves tensors in containers or objects among its arguments."""
         return any(isinstance(state.place, OnArguments) for state in self.states)
 
-    def made_at(self, value: Tree) -> Frame | None:
+    def defined_at(self, value: Tree) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
@@ -269,7 +269,7 @@ class Recording:
         return over.by if over is not None else self.requires.defined
 
     @property
-    def as_made(self) -> list[tuple[int | None, Output]]:
+    def in_run_order(self) -> list[tuple[int | None, Output]]:
         """The outputs and their places; views of inputs at last, as the run made one after another.
 
         That is the order in which autograd adds up the gradients of such views. Views that others
@@ -310,7 +310,7 @@ class Recording:
         """Why a value that requires grad has no history, if it has none."""
         return self._without_history().get(value)
 
-    def made_leaf(self, value: Value) -> bool:
+    def is_new_leaf(self, value: Value) -> bool:
         """Whether the program made it a leaf that requires grad."""
         return self._without_history().get(value) == "leaf"
 

@@ -11,7 +11,7 @@ SHOWN = 8
 """Items of a list of constants that are shown."""
 
 
-class Spelling:
+class OpPrinter:
     """Numbers values as they appear; inputs go by their own names, and so do those in `names`."""
 
     def __init__(self, names: Mapping[Value, str] = MappingProxyType({})) -> None:
@@ -51,7 +51,7 @@ class Spelling:
 
 def neighbourhood(before: Iterable[Op], offending: Op) -> Sequence[str]:
     """The lines of a refusal's `near`: some ops, and the one it is about."""
-    spelling = Spelling()
+    spelling = OpPrinter()
     return [*(f"  {spelling.line(op)}" for op in before), f"> {spelling.line(offending)}"]
 
 

@@ -48,7 +48,7 @@ def called_in(ops: Iterable[Op]) -> Iterator[Op]:
         yield from called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
 
 
-def made_in(ops: Iterable[Op]) -> set[Value]:
+def outs_in(ops: Iterable[Op]) -> set[Value]:
     """Everything that ops make, in their bodies too."""
     return {out for op in in_bodies(ops) for out in op.outs}
 

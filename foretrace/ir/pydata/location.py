@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from foretrace.ir.pydata.containers import fill_in_place
-from foretrace.ir.pydata.members import MISSING, bind_name, held_by, own_items, own_kind
+from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 
 
@@ -36,7 +36,7 @@ class Location:
     @property
     def now(self) -> Any:
         """What it holds; MISSING if nothing."""
-        return held_by(self.holder, self.key)
+        return lookup(self.holder, self.key)
 
     def bind(self, item: Any) -> None:
         """Let it hold another object; MISSING: none."""

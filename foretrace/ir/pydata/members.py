@@ -27,7 +27,7 @@ MISSING = _Missing()
 """What a name holds that is not bound"""
 
 
-def held_by(holder: Any, name: str) -> Any:
+def lookup(holder: Any, name: str) -> Any:
     """What a name stands for in a dict, a class, a closure cell or slots; MISSING if nothing."""
     if isinstance(holder, dict):
         return holder.get(name, MISSING)
@@ -100,7 +100,7 @@ def names_in(item: Any) -> dict[str, Any] | None:
     slots, space = slot_names(type(item)), attributes_of(item)
     if space is None and not slots:
         return None
-    held = ((name, held_by(item, name)) for name in slots)
+    held = ((name, lookup(item, name)) for name in slots)
     return {name: each for name, each in held if each is not MISSING} | (space or {})
 
 

@@ -19,25 +19,25 @@ class ReturnedArgument:
 
     place: Path
     """where it is in the result"""
-    given: Path
+    source: Path
     """where in the arguments; nothing if it is `itself`"""
     itself: Any = None
 
 
 def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedArgument]:
     """What is in the result of the arguments' own containers and objects, and of those `filled`."""
-    given = {id(item): path for path, item in _reached(call) if path[1:]}
+    paths = {id(item): path for path, item in _reached(call) if path[1:]}
     known = {id(item): item for item in filled}
     found = list[ReturnedArgument]()
-    for path, item in _reached(result, given.keys() | known.keys()):
-        if id(item) in given:
-            found.append(ReturnedArgument(path, given[id(item)]))
+    for path, item in _reached(result, paths.keys() | known.keys()):
+        if id(item) in paths:
+            found.append(ReturnedArgument(path, paths[id(item)]))
         elif id(item) in known:
             found.append(ReturnedArgument(path, (), item))
     return found
 
 
-def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
+def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
     """Whether each container or object in `items` that can be changed is at one place alone.
 
     `known`: the ids of what is held elsewhere, beside `others`, which are looked into up to `ends`.
@@ -50,7 +50,7 @@ def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection
 def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any) -> Any:
     """The result with the caller's own objects in it."""
     for each in handed:
-        item = each.itself if each.itself is not None else _at(call, each.given)
+        item = each.itself if each.itself is not None else _at(call, each.source)
         result = _with(result, each.place, item)
     return result
 

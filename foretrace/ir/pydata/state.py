@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, take_apart
+from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
@@ -157,7 +157,7 @@ class StateRead:
         item = self.place.now
         now, alike = leaves_like(item, self.structure), True
         if now is None:
-            pairs, structure = take_apart(item)
+            pairs, structure = named_leaves(item)
             now, alike = [leaf for _, leaf in pairs], structure == self.structure
         if not (alike and all(map(_alike, now, self.leaves))):
             raise KeyError(f"what {self.place.name} held")

@@ -69,14 +69,14 @@ CALLING: Final = [each.opname for each in dis.get_instructions(compile("f()", ""
 NULL_BENEATH: Final = CALLING.index("PUSH_NULL") < CALLING.index("LOAD_NAME")
 """Whether the NULL lies below what is called (until 3.12) or above"""
 DEFAULTS, ANNOTATIONS, OF_MAKING = 0b11, 4, "MAKE_FUNCTION"
-"""What is given to a function that is made: below its code (until 3.12), or one by one"""
+"""The arguments of MAKE_FUNCTION: below its code (until 3.12), or one by one"""
 
 
 class Called(NamedTuple):
     """What a call calls, and what with; of a method, its object is not among that."""
 
     function: Item
-    given: Stack
+    arguments: Stack
     place: int
     """which operand the function is"""
 
@@ -212,9 +212,9 @@ class Flow:
             operands = tuple(one | other for one, other in zip(known, operands, strict=True))
         self.operands[place] = list(operands)
         if to >= 0:
-            self._reach(to, (*left, *self._given(place, each, gives)))
+            self._reach(to, (*left, *self._arguments(place, each, gives)))
 
-    def _given(self, place: int, each: Instruction, gives: int) -> Stack:
+    def _arguments(self, place: int, each: Instruction, gives: int) -> Stack:
         itself, opname = frozenset({place}), dis.opname[each.opcode]
         if opname == "PUSH_NULL":
             return (NULL,)

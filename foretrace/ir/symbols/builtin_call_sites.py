@@ -92,7 +92,7 @@ def _use(flow: Flow, code: types.CodeType, taken: Taken) -> str:
         call = flow.called(taken.by)
         if taken.place == call.place:
             return CALLED
-        tests = each.number == len(call.given) == len(("item", "classes"))
+        tests = each.number == len(call.arguments) == len(("item", "classes"))
         return AS_TYPE if tests and _names(flow, call.function) <= TESTS else OTHERWISE
     if (each.does, each.of) == (LOAD, ITEM) or flow.annotates(taken):
         return AS_TYPE

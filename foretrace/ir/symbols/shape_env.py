@@ -76,7 +76,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
         if self.listeners and free_symbols((args, kwargs)):
-            self.tell([Question(method, args, tuple(kwargs.items()), answer)])
+            self.notify([Question(method, args, tuple(kwargs.items()), answer)])
 
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
@@ -97,7 +97,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         finally:
             self.listeners.pop()
 
-    def tell(self, questions: Iterable[Question]) -> None:
+    def notify(self, questions: Iterable[Question]) -> None:
         """Let those who listen know of questions that were asked."""
         for listener in self.listeners:
             listener.update(dict.fromkeys(questions))

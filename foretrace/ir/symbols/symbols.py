@@ -191,7 +191,7 @@ class Symbols:
         """What a float of data was; that it is the same is asserted where a graph runs."""
         return self.floats.fix(symbol, self._where())
 
-    def keep_apart(self, symbol: sympy.Symbol, number: float) -> None:
+    def assume_unequal(self, symbol: sympy.Symbol, number: float) -> None:
         """A derivative relies on a float being another than that: it is asserted, too."""
         self.floats.conditions.setdefault(sympy.Ne(symbol, number), self._where())
 

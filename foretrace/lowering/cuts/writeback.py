@@ -150,7 +150,7 @@ class _ExplicitWrites(OutputViews[Any]):
 
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """A leaf; `_check_loose` has refused what no op makes."""
-        return "leaf" if self.recorded.made_leaf(value) else None
+        return "leaf" if self.recorded.is_new_leaf(value) else None
 
     def detached(self, of: Any, *, always: bool) -> Any:
         """The same memory, detached if it requires grad."""
@@ -212,7 +212,7 @@ def _check_data(recorded: Recording, hidden: Container[Value]) -> None:
                 f"the program writes to the {item.role} in a way that autograd does not see (.data,"
                 " unsafe_split), and a backward through the exported program would not read that",
                 kind="side effect",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do=(
                     "write under torch.no_grad() instead, or write to a clone",
                     "foretrace.capture(...).cut('export') takes it as it is",
@@ -228,7 +228,7 @@ def _check_loose(recorded: Recording) -> None:
                 "the program returns a view that was taken under no_grad, which requires grad and"
                 " has no history",
                 kind="unsupported",
-                at=recorded.made_at(output.value),
+                at=recorded.defined_at(output.value),
                 do=("detach() it", "or take the view outside of torch.no_grad()"),
             )
 
@@ -287,15 +287,15 @@ def _check_bound(recorded: Recording) -> None:
                 f"the program binds the {item.role} to a tensor of another type:"
                 f" {_laid_out(mutation.value.type)}, it was {_laid_out(item.value.type)}",
                 kind="side effect",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
             )
-        if mutation.rebound and recorded.made_leaf(mutation.value):
+        if mutation.rebound and recorded.is_new_leaf(mutation.value):
             raise Refusal(
                 f"the program binds the {item.role} to a leaf that it makes: a file copies into the"
                 " buffer, which would be no leaf from the second call on",
                 kind="followed write",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do=(
                     "leave requires_grad_() out, or assign it outside",
                     "foretrace.capture(...).cut('export') takes it as it is",

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.names import called_like_a_keyword, spelled
+from foretrace.ir.program.names import called_like_a_keyword, escape_keywords
 from foretrace.ir.program.nested import leaves, map_tree
 from foretrace.ir.program.op import Tree, Value
 
@@ -41,7 +41,7 @@ def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str
     """A graph with what it holds, as a module whose code Python reads."""
     calls = {id(n.target): n.target for n in graph.nodes if n.op == "call_function"}
     if any(map(called_like_a_keyword, calls.values())):
-        graph.on_generate_code(lambda _: spelled)
+        graph.on_generate_code(lambda _: escape_keywords)
     return torch_api.LazyGraphModule(root, graph, class_name=name)
 
 

@@ -11,7 +11,7 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Choice, Op, Substitution, Value
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import binds, made_in
+from foretrace.ir.program.walk import binds, outs_in
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
 from foretrace.lowering.partition.placement import Sides
@@ -102,7 +102,7 @@ def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
 def _once_more(op: Op, new: dict[Value, Value]) -> Op:
     """The op, on what was recomputed of its operands if any was; `new` learns what it makes."""
     choice = Choice(AGAIN, "a second run", "the policy does not keep what it made")
-    for value in (*op.outs, *made_in(op.own or ())):
+    for value in (*op.outs, *outs_in(op.own or ())):
         new.pop(value, None)  # it runs a third time
     return Substitution(new).op(op).but(choice=choice, piece_of=op)
 

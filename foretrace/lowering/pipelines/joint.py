@@ -152,14 +152,14 @@ def _loss_value(recorded: Recording, loss: Any) -> Value:
             f"output {loss} does not require grad, or is a view taken under no_grad, so it has no"
             " backward graph",
             kind="wrong loss",
-            at=recorded.made_at(value),
+            at=recorded.defined_at(value),
             do='choose another output, or use cut("aten")',
         )
     if value.type.shape and value.type.numel != 1:
         raise Refusal(
             f"output {loss} is {value.type!r}; only a scalar has an implicit gradient",
             kind="wrong loss",
-            at=recorded.made_at(value),
+            at=recorded.defined_at(value),
             do="return a scalar loss, or use loss=None and pass tangents=",
         )
     return value

@@ -82,6 +82,6 @@ def _not_saved(value: Value, recorded: Recording) -> Refusal:
     return Refusal(
         f"a backward for some of the outputs alone needs {value!r}, which was not saved",
         kind="partial gradient",
-        at=recorded.made_at(value),
+        at=recorded.defined_at(value),
         do=('use foretrace.compile(..., backend="eager")', "use all outputs in the loss"),
     )

@@ -155,7 +155,7 @@ class _Writing:
         """Whether a result that is no input would be one, as it is written in place."""
         if output.role.kind == "mutation" or output.same_as is not None:
             return False
-        if output.view_of is not None and not output.apart:
+        if output.view_of is not None and not output.separate:
             return False
         memories = (self.memories.of.get(value) for value in values_in(output.value))
         return any(m is not None and m.of_input and m.writable for m in memories)

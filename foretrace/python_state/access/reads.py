@@ -74,7 +74,7 @@ def read_outside(
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.inputs.set_on += reading.set_on(index, tensor)
-    requires.python.held, requires.python.met = reading.found, reading.met
+    requires.python.reads, requires.python.met = reading.found, reading.met
     requires.python.mentioned = reading.mentioned
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from foretrace.ir.program.call_requirements import ReadLocation
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
@@ -39,7 +39,7 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
     """The places that a run has bound to other numbers; which of their leaves these are."""
     for change in changes:
         if change.rebound and type(change.place) in (Location, Entry, Contents):
-            (then, form), (now, other) = map(take_apart, (change.place.before, change.after))
+            (then, form), (now, other) = map(named_leaves, (change.place.before, change.after))
             if form == other:
                 for number, ((_, old), (_, new)) in enumerate(zip(then, now, strict=True)):
                     if counted(old, new):
@@ -91,7 +91,7 @@ def _entries_counted(
 def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
     """The numbers that containers hold, where these are few: each is an input."""
     for place in contents:
-        leaves = take_apart(place.before)[0]
+        leaves = named_leaves(place.before)[0]
         for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
             if type(leaf) in NUMBERS:
                 yield Change(place, None, rebound=True), number
@@ -118,7 +118,7 @@ def scheduled(places: Sequence[ReadLocation]) -> Iterator[tuple[Change, int]]:
         marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
         if marked or (each.key == "lr" and id(each.holder) in groups):
             place = each.location
-            (_, number), *_ = take_apart(each.before)[0] or [("", None)]
+            (_, number), *_ = named_leaves(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:
                 yield Change(place, None, rebound=True), 0
 
@@ -206,7 +206,7 @@ class SymbolicCounters:
         try:
             for change, known in self._places.values():
                 place = change.place.refreshed
-                leaves, structure = take_apart(place.before)
+                leaves, structure = named_leaves(place.before)
                 every = [leaf for _, leaf in leaves]
                 # what an earlier capture has found there may be something else by now
                 numbers = {i for i, leaf in enumerate(every) if i in known and _counts(leaf)}
@@ -234,7 +234,7 @@ def _counts(item: object) -> bool:
 
 
 def _others(now: Any, then: list[Any]) -> bool:
-    leaves = [leaf for _, leaf in take_apart(now)[0]]
+    leaves = [leaf for _, leaf in named_leaves(now)[0]]
     return len(leaves) != len(then) or any(map(is_not, leaves, then))
 
 

@@ -18,7 +18,7 @@ from foretrace.ir.program.call_requirements import (
 )
 from foretrace.ir.program.effects import LeaveState, of_kind
 from foretrace.ir.program.recording import Input, Role
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import (
     Contents,
     Entry,
@@ -119,14 +119,14 @@ def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
 
 def _read(place: Location, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
     """A leaf of what is in a place; `every`: all of them, with open numbers."""
-    leaves, structure = take_apart(place.before)
+    leaves, structure = named_leaves(place.before)
     return StateRead(place, structure, every or tuple([leaf for _, leaf in leaves]), number)
 
 
 def _tensors_in(
     place: Location, every: tuple[Any, ...] | None = None
 ) -> Iterator[tuple[StateRead, torch.Tensor]]:
-    for number, (_, leaf) in enumerate(take_apart(place.before)[0]):
+    for number, (_, leaf) in enumerate(named_leaves(place.before)[0]):
         if isinstance(leaf, torch.Tensor):
             yield _read(place, number, every), leaf
 
@@ -166,7 +166,7 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
 
 def _others(before: Any, now: Any) -> bool:
     """Whether tensors are others, alone or in a container that is nested as it was."""
-    (then, form), (found, other) = map(take_apart, (before, now))
+    (then, form), (found, other) = map(named_leaves, (before, now))
     pairs = [(a, b) for (_, a), (_, b) in zip(then, found, strict=False)]
     both = [type(a) is type(b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return before is not now and form == other and bool(both) and all(both)

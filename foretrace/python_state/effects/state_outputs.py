@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
 from foretrace.ir.program.recording import Input, Output, Role
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, named_leaves, shared_in
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
@@ -117,7 +117,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     """
     after, content = change.after, isinstance(change.place, Contents)
     atom = type(after) in ATOMS
-    inside = [] if atom else [*carried_in([after]), *(x for _, x in take_apart(after)[0])]
+    inside = [] if atom else [*carried_in([after]), *(x for _, x in named_leaves(after)[0])]
     created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
     holds = created or any(isinstance(each, torch.Tensor) for each in inside)
     left = holds or content or isinstance(change.place, OnInput)
@@ -179,7 +179,7 @@ def arguments_changed(
         requires: takes the names of numbers that are others now.
         lines: of the program.
     """
-    now, now_form = take_apart(call)
+    now, now_form = named_leaves(call)
     pairs = zip((leaf for _, leaf in now), arguments, strict=False)
     if now_form == form and all(new is old for new, old in pairs):
         return []
@@ -199,7 +199,7 @@ def arguments_changed(
 
 def all_known(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has created, plain data, and what is `known`."""
-    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
+    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
     return all(
         isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
         for x in leaves
@@ -226,7 +226,7 @@ def _by_place(change: Change) -> Any:
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
     """Whether it still holds its inputs, as an LSTM its list of weights."""
-    (then, structure), (now, other) = map(take_apart, (change.place.before, change.after))
+    (then, structure), (now, other) = map(named_leaves, (change.place.before, change.after))
     pairs = zip(then, now, strict=False)
     return structure == other and all(
         old is real.get(id(new), new) or (plain(old) and plain(new) and same(old, new))
@@ -248,7 +248,7 @@ def states_of(
         if like is not None and not isinstance(change.place, Contents):
             states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
             continue
-        leaves, structure = take_apart(_by_place(change))
+        leaves, structure = named_leaves(_by_place(change))
         begin = first + len(outputs)
         kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, ItemBefore)}
         for path, leaf in leaves:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.pydata.location import Location, content_of, refill_content
-from foretrace.ir.pydata.members import MISSING, bind_name, held_by, own_kind
+from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.snapshot.changes import changes_of, content_changes, filled
@@ -163,21 +163,21 @@ class NamesSnapshot(Snapshot):
 
     def __init__(self, item: Any, names: Iterable[str] = ()) -> None:
         self.item = item
-        self.before: dict[str, Any] = {name: held_by(item, name) for name in names}
+        self.before: dict[str, Any] = {name: lookup(item, name) for name in names}
 
     def note(self, name: str) -> Any:
         """One more name; gives what it stands for."""
-        return self.before.setdefault(name, held_by(self.item, name))
+        return self.before.setdefault(name, lookup(self.item, name))
 
     @property
     def intact(self) -> bool:
         """As `Snapshot` has it."""
-        return all(held_by(self.item, name) is content for name, content in self.before.items())
+        return all(lookup(self.item, name) is content for name, content in self.before.items())
 
     def _others(self) -> Iterator[tuple[str, Any]]:
         """The names that stand for something else now."""
         for name, content in self.before.items():
-            if held_by(self.item, name) is not content:
+            if lookup(self.item, name) is not content:
                 yield name, content
 
     def _write(self) -> None:

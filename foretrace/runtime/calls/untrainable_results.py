@@ -116,7 +116,7 @@ def _spent(recorded: Recording, mutation: Mutation) -> Refusal:
     return Refusal(
         f"a gradient is asked of what a joint cut wrote to the {role}; its history was in the cut",
         kind="double backward",
-        at=recorded.made_at(mutation.value),
+        at=recorded.defined_at(mutation.value),
         do="detach() it before it is used again",
     )
 

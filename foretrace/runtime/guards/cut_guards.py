@@ -12,7 +12,7 @@ from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, shared_in, take_apart
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
@@ -76,7 +76,7 @@ class CallGuards:
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
         shared = without_views(tensors, self.recorded.requires)
-        check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
+        check_shared_memory(shared, set(writes), lambda i: self.recorded.defined_at(writes[i]))
         return tensors, sizes
 
     def _check(self, *, hooks: bool) -> Callable[[list[Any]], Any]:
@@ -101,7 +101,7 @@ class CallGuards:
 
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""
-        leaves, structure = take_apart((args, kwargs))
+        leaves, structure = named_leaves((args, kwargs))
         requires, given = self.recorded.requires, []
         if structure != requires.in_structure:
             raise broken("the arguments are nested in another way than those of the capture")

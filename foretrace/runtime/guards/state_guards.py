@@ -42,7 +42,7 @@ class StateGuards(Checks):
         self.mentioned = python.mentioned
         for state in (*python.modules, *python.met):
             self._module(state)
-        for held in (*python.held, *(python.of_hooks if hooks else ())):
+        for held in (*python.reads, *(python.of_hooks if hooks else ())):
             self._held(held)
         self._apart(python)
 
@@ -107,7 +107,7 @@ class StateGuards(Checks):
         """That no module has a tensor now that the program held elsewhere, and there alone."""
         tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
-        tensors = chain.from_iterable(each.tensors for each in python.held)
+        tensors = chain.from_iterable(each.tensors for each in python.reads)
         others = [each for each in tensors if id(each) not in own]
         if others and own:
             apart = self.source.bind(_Apart(others, tables).hold, "apart")

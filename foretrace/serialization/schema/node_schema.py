@@ -99,7 +99,7 @@ ROWS: tuple[NodeSchema, ...] = (
             "same_as": PLACE,
             "view_of": PLACE,
             "view_type": optional(instance_of(TensorType)),
-            "apart": TRUTH,
+            "separate": TRUTH,
             "through": optional(instance_of(Output)),
             "step": optional(instance_of(ViewStep)),
         },
@@ -146,7 +146,7 @@ ROWS: tuple[NodeSchema, ...] = (
     ),
     NodeSchema(Guard, "guard", {"condition": _is_condition, "frame": optional(FRAME)}),
     NodeSchema(
-        ReturnedArgument, "handed", {"place": instance_of(tuple), "given": instance_of(tuple)}
+        ReturnedArgument, "handed", {"place": instance_of(tuple), "source": instance_of(tuple)}
     ),
     NodeSchema(
         Graph,

@@ -33,7 +33,7 @@ class ContainerTable:
 
     def __init__(self, programs: Sequence[Recording]) -> None:
         self.states = [state for each in programs for state in each.states]
-        every = [each for recorded in programs for each in recorded.requires.python.held]
+        every = [each for recorded in programs for each in recorded.requires.python.reads]
         reads = [each for recorded in programs for each in recorded.requires.python.locations]
         self._by_item: dict[int, list[ReadLocation]] = {}
         for each in reads:

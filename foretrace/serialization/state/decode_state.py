@@ -124,7 +124,7 @@ class StateDecoder:
         left = (*map(LeaveState, states), *map(ChangePlace, changes))
         recorded.effects = ordered((*recorded.effects, *left))
         self._guard_stand_ins()
-        requires.python.held += [self._guard(*each) for each in found["held"]]
+        requires.python.reads += [self._guard(*each) for each in found["held"]]
         need(all(0 <= index < len(inputs) for _, index in requires.python.tied), "tied")
 
     # ---- containers --------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class StateDecoder:
 
     def _guard_stand_ins(self) -> None:
         """Require that a call finds the stand-ins where they are."""
-        known = self.recorded.requires.python.held
+        known = self.recorded.requires.python.reads
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
                 names = frozenset(vars(item))

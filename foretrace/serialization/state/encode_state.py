@@ -14,7 +14,7 @@ from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState
 from foretrace.ir.program.recording import Input, Recording
-from foretrace.ir.pydata.containers import LEAF, take_apart
+from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.location import (
     Contents,
     Filling,
@@ -82,7 +82,9 @@ class StateEncoder:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        self._guards = [each for each in map(self._guard, requires.python.held) if each is not None]
+        self._guards = [
+            each for each in map(self._guard, requires.python.reads) if each is not None
+        ]
         return found
 
     def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:
@@ -168,7 +170,7 @@ class StateEncoder:
         number = self.holders.numbers.get(id(item))
         if number is not None:
             return HOLDER, number
-        pairs, form = take_apart(item)
+        pairs, form = named_leaves(item)
         if form == LEAF:
             return ITEM, item
         leaves = tuple([leaf for _, leaf in pairs])

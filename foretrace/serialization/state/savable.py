@@ -96,7 +96,7 @@ def _check_again(recorded: Recording) -> None:
     """
     requires = recorded.requires
     names = {
-        id(each.holder): each for each in requires.python.held if isinstance(each, AttributeNames)
+        id(each.holder): each for each in requires.python.reads if isinstance(each, AttributeNames)
     }
     reads = {
         (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)

@@ -12,7 +12,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import CONTENTS, refill_content
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
@@ -100,7 +100,7 @@ class StateLoad:
         """A copy of a value, which must have the structure and the leaf types of `now`."""
         if now is MISSING:
             return _copied(value)
-        (mine, form), (theirs, other) = take_apart(now), take_apart(value)
+        (mine, form), (theirs, other) = named_leaves(now), named_leaves(value)
         fits = form == other and all(
             type(new) is type(old) and (not isinstance(old, torch.Tensor) or _fits(new, old))
             for (_, new), (_, old) in zip(theirs, mine, strict=True)

@@ -162,7 +162,7 @@ class Joining(TwoRuns):
         if not self.tree(one.result, other.result):
             raise self.differ("", one, other)
         copied = _Joined(self, self.read).op(one)
-        copied.choice, copied.alike = model.choice, model.alike
+        copied.choice, copied.outcome = model.choice, model.outcome
         if one.own is None:
             copied.below = model.definition
         self.ops_of[one] = self.ops_of[other] = copied

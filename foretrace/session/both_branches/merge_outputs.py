@@ -52,7 +52,7 @@ class Leavings:
         handed = [(o.same_as, o.view_of) for o in (one, self._here(other))]
         if handed[0] != handed[1]:
             raise ProgramsDiffer(f"{name} is an input, or a view of one, on one of them alone")
-        facts = [(o.view_type, o.apart, o.through is None, o.step is None) for o in (one, other)]
+        facts = [(o.view_type, o.separate, o.through is None, o.step is None) for o in (one, other)]
         value = self._value(name, one.value, other.value)
         if facts[0] != facts[1]:
             raise ProgramsDiffer(f"{name} is a view of a written input in two ways")

@@ -163,7 +163,7 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
     PythonGuards: {
         "modules": of_the_call,
         "met": _met,
-        "held": _reads,
+        "reads": _reads,
         "of_hooks": _reads,
         "mentioned": any_of,
         "forms": each_of,

@@ -16,10 +16,10 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
-from foretrace.ir.pydata.returned import apart_from
+from foretrace.ir.pydata.returned import unshared
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.leaks import collected
@@ -221,7 +221,7 @@ def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> 
     for change in filled:
         before = {id(item) for item in _items(change.place.before)}
         new += [item for item in _items(change.after) if id(item) not in before]
-    if new and not apart_from(new, others, known, set(map(id, ends))):
+    if new and not unshared(new, others, known, set(map(id, ends))):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect",
@@ -238,5 +238,5 @@ def _items(content: Any) -> Iterator[Any]:
 
 def _rebuildable(change: Change, known: set[int]) -> bool:
     """Whether a call can build all that is put there: no leaf is a container, as a set is one."""
-    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
+    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
     return all_known(change, known) and not any(map(own_kind, leaves))

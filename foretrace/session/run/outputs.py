@@ -10,7 +10,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Output, Role
-from foretrace.ir.pydata.containers import Structure, take_apart
+from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.source.call_site import definition, place_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Share
@@ -43,7 +43,7 @@ def computed(
     Raises:
         Refusal: it is an `async def` or a generator function, or returns what one gives.
     """
-    leaves, structure = take_apart(result)
+    leaves, structure = named_leaves(result)
     later = [leaf for _, leaf in leaves if type(leaf) in LATER]
     if later:
         known = set(map(id, passed))

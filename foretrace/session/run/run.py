@@ -15,7 +15,7 @@ from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
-from foretrace.ir.pydata.containers import Structure, take_apart
+from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.pydata.state import Change
@@ -235,15 +235,18 @@ def _note_reads(
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    reads = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
+    reads = [
+        *data,
+        *drop_unread(requires.python.reads, capture.inputs, capture.real, requires),
+    ]
     reads += [bound_before(change) for change in left if change.rebound]
-    requires.python.held = [*reads, *capture.ties(reads)]
+    requires.python.reads = [*reads, *capture.ties(reads)]
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
-    return [leaf for change in kept for leaf in take_apart(change.after)[0]]
+    return [leaf for change in kept for leaf in named_leaves(change.after)[0]]
 
 
 def _mutations(

@@ -16,7 +16,7 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
 from foretrace.ir.program.op import Checkpoint, Op, target_name
 from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import cell_content, cells_of, held_by
+from foretrace.ir.pydata.members import cell_content, cells_of, lookup
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -170,8 +170,8 @@ def _named_by(fn: Any, seen: set[int]) -> Iterator[Location]:
     names = function.__code__.co_names
     places = [Location(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
     yield from places
-    objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
-    for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
+    objects = [lookup(fn, "__self__"), fn, *(place.before for place in places)]
+    for space in (function.__globals__, *(lookup(item, "__dict__") for item in objects)):
         known = names if isinstance(space, dict) else ()
         yield from (Location(name, space, space[name]) for name in known if name in space)
     for item in objects[2:]:

@@ -36,7 +36,7 @@ class Producers:
             for out in op.outs:
                 self.makers[out] = op
             outcome = (
-                None if op.own is not None else op.alike
+                None if op.own is not None else op.outcome
             )  # an opened op has values of its own inside
             if outcome in self._plain:
                 continue

@@ -111,7 +111,7 @@ class AnswerPath:
             if not new:
                 continue
             drawn = draws(op)
-            called = op if drawn else (op.target, id(op.alike))
+            called = op if drawn else (op.target, id(op.outcome))
             form = self._call(constants, called, op.args, op.kwargs)
             if drawn:
                 self._of_data.add(form)

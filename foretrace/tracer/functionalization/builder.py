@@ -148,7 +148,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         op = Op(
             func, args, kwargs, result, outs,
             origin=origin or self.origin(3), below=below, choice=outcome.choice,
-            operands=_each_once(occurrences, args), alike=outcome,
+            operands=_each_once(occurrences, args), outcome=outcome,
         )  # fmt: skip
         if below is not None and below.seen:
             self.aliasing.seeing.update(dict.fromkeys(outs, op))

@@ -85,8 +85,8 @@ def form_of(call: Call) -> Op:
     if known is not None and known.form is not None:
         return recorder.emit(form, args, kwargs, known.form, values_in((args, kwargs)))
     op = recorder.call(form, args, kwargs)
-    if known is not None and op.leaf and isinstance(op.alike, Outcome):
-        known.form = op.alike if _decided(call, op, op.alike) else None
+    if known is not None and op.leaf and isinstance(op.outcome, Outcome):
+        known.form = op.outcome if _decided(call, op, op.outcome) else None
     return op
 
 

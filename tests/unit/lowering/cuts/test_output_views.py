@@ -93,7 +93,7 @@ def test_one_value_returned_twice_is_built_once() -> None:
 
 def test_memory_apart_from_its_history() -> None:
     _, found = written("row")
-    found.outputs = [replace(found.outputs[0], apart=True)]
+    found.outputs = [replace(found.outputs[0], separate=True)]
     assert Words(found).all() == ["[3] at 3 of (another input 1) as result 0"]
 
 
