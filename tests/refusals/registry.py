@@ -155,22 +155,56 @@ EXCUSED: dict[str, str] = {
 """Places that no line of a program leads to, and why"""
 
 
-def refuses(
-    kind: str, site: str, ask: Callable[[], object], at: Program | None, *ways: Way
-) -> None:
-    """A row of the table; its name is the site, numbered."""
-    count = sum(name.partition(" ")[0] == site for name in CASES)
-    CASES[f"{site} {count}" if count else site] = Case(kind, site, ask, at, ways)
+@dataclass(frozen=True)
+class Ask:
+    """An entry point, to be called with a program later."""
+
+    program: Program
+    call: Callable[[], object]
+
+    def __call__(self) -> object:
+        """Call it; this raises the refusal."""
+        return self.call()
+
+    @property
+    def marked(self) -> Program:
+        """The function whose source has the line `# here`."""
+        is_module = isinstance(self.program, nn.Module)
+        return type(self.program).forward if is_module else self.program
 
 
-def captures(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+UNSTATED: Any = object()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in foretrace that refuses, by the kind of its refusals."""
+
+    kind: str
+    site: str
+
+    def when(self, ask: Callable[[], object], *ways: Way, at: Program | None = UNSTATED) -> None:
+        """Add a row to the table; its name is the site, numbered."""
+        if at is UNSTATED:
+            assert isinstance(ask, Ask), f"{self.site}: say with at= which program is marked"
+            at = ask.marked
+        count = sum(name.partition(" ")[0] == self.site for name in CASES)
+        name = f"{self.site} {count}" if count else self.site
+        CASES[name] = Case(self.kind, self.site, ask, at, ways)
+
+
+refuses = Site
+"""`refuses(kind, site).when(captures(program, x), way, ...)` is a row of the table"""
+
+
+def captures(fn: Program, *args: Any, **options: Any) -> Ask:
     """`foretrace.capture`, later."""
-    return lambda: foretrace.capture(fn, args, **options)
+    return Ask(fn, lambda: foretrace.capture(fn, args, **options))
 
 
-def compiles(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+def compiles(fn: Program, *args: Any, **options: Any) -> Ask:
     """A call of `foretrace.compile`, later."""
-    return lambda: foretrace.compile(fn, **options, fullgraph=True)(*args)
+    return Ask(fn, lambda: foretrace.compile(fn, **options, fullgraph=True)(*args))
 
 
 class Calls(nn.Module):
@@ -184,15 +218,15 @@ class Calls(nn.Module):
         return self.fn(*args)
 
 
-def exports(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+def exports(fn: Program, *args: Any, **options: Any) -> Ask:
     """`foretrace.export`, later."""
     module = fn if isinstance(fn, nn.Module) else Calls(fn)
-    return lambda: foretrace.export(module, args, **options)
+    return Ask(fn, lambda: foretrace.export(module, args, **options))
 
 
-def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Callable[[], object]:
+def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Ask:
     """A cut of a capture, later."""
-    return lambda: foretrace.capture(fn, args).cut(cut, **options)
+    return Ask(fn, lambda: foretrace.capture(fn, args).cut(cut, **options))
 
 
 def same(given: object, expected: object) -> None:

@@ -84,7 +84,6 @@ def refused(fn: Program, *args: Any) -> Callable[[], None]:
 SITE = "operators/inference/communication.py:communicates"
 FUNCTIONAL = in_group(captured(reduces_functionally, X))
 for program in (reduces, tells, writes_to_a_store):
-    refuses(
-        "communication", SITE, refused(program, X), program, captured(doubles, X), FUNCTIONAL,
-        by_pieces(program),
-    )  # fmt: skip
+    refuses("communication", SITE).when(
+        refused(program, X), captured(doubles, X), FUNCTIONAL, by_pieces(program), at=program
+    )

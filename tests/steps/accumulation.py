@@ -6,7 +6,18 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.registry import (
+    D,
+    K,
+    Loop,
+    backward,
+    classifies,
+    drawn,
+    labelled,
+    mlp,
+    step,
+    targets,
+)
 
 # ----------------------------------------------------------------------------------- clearing
 
@@ -46,14 +57,7 @@ def cleared_between_forward_and_backward() -> Loop:
     model = mlp()
     optimizer = AdamW(model.parameters(), lr=0.01)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -318,9 +322,7 @@ def signs_of_gradients() -> Loop:
     model = mlp()
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        model.zero_grad()
-        loss.backward()
+        loss = backward(model, F.cross_entropy(model(x), y))
         for p in model.parameters():
             p.data.add_(p.grad.sign(), alpha=-0.01)
         return loss.detach()

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets, updated
 
 
 @step()
@@ -126,11 +126,7 @@ def created_graph_is_added_to_the_gradient() -> Loop:
         loss = F.mse_loss(model(x), y)
         params = list(model.parameters())
         slopes = torch.autograd.grad(loss, params, create_graph=True)
-        loss = loss + 0.1 * sum(g.square().sum() for g in slopes)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, loss + 0.1 * sum(g.square().sum() for g in slopes))
 
     return Loop(train, targets, model=model, optimizer=optimizer)
 
@@ -145,10 +141,7 @@ def saliency_of_the_input_in_the_loss() -> Loop:
         logits = model(x)
         chosen = logits.gather(1, y[:, None]).sum()
         (saliency,) = torch.autograd.grad(chosen, x, create_graph=True)
-        loss = F.cross_entropy(logits, y) + 0.1 * saliency.abs().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        updated(optimizer, F.cross_entropy(logits, y) + 0.1 * saliency.abs().mean())
         return saliency.detach()
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
@@ -206,9 +199,7 @@ def the_loss_goes_out_with_its_history() -> Loop:
     def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         out = model(x)
         loss = F.mse_loss(out, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        updated(optimizer, loss)
         return out, loss
 
     return Loop(train, targets, model=model, optimizer=optimizer)
@@ -220,9 +211,7 @@ def gradients_go_out() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> list[Tensor]:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        updated(optimizer, F.mse_loss(model(x), y))
         return [p.grad for p in model.parameters()]
 
     return Loop(train, targets, model=model, optimizer=optimizer)

@@ -8,7 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tests.steps.registry import D, Loop, labelled, mlp, step, targets
+from tests.steps.registry import (
+    D,
+    Loop,
+    backward,
+    classifies,
+    labelled,
+    mlp,
+    step,
+    targets,
+    updated,
+)
 
 
 @step()
@@ -63,9 +73,7 @@ def momentum_kept_in_a_list() -> Loop:
     speeds = [torch.zeros_like(p) for p in model.parameters()]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        model.zero_grad()
-        loss.backward()
+        loss = backward(model, F.cross_entropy(model(x), y))
         with torch.no_grad():
             for i, p in enumerate(model.parameters()):
                 speeds[i] = 0.9 * speeds[i] + p.grad
@@ -86,9 +94,7 @@ def adam_from_its_paper() -> Loop:
 
         def train(self, x: Tensor, y: Tensor) -> Tensor:
             self.t += 1
-            self.model.zero_grad()
-            loss = F.mse_loss(self.model(x), y)
-            loss.backward()
+            loss = backward(self.model, F.mse_loss(self.model(x), y))
             with torch.no_grad():
                 for n, p in self.model.named_parameters():
                     self.m[n].lerp_(p.grad, 0.1)
@@ -159,14 +165,7 @@ def lion() -> Loop:
     model = mlp()
     optimizer = Lion(model.parameters(), lr=0.01, weight_decay=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -176,10 +175,7 @@ def lion_with_a_closure() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
+            return backward(optimizer, F.cross_entropy(model(x), y))
 
         return optimizer.step(closure)
 
@@ -207,14 +203,7 @@ def an_optimizer_that_counts_in_python() -> Loop:
     model = mlp()
     optimizer = Counting(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 class LayerwiseRates(SGD):
@@ -235,14 +224,7 @@ def an_optimizer_derived_from_torchs() -> Loop:
     model = mlp()
     optimizer = LayerwiseRates(model.parameters(), lr=1.0, momentum=0.9)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 class Lookahead:
@@ -271,14 +253,7 @@ def lookahead() -> Loop:
     model = mlp()
     optimizer = Lookahead(Adam(model.parameters(), lr=0.01))
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -289,10 +264,7 @@ def lookahead_with_state_in_a_defaultdict() -> Loop:
     counts = {"steps": 0}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        base.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        base.step()
+        loss = updated(base, F.cross_entropy(model(x), y))
         counts["steps"] += 1
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -328,10 +300,7 @@ def weights_are_kept_on_a_sphere() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 if p.dim() == 2:
@@ -349,10 +318,7 @@ def warm_restarts_of_momentum() -> Loop:
     counts = {"steps": 0}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         counts["steps"] += 1
         if counts["steps"] % 4 == 0:
             for p in model.parameters():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from tests.steps.registry import Loop, features, mlp, step, targets
+from tests.steps.registry import Loop, backward, features, mlp, step, targets, updated
 
 
 @step()
@@ -19,10 +19,7 @@ def reptile_by_a_deep_copy() -> Loop:
         fast = copy.deepcopy(model)
         optimizer = SGD(fast.parameters(), lr=0.05, momentum=0.9)
         for half in (slice(0, 4), slice(4, 8)):
-            optimizer.zero_grad()
-            loss = F.mse_loss(fast(x[half]), y[half])
-            loss.backward()
-            optimizer.step()
+            loss = updated(optimizer, F.mse_loss(fast(x[half]), y[half]))
         with torch.no_grad():
             for p, q in zip(model.parameters(), fast.parameters(), strict=True):
                 p.lerp_(q, 0.5)
@@ -41,9 +38,7 @@ def maml_of_the_first_order_by_a_deep_copy() -> Loop:
         inner = SGD(fast.parameters(), lr=0.1)
         F.mse_loss(fast(x[:4]), y[:4]).backward()
         inner.step()
-        inner.zero_grad()
-        loss = F.mse_loss(fast(x[4:]), y[4:])
-        loss.backward()
+        loss = backward(inner, F.mse_loss(fast(x[4:]), y[4:]))
         for p, q in zip(model.parameters(), fast.parameters(), strict=True):
             p.grad = q.grad
         outer.step()
@@ -61,10 +56,7 @@ def a_teacher_is_copied_at_each_step() -> Loop:
     def train(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         teacher = copy.deepcopy(model).requires_grad_(False)
         wanted = teacher(x + 0.1)
-        loss = F.mse_loss(model(x), y) + F.mse_loss(model(x), wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x), y) + F.mse_loss(model(x), wanted))
         return loss.detach(), teacher[1].running_mean, model[1].running_mean.clone()
 
     return Loop(train, targets, model=model, optimizer=optimizer)
@@ -99,10 +91,7 @@ def a_leaf_of_the_steps_own_is_written_to() -> Loop:
             with torch.no_grad():
                 noise.add_(noise.grad.sign(), alpha=0.05)
             noise.grad = None
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x + noise.detach()), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x + noise.detach()), y))
         return loss.detach(), noise.detach()
 
     return Loop(train, targets, model=model, optimizer=optimizer)
@@ -115,9 +104,7 @@ def gradients_and_data_are_copied() -> Loop:
     averages: dict[Tensor, list[Tensor]] = {}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         for p in model.parameters():
             if p not in averages:
                 averages[p] = [copy.deepcopy(p.grad), copy.deepcopy(p.data)]

@@ -10,16 +10,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tests.steps.registry import Loop, add, mlp, step, targets
+from tests.steps.registry import Loop, add, backward, descends, mlp, step, targets, updated
 
 
 def trained(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
     """One usual step."""
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+    return updated(optimizer, F.mse_loss(model(x), y))
 
 
 @step()
@@ -53,9 +49,7 @@ def some_are_frozen_by_a_list() -> Loop:
     frozen = [model[0].weight, model[2].bias]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 if not any(p is each for each in frozen):
@@ -71,9 +65,7 @@ def no_decay_by_a_set() -> Loop:
     undecayed = {model[0].bias, model[2].bias}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(p.grad + (0 if p in undecayed else 0.1) * p, alpha=0.1)
@@ -87,16 +79,7 @@ def _by_id(ids: Any) -> Any:
         model = mlp(out=1)
         chosen = ids([id(model[0].weight), id(model[2].weight)])
 
-        def train(x: Tensor, y: Tensor) -> Tensor:
-            model.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.sub_(p.grad, alpha=0.1 if id(p) in chosen else 0.01)
-            return loss
-
-        return Loop(train, targets, model=model)
+        return descends(model, lambda p: 0.1 if id(p) in chosen else 0.01)
 
     return build
 
@@ -197,16 +180,7 @@ def a_closed_over_weight_is_the_models() -> Loop:
     model = mlp(out=1)
     head = model[2].weight
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p is head else 0.01)
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 if p is head else 0.01)
 
 
 @step()
@@ -224,9 +198,7 @@ def parameters_in_a_plain_list_of_the_module() -> Loop:
     model = Model()
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 late = any(p is each for each in model.late)
@@ -244,9 +216,7 @@ def marks_on_parameters() -> Loop:
     model[2].weight.skip = True
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 if not getattr(p, "skip", False):
@@ -264,9 +234,7 @@ def a_buffer_that_is_kept_on_a_parameter() -> Loop:
         p.main_grad = torch.zeros_like(p)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.main_grad.mul_(0.9).add_(p.grad)
@@ -285,9 +253,7 @@ def a_new_tensor_on_a_parameter() -> Loop:
         p.last = torch.zeros_like(p)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.last = p.last * 0.5 + p.grad
@@ -309,9 +275,7 @@ def a_count_on_a_parameter() -> Loop:
         p.seen = 0
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.seen += 1
@@ -331,16 +295,7 @@ def a_weak_dict_by_parameter() -> Loop:
     model = mlp(out=1)
     scales = WeakTensorKeyDictionary({model[0].weight: 0.5, model[2].weight: 2.0})
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 * scales.get(p, 1.0))
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 * scales.get(p, 1.0))
 
 
 @step()
@@ -348,16 +303,7 @@ def a_weak_reference_to_the_head() -> Loop:
     model = mlp(out=1)
     head = weakref.ref(model[2].weight)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p is head() else 0.01)
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 if p is head() else 0.01)
 
 
 @step()
@@ -466,9 +412,7 @@ def a_parameter_is_given_too() -> Loop:
     held = [model[2].weight]
 
     def train(x: Tensor, y: Tensor, head: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         assert head is held[0]
         with torch.no_grad():
             for p in model.parameters():
@@ -483,16 +427,7 @@ def keys_of_several_parts() -> Loop:
     model = mlp(out=1)
     rates = {(p, "rate"): 0.1 / (i + 1) for i, p in enumerate(model.parameters())}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=rates.get((p, "rate"), 1.0))
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: rates.get((p, "rate"), 1.0))
 
 
 @step()
@@ -502,9 +437,7 @@ def a_weight_is_another_from_the_fifth_batch_on() -> Loop:
     held = [model[2].weight]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(p.grad, alpha=0.1 if p is held[0] else 0.01)
@@ -523,22 +456,13 @@ def the_set_is_another_from_the_fifth_batch_on() -> Loop:
     model = mlp(out=1)
     chosen = {model[2].weight}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p in chosen else 0.01)
-        return loss
-
     def batch(index: int) -> tuple[Tensor, ...]:
         if index == 5:
             chosen.clear()
             chosen.add(model[0].weight)
         return targets(index)
 
-    return Loop(train, batch, model=model)
+    return descends(model, lambda p: 0.1 if p in chosen else 0.01, batch=batch)
 
 
 @step()

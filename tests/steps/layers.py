@@ -7,20 +7,24 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.registry import (
+    D,
+    K,
+    Loop,
+    classifies,
+    drawn,
+    labelled,
+    mlp,
+    step,
+    targets,
+    updated,
+)
 
 
 def usual(model: nn.Module, optimizer: Optimizer) -> Loop:
     """The usual step."""
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -269,10 +273,9 @@ def a_forward_hook_keeps_activations() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y) + 0.01 * kept["hidden"].square().mean()
-        loss.backward()
-        optimizer.step()
+        loss = updated(
+            optimizer, F.cross_entropy(model(x), y) + 0.01 * kept["hidden"].square().mean()
+        )
         kept.clear()
         return loss.detach()
 

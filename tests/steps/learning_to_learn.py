@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, Adam
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets, updated
 
 
 def tasks(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -26,11 +26,7 @@ def maml_by_functional_call() -> Loop:
             loss = F.mse_loss(functional_call(model, fast, (x,)), y)
             slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
             fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), slopes, strict=True)}
-        outer = F.mse_loss(functional_call(model, fast, (qx,)), qy)
-        optimizer.zero_grad()
-        outer.backward()
-        optimizer.step()
-        return outer.detach()
+        return updated(optimizer, F.mse_loss(functional_call(model, fast, (qx,)), qy))
 
     return Loop(train, tasks, model=model, optimizer=optimizer)
 
@@ -47,11 +43,7 @@ def maml_of_the_first_order_by_hand() -> Loop:
             loss = F.mse_loss(x @ fast_w + fast_b, y)
             gw, gb = torch.autograd.grad(loss, (fast_w, fast_b))
             fast_w, fast_b = fast_w - 0.1 * gw, fast_b - 0.1 * gb
-        optimizer.zero_grad()
-        outer = F.mse_loss(qx @ fast_w + fast_b, qy)
-        outer.backward()
-        optimizer.step()
-        return outer.detach()
+        return updated(optimizer, F.mse_loss(qx @ fast_w + fast_b, qy))
 
     return Loop(train, tasks, w=w, b=b, optimizer=optimizer)
 
@@ -87,10 +79,7 @@ def the_rate_is_learned_too() -> Loop:
     def train(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(F.mse_loss(x @ w, y), w)
         new = w.detach() - rate * slope
-        loss = F.mse_loss(qx @ new, qy)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(qx @ new, qy))
         with torch.no_grad():
             w.copy_(new)
         return loss.detach()
@@ -124,11 +113,7 @@ def korteweg_de_vries_with_third_derivatives() -> Loop:
         uxxx = slope(slope(ux, x), x)
         residual = slope(u, t) + 6 * u * ux + uxxx
         start = model(torch.cat([x, torch.zeros_like(t)], dim=1)) - torch.cosh(x).pow(-2)
-        loss = residual.square().mean() + start.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, residual.square().mean() + start.square().mean())
 
     return Loop(train, points, model=model, optimizer=optimizer)
 
@@ -145,11 +130,7 @@ def heat_equation_with_a_learned_constant() -> Loop:
         u = model(torch.hstack([x, t]))
         ut, ux = torch.autograd.grad(u.sum(), (t, x), create_graph=True)
         (uxx,) = torch.autograd.grad(ux.sum(), x, create_graph=True)
-        loss = F.mse_loss(ut, k * uxx)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(ut, k * uxx))
 
     return Loop(train, points, model=model, k=k, optimizer=optimizer)
 
@@ -163,11 +144,7 @@ def forces_are_derivatives_of_an_energy() -> Loop:
         places = places.detach().requires_grad_()
         found = model(places).sum()
         forces = -torch.autograd.grad(found, places, create_graph=True, retain_graph=True)[0]
-        loss = (found - energy).square() + 10 * F.mse_loss(forces, force)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, (found - energy).square() + 10 * F.mse_loss(forces, force))
 
     def batch(index: int) -> tuple[Tensor, ...]:
         g = drawn(index)
@@ -241,11 +218,7 @@ def tasks_are_weighed_by_their_uncertainty() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         hidden = body(x).relu()
         losses = torch.stack([F.mse_loss(heads[0](hidden), y), F.l1_loss(heads[1](hidden), y)])
-        loss = (torch.exp(-doubts) * losses + doubts).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, (torch.exp(-doubts) * losses + doubts).sum())
 
     return Loop(train, targets, body=body, heads=heads, doubts=doubts, optimizer=optimizer)
 
@@ -371,11 +344,7 @@ def elastic_weights_with_a_fisher_matrix() -> Loop:
         ):
             held.mul_(0.9).addcmul_(g, g, value=0.1)
         parts = zip(fisher, params, anchor, strict=True)
-        loss = loss + sum((f * (p - a).square()).sum() for f, p, a in parts)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, loss + sum((f * (p - a).square()).sum() for f, p, a in parts))
 
     return Loop(train, labelled, model=model, fisher=fisher, anchor=anchor, optimizer=optimizer)
 

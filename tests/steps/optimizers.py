@@ -24,7 +24,7 @@ from torch.optim import (
     Rprop,
 )
 
-from tests.steps.registry import Loop, add, labelled, mlp, step, targets
+from tests.steps.registry import Loop, add, backward, classifies, labelled, mlp, step, targets
 
 SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
     ("sgd", SGD, {"lr": 0.1}),
@@ -72,14 +72,7 @@ def classifier(kind: type[Optimizer], options: dict[str, Any]) -> Loop:
     model = mlp()
     optimizer = kind(model.parameters(), **options)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 for _name, _kind, _options in SETTINGS:
@@ -112,10 +105,7 @@ def lbfgs_with_a_closure() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> float:
         def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            return loss
+            return backward(optimizer, F.mse_loss(model(x), y))
 
         return optimizer.step(closure).item()
 
@@ -129,10 +119,7 @@ def closure_for_sgd() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            return loss
+            return backward(optimizer, F.mse_loss(model(x), y))
 
         return optimizer.step(closure)
 

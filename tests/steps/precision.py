@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, backward, labelled, mlp, step, targets, updated
 
 HALF = torch.bfloat16
 
@@ -76,11 +76,7 @@ def the_step_itself_under_autocast() -> Loop:
 
     @torch.autocast("cpu", HALF)
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
@@ -231,11 +227,7 @@ def everything_in_float64() -> Loop:
     optimizer = Adam(model.parameters(), lr=0.01)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x.double()), y.double())
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(x.double()), y.double()))
 
     return Loop(train, targets, model=model, optimizer=optimizer)
 
@@ -246,9 +238,7 @@ def gradients_are_rounded_to_half() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y)
-        model.zero_grad()
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         for p in model.parameters():
             p.grad = p.grad.to(HALF).to(p.dtype)
         optimizer.step()

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tests.support.steps import Build, Loop
+
+Batch = Callable[[int], tuple[Any, ...]]
 
 STEPS: "dict[str, Step]" = {}
 D, K, ROWS = 6, 3, 8  # features, classes, rows of a batch
@@ -73,6 +78,59 @@ def mlp(wide: int = 10, out: int = K, given: int = D) -> nn.Sequential:
     return nn.Sequential(nn.Linear(given, wide), nn.Tanh(), nn.Linear(wide, out))
 
 
+# ----------------------------------------------------------------------------- what most of them do
+
+
+def backward(cleared: nn.Module | Optimizer, loss: Tensor) -> Tensor:
+    """Clear the gradients of a module or of an optimizer and compute those of `loss`."""
+    cleared.zero_grad()
+    loss.backward()
+    return loss
+
+
+def updated(optimizer: Optimizer, loss: Tensor) -> Tensor:
+    """Take one step down `loss`, which is returned without its history."""
+    backward(optimizer, loss)
+    optimizer.step()
+    return loss.detach()
+
+
+def classifies(
+    model: nn.Module, optimizer: Optimizer, batch: Batch = labelled, **state: Any
+) -> Loop:
+    """The usual loop of a classifier: only its model, optimizer, data and state vary."""
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        return updated(optimizer, F.cross_entropy(model(x), y))
+
+    return Loop(train, batch, model=model, optimizer=optimizer, **state)
+
+
+def fits(model: nn.Module, optimizer: Optimizer, batch: Batch = targets, **state: Any) -> Loop:
+    """The usual loop of a regression: only its model, optimizer, data and state vary."""
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        return updated(optimizer, F.mse_loss(model(x), y))
+
+    return Loop(train, batch, model=model, optimizer=optimizer, **state)
+
+
+def descends(
+    model: nn.Module, rate: Callable[[Tensor], float], batch: Batch = targets, **state: Any
+) -> Loop:
+    """Descent by hand, with a rate for each parameter."""
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = backward(model, F.mse_loss(model(x), y))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(p.grad, alpha=rate(p))
+        return loss
+
+    return Loop(train, batch, model=model, **state)
+
+
 __all__ = [
-    "STEPS", "Loop", "Step", "add", "drawn", "features", "labelled", "mlp", "step", "targets",
+    "STEPS", "Loop", "Step", "add", "backward", "classifies", "descends", "drawn", "features",
+    "fits", "labelled", "mlp", "step", "targets", "updated",
 ]  # fmt: skip

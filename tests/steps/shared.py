@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from tests.steps.registry import D, Loop, mlp, step, targets
+from tests.steps.registry import D, Loop, backward, fits, mlp, step, targets, updated
 
 
 @step()
@@ -61,9 +61,7 @@ def gradients_that_went_out_are_left_alone() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.01)
 
     def train(x: Tensor, y: Tensor) -> list[Tensor]:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        updated(optimizer, F.mse_loss(model(x), y))
         return [p.grad for p in model.parameters()]
 
     return Loop(train, targets, model=model, optimizer=optimizer)
@@ -177,9 +175,7 @@ def a_hook_holds_the_gradient() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.01)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        backward(optimizer, F.mse_loss(model(x), y))
         nn.utils.clip_grad_value_(model.parameters(), 0.001)
         optimizer.step()
         return held["0.weight"].abs().max()
@@ -289,9 +285,7 @@ def a_hook_for_several_gradients() -> Loop:
     torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), together)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        updated(optimizer, F.mse_loss(model(x), y))
         return seen["norm"]
 
     return Loop(train, targets, model=model, optimizer=optimizer, seen=seen)
@@ -308,14 +302,7 @@ def hooks_replace_grad_in_the_backward() -> Loop:
         p.register_post_accumulate_grad_hook(halve)
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+    return fits(model, optimizer)
 
 
 @step()

@@ -6,7 +6,20 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets
+from tests.steps.registry import (
+    D,
+    K,
+    Loop,
+    classifies,
+    drawn,
+    features,
+    fits,
+    labelled,
+    mlp,
+    step,
+    targets,
+    updated,
+)
 
 
 def shrinking(index: int) -> tuple[Tensor, Tensor]:
@@ -21,14 +34,7 @@ def a_last_batch_that_is_smaller() -> Loop:
     model = mlp()
     optimizer = AdamW(model.parameters(), lr=0.01)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, shrinking, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=shrinking)
 
 
 @step()
@@ -37,10 +43,7 @@ def a_last_batch_that_is_smaller_with_batch_norm() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         return loss.item() * len(x)
 
     return Loop(train, shrinking, model=model, optimizer=optimizer)
@@ -55,11 +58,7 @@ def sentences_of_another_length_each_time() -> Loop:
     def train(tokens: Tensor) -> Tensor:
         hidden = embed(tokens[:-1])
         hidden = hidden + attend(hidden, hidden, hidden, need_weights=False)[0]
-        loss = F.cross_entropy(out(hidden).flatten(0, 1), tokens[1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(hidden).flatten(0, 1), tokens[1:].flatten()))
 
     def batch(index: int) -> tuple[Tensor]:
         return (torch.randint(11, (4 + index % 5, 3), generator=drawn(index)),)
@@ -75,19 +74,12 @@ def images_of_several_sizes() -> Loop:
     )  # fmt: skip
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         side = (6, 8, 10)[index % 3]
         g = drawn(index)
         return torch.randn(4, 1, side, side, generator=g), torch.randint(K, (4,), generator=g)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
 @step()
@@ -97,11 +89,7 @@ def points_that_a_mask_chooses() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         kept = x[:, 0] > 0
-        loss = F.mse_loss(model(x[kept]), y[kept])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(x[kept]), y[kept]))
 
     return Loop(train, targets, model=model, optimizer=optimizer)
 
@@ -119,11 +107,7 @@ def packed_sentences() -> Loop:
         )
         hidden, _ = pad_packed_sequence(rnn(packed)[0], batch_first=True)
         last = hidden[torch.arange(len(y)), lengths - 1]
-        loss = F.cross_entropy(out(last), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(last), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor, Tensor]:
         g = drawn(index)
@@ -143,11 +127,7 @@ def a_window_that_grows_by_a_counter() -> Loop:
 
         def train(self, xs: Tensor, ys: Tensor) -> Tensor:
             xs, ys = xs[: self.window], ys[: self.window]
-            loss = F.mse_loss(self.out(self.rnn(xs)[0]), ys)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            return loss.detach()
+            return updated(self.optimizer, F.mse_loss(self.out(self.rnn(xs)[0]), ys))
 
     trainer = Trainer()
 
@@ -169,11 +149,7 @@ def trained_and_judged_by_turns() -> Loop:
         if not model.training:
             with torch.no_grad():
                 return (model(x).argmax(1) == y).float().mean()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(model(x), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         model.train(mode=index % 3 != 2)
@@ -189,11 +165,7 @@ def one_of_two_heads_by_turns() -> Loop:
     optimizer = Adam([*body.parameters(), *heads.parameters()], lr=0.01)
 
     def train(x: Tensor, y: Tensor, task: str) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(heads[task](body(x).relu()), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(heads[task](body(x).relu()), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor, str]:
         return (*labelled(index), "ab"[index % 2])
@@ -250,11 +222,7 @@ def double_batches_come_later() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x.float()), y.float())
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(x.float()), y.float()))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)
@@ -269,13 +237,6 @@ def weights_are_loaded_between_steps() -> Loop:
     optimizer = Adam(model.parameters(), lr=0.01)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 4:
             model.load_state_dict(first)
@@ -283,7 +244,7 @@ def weights_are_loaded_between_steps() -> Loop:
             optimizer.load_state_dict(optimizer.state_dict())
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
 @step()
@@ -291,20 +252,13 @@ def a_head_is_replaced_between_steps() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 5:
             model[2] = nn.Linear(10, K)
             optimizer.param_groups[0]["params"] = list(model.parameters())
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
 @step()
@@ -312,19 +266,12 @@ def a_last_batch_of_one_row() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)
         rows = (8, 8, 5, 1)[index % 4]
         return x[:rows], y[:rows]
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return fits(model, optimizer, batch=batch)
 
 
 @step()
@@ -336,11 +283,7 @@ def a_penalty_on_batches_of_several_sizes() -> Loop:
         x = x.clone().requires_grad_()
         out = model(x)
         (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        loss = F.mse_loss(out, y) + (g.norm(dim=1) - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(out, y) + (g.norm(dim=1) - 1).square().mean())
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import prune
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets, updated
 
 Loss = Callable[..., Tensor]
 
@@ -21,11 +21,7 @@ def minimised(
     """A step that makes a loss smaller."""
 
     def train(*args: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(*args)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, loss_of(*args))
 
     return Loop(train, batch, optimizer=optimizer, **held)
 

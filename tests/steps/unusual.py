@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
+from tests.steps.registry import (
+    D,
+    K,
+    Loop,
+    backward,
+    classifies,
+    labelled,
+    mlp,
+    step,
+    targets,
+    updated,
+)
 
 # ------------------------------------------------------------------------------------ flat buffers
 
@@ -80,11 +91,7 @@ def one_parameter_holds_all_weights() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         first, bias, second = flat.split([D * 4, 4, 4 * K])
         hidden = torch.addmm(bias, x, first.view(D, 4)).relu()
-        loss = F.cross_entropy(hidden @ second.view(4, K), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(hidden @ second.view(4, K), y))
 
     return Loop(train, labelled, flat=flat, optimizer=optimizer)
 
@@ -108,14 +115,7 @@ def hooks_before_and_after_the_step() -> Loop:
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -127,10 +127,7 @@ def a_hook_keeps_the_norms_of_gradients() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        updated(optimizer, F.cross_entropy(model(x), y))
         return torch.stack(list(norms.values()))
 
     return Loop(train, labelled, model=model, optimizer=optimizer, norms=norms)
@@ -144,9 +141,7 @@ def hooks_that_are_removed_again() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         seen: list[Tensor] = []
         handles = [p.register_hook(seen.append) for p in model.parameters()]
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        backward(optimizer, F.cross_entropy(model(x), y))
         for handle in handles:
             handle.remove()
         optimizer.step()
@@ -166,14 +161,7 @@ def a_hook_counts_in_python() -> Loop:
         p.register_post_accumulate_grad_hook(count)
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer, counts=counts)
+    return classifies(model, optimizer, counts=counts)
 
 
 # -------------------------------------------------------------------------------- through the step
@@ -191,11 +179,7 @@ def a_step_that_is_differentiated() -> Loop:
         loss = F.mse_loss(x @ w, y)
         (g,) = torch.autograd.grad(loss, w, create_graph=True)
         new = w - rate * g
-        judged = F.mse_loss(x @ new, y)
-        outer.zero_grad()
-        judged.backward()
-        outer.step()
-        return judged.detach()
+        return updated(outer, F.mse_loss(x @ new, y))
 
     return Loop(train, targets, rate=rate, outer=outer)
 
@@ -206,10 +190,7 @@ def adam_with_tensors_for_its_settings() -> Loop:
     optimizer = Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         optimizer.param_groups[0]["lr"].mul_(0.9)
         return loss.detach()
 
@@ -223,10 +204,7 @@ def two_optimizers_of_one_model_by_turns_in_a_step() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         for optimizer in (fast, slow, fast):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
+            loss = updated(optimizer, F.cross_entropy(model(x), y))
         return loss.detach()
 
     return Loop(train, labelled, model=model, fast=fast, slow=slow)
@@ -240,10 +218,7 @@ def three_steps_in_one_call() -> Loop:
     def train(x: Tensor, y: Tensor) -> list[float]:
         losses = []
         for _ in range(3):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
+            loss = updated(optimizer, F.cross_entropy(model(x), y))
             losses.append(loss.item())
         return losses
 
@@ -275,10 +250,7 @@ def a_state_dict_is_kept_of_each_step() -> Loop:
     kept: dict[str, Tensor] = {}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         kept.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return loss.detach()
 
@@ -294,10 +266,7 @@ def judged_in_inference_mode() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         with torch.inference_mode():
             judged = F.cross_entropy(model(x), y).item()
         return loss.detach(), judged
@@ -422,9 +391,7 @@ def anomalies_are_detected() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         with torch.autograd.set_detect_anomaly(mode=True):
-            loss = F.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
+            loss = backward(optimizer, F.mse_loss(model(x), y))
         optimizer.step()
         return loss.detach()
 
@@ -444,11 +411,10 @@ def mixed_up_by_numpy() -> Loop:
         order = torch.randperm(len(x))
         mixed = share * x + (1 - share) * x[order]
         out = model(mixed)
-        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(
+            optimizer,
+            share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order]),
+        )
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
@@ -461,11 +427,7 @@ def a_coin_of_pythons() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         if random.random() < 0.5:
             x = -x
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
@@ -476,10 +438,7 @@ def the_loss_is_printed() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y.expand(-1, D))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x), y.expand(-1, D)))
         print(f"loss {loss.item():.3f}", end="")  # noqa: T201
         return loss.detach()
 
@@ -493,10 +452,6 @@ def a_reentrant_checkpoint() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         hidden = torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), use_reentrant=True)
-        loss = F.cross_entropy(head(hidden), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(head(hidden), y))
 
     return Loop(train, labelled, body=body, head=head, optimizer=optimizer)
