@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 import foretrace
-from tests.refusals.registry import captured, refuses, same
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import refuses
 
 X, Y = torch.randn(6, 8), torch.randn(3, 8)
 

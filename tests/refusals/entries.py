@@ -9,19 +9,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foretrace
-from tests.refusals.registry import (
-    Calls,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    cuts,
-    exported,
-    exports,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import Calls, captures, compiles, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)

@@ -7,18 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import (
-    Calls,
-    captured,
-    captures,
-    compiled,
-    cuts,
-    exported,
-    exports,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import Calls, captures, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, same, trained
+from tests.refusals.registry import refuses
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)

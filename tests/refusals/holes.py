@@ -15,16 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import (
-    Program,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    exports,
-    refuses,
-    same,
-)
+from tests.refusals.asks import captures, compiles, exports
+from tests.refusals.follow import captured, compiled, same
+from tests.refusals.registry import Program, refuses
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)

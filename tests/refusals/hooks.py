@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import Program, captured, captures, cuts, refuses, same, trained
+from tests.refusals.asks import captures, cuts
+from tests.refusals.follow import captured, same, trained
+from tests.refusals.registry import Program, refuses
 
 W = torch.randn(6, 8, requires_grad=True)
 HOOKED = torch.randn(6, 8, requires_grad=True)

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
 import foretrace
-from tests.refusals.registry import captured, captures, compiled, cuts, refuses, same, trained
+from tests.refusals.asks import captures, cuts
+from tests.refusals.follow import captured, compiled, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)

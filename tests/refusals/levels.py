@@ -11,7 +11,9 @@ from torch.func import jvp, linearize, vmap
 
 import foretrace
 from foretrace import torch_api
-from tests.refusals.registry import captured, captures, refuses, same
+from tests.refusals.asks import captures
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import refuses
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)

@@ -9,7 +9,9 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import captured, captures, compiled, cuts, exports, refuses, trained
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, compiled, trained
+from tests.refusals.registry import refuses
 
 W = torch.randn(6, 8, requires_grad=True)
 SQUARE = torch.randn(4, 4, requires_grad=True)

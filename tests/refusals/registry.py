@@ -1,16 +1,10 @@
-"""The table, and what a way out has to show."""
+"""The table of refusals, and how a row of it is stated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-import torch
 from torch import nn
-
-import foretrace
-from tests.support.bits import differences
-from tests.support.compare import same_as_eager
 
 Program = Callable[..., Any]
 Way = Callable[[], None] | str
@@ -195,95 +189,3 @@ class Site:
 
 refuses = Site
 """`refuses(kind, site).when(captures(program, x), way, ...)` is a row of the table"""
-
-
-def captures(fn: Program, *args: Any, **options: Any) -> Ask:
-    """`foretrace.capture`, later."""
-    return Ask(fn, lambda: foretrace.capture(fn, args, **options))
-
-
-def compiles(fn: Program, *args: Any, **options: Any) -> Ask:
-    """A call of `foretrace.compile`, later."""
-    return Ask(fn, lambda: foretrace.compile(fn, **options, fullgraph=True)(*args))
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, fn: Program) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any) -> Any:
-        return self.fn(*args)
-
-
-def exports(fn: Program, *args: Any, **options: Any) -> Ask:
-    """`foretrace.export`, later."""
-    module = fn if isinstance(fn, nn.Module) else Calls(fn)
-    return Ask(fn, lambda: foretrace.export(module, args, **options))
-
-
-def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Ask:
-    """A cut of a capture, later."""
-    return Ask(fn, lambda: foretrace.capture(fn, args).cut(cut, **options))
-
-
-def same(given: object, expected: object) -> None:
-    """To the last bit."""
-    assert list(differences(expected, given, "")) == []
-
-
-def captured(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
-    """The program is captured, and its export cut gives what eager gives."""
-    return lambda: same(foretrace.capture(fn, args, **options).cut("export")(*args), fn(*args))
-
-
-def compiled(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
-    """The program is compiled, and gives what eager gives."""
-    return lambda: same(foretrace.compile(fn, **options, fullgraph=True)(*args), fn(*args))
-
-
-def exported(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is exported, and gives what eager gives."""
-    module = fn if isinstance(fn, nn.Module) else Calls(fn)
-    return lambda: same(foretrace.export(module, args).module()(*args), fn(*args))
-
-
-def guarded(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is exported with guards on values, and gives what eager gives."""
-
-    def follow() -> None:
-        with pytest.warns(UserWarning, match="asserts each answer"):
-            exported(fn, *args)()
-
-    return follow
-
-
-def drawn(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is captured, and from the same random numbers gives what eager gives."""
-
-    def follow() -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            cut = foretrace.capture(fn, args).cut("export")
-            found = cut(*args)
-            torch.manual_seed(0)
-            same(found, fn(*args))
-
-    return follow
-
-
-def trained(fn: Program, *args: Any, loss: int | None = 0) -> Callable[[], None]:
-    """The joint cut gives the outputs and the gradients of eager."""
-    return lambda: same_as_eager(fn, args, loss=loss, cuts=("joint",))
-
-
-def once_before(fn: Program, *args: Any) -> Callable[[], None]:
-    """Called once eagerly, the program is captured."""
-
-    def follow() -> None:
-        fn(*args)
-        captured(fn, *args)()
-
-    return follow

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
-from tests.refusals.registry import refuses, same
+from tests.refusals.follow import same
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 FOLLOWED = torch.randn(6, 8, requires_grad=True)

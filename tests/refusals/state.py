@@ -7,18 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import (
-    captured,
-    captures,
-    compiled,
-    cuts,
-    exported,
-    exports,
-    once_before,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, once_before, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 HALF = torch.randn(3, 8, requires_grad=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import foretrace
-from tests.refusals.registry import Program, captured, refuses, same
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import Program, refuses
 
 X = torch.linspace(-1, 1, 8)
 STORE = dist.HashStore()

@@ -12,16 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import foretrace
-from tests.refusals.registry import (
-    captured,
-    captures,
-    compiled,
-    compiles,
-    exported,
-    exports,
-    refuses,
-    same,
-)
+from tests.refusals.asks import captures, compiles, exports
+from tests.refusals.follow import captured, compiled, exported, same
+from tests.refusals.registry import refuses
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)

@@ -18,21 +18,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foretrace
-from tests.refusals.registry import (
-    EXCUSED,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    cuts,
-    drawn,
-    exported,
-    exports,
-    guarded,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import captures, compiles, cuts, exports
+from tests.refusals.follow import captured, compiled, drawn, exported, guarded, same, trained
+from tests.refusals.registry import EXCUSED, refuses
 
 X = torch.randn(6, 8)
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
-from tests.refusals.registry import captured, captures, cuts, exported, exports, refuses
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, exported
+from tests.refusals.registry import refuses
 from tests.support.wrapped import Int8, Masked, Scaled, aten, differences, two
 
 TWO, OTHER = two(3, 4), two(3, 4)

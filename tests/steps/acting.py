@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.optim import SGD, Adam, RMSprop
 
-from tests.steps.registry import ROWS, D, K, Loop, backward, drawn, mlp, step, updated
+from tests.steps.data import ROWS, D, K, drawn, mlp, one_number
+from tests.steps.loops import backward, by_hand, learner, updated
+from tests.steps.registry import Loop, step
 
 
 def acted(index: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,31 +31,21 @@ def moved(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
             torch.rand(ROWS, generator=g) > 0.7)  # fmt: skip
 
 
-@step()
-def a_policy_gradient() -> Loop:
-    policy = mlp()
-    optimizer = Adam(policy.parameters(), lr=0.01)
-
-    def train(states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        chances = Categorical(logits=policy(states), validate_args=False)
-        return updated(
-            optimizer,
-            -(chances.log_prob(actions) * returns).mean() - 0.01 * chances.entropy().mean(),
-        )
-
-    return Loop(train, acted, policy=policy, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def a_policy_gradient(policy, optimizer, states, actions, returns) -> Tensor:
+    chances = Categorical(logits=policy(states), validate_args=False)
+    return updated(
+        optimizer,
+        -(chances.log_prob(actions) * returns).mean() - 0.01 * chances.entropy().mean(),
+    )
 
 
-@step()
-def a_policy_gradient_with_validated_arguments() -> Loop:
-    policy = mlp()
-    optimizer = Adam(policy.parameters(), lr=0.01)
-
-    def train(states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        chances = Categorical(logits=policy(states))
-        return updated(optimizer, -(chances.log_prob(actions) * returns).mean())
-
-    return Loop(train, acted, policy=policy, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def a_policy_gradient_with_validated_arguments(
+    policy, optimizer, states, actions, returns
+) -> Tensor:
+    chances = Categorical(logits=policy(states))
+    return updated(optimizer, -(chances.log_prob(actions) * returns).mean())
 
 
 @step()
@@ -116,26 +108,20 @@ def an_actor_and_a_critic() -> Loop:
     return Loop(train, moved, actor=actor, critic=critic, optimizer=optimizer)
 
 
-@step()
-def proximal_policy_in_epochs() -> Loop:
-    actor = mlp()
-    optimizer = Adam(actor.parameters(), lr=0.01)
-
-    def train(s: Tensor, a: Tensor, advantage: Tensor) -> Tensor:
-        with torch.no_grad():
-            old = F.log_softmax(actor(s), -1).gather(1, a[:, None])[:, 0]
-        for _ in range(3):
-            order = torch.randperm(len(s))
-            for rows in order.split(4):
-                new = F.log_softmax(actor(s[rows]), -1).gather(1, a[rows, None])[:, 0]
-                ratio = torch.exp(new - old[rows])
-                kept = torch.clamp(ratio, 0.8, 1.2)
-                loss = updated(
-                    optimizer, -torch.min(ratio * advantage[rows], kept * advantage[rows]).mean()
-                )
-        return loss.detach()
-
-    return Loop(train, acted, actor=actor, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def proximal_policy_in_epochs(actor, optimizer, s, a, advantage) -> Tensor:
+    with torch.no_grad():
+        old = F.log_softmax(actor(s), -1).gather(1, a[:, None])[:, 0]
+    for _ in range(3):
+        order = torch.randperm(len(s))
+        for rows in order.split(4):
+            new = F.log_softmax(actor(s[rows]), -1).gather(1, a[rows, None])[:, 0]
+            ratio = torch.exp(new - old[rows])
+            kept = torch.clamp(ratio, 0.8, 1.2)
+            loss = updated(
+                optimizer, -torch.min(ratio * advantage[rows], kept * advantage[rows]).mean()
+            )
+    return loss.detach()
 
 
 @step()
@@ -215,22 +201,17 @@ def soft_actor_critic_with_a_learned_temperature() -> Loop:
     )  # fmt: skip
 
 
-@step()
-def evolution_without_a_gradient() -> Loop:
-    model = mlp(out=1)
-
-    def train(s: Tensor, a: Tensor, r: Tensor) -> Tensor:
-        with torch.no_grad():
-            total = torch.zeros(())
-            for p in model.parameters():
-                noise = torch.randn_like(p)
-                p.add_(0.01 * noise)
-                up = F.mse_loss(model(s)[:, 0], r)
-                p.sub_(0.02 * noise)
-                down = F.mse_loss(model(s)[:, 0], r)
-                p.add_(0.01 * noise)
-                p.sub_(0.5 * (up - down) * noise)
-                total += up
-        return total
-
-    return Loop(train, acted, model=model)
+@by_hand(model=one_number, batch=acted)
+def evolution_without_a_gradient(model, s, a, r) -> Tensor:
+    with torch.no_grad():
+        total = torch.zeros(())
+        for p in model.parameters():
+            noise = torch.randn_like(p)
+            p.add_(0.01 * noise)
+            up = F.mse_loss(model(s)[:, 0], r)
+            p.sub_(0.02 * noise)
+            down = F.mse_loss(model(s)[:, 0], r)
+            p.add_(0.01 * noise)
+            p.sub_(0.5 * (up - down) * noise)
+            total += up
+    return total

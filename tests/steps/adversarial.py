@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
 
-from tests.steps.registry import D, K, Loop, features, labelled, mlp, step, updated
+from tests.steps.data import D, K, features, labelled, mlp
+from tests.steps.loops import learner, updated
+from tests.steps.registry import Loop, step
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
@@ -136,35 +138,23 @@ def the_penalty_of_real_examples() -> Loop:
     return Loop(train, features, judges=judges, optimizer=optimizer)
 
 
-@step()
-def trained_on_its_own_fast_adversarial_examples() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        F.cross_entropy(model(x), y).backward()
-        worse = (x + 0.1 * x.grad.sign()).detach()
-        return updated(optimizer, F.cross_entropy(model(worse), y))
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def trained_on_its_own_fast_adversarial_examples(model, optimizer, x, y) -> Tensor:
+    x = x.clone().requires_grad_()
+    F.cross_entropy(model(x), y).backward()
+    worse = (x + 0.1 * x.grad.sign()).detach()
+    return updated(optimizer, F.cross_entropy(model(worse), y))
 
 
-@step()
-def projected_descent_inside() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        delta = torch.zeros_like(x)
-        for _ in range(3):
-            delta.requires_grad_()
-            loss = F.cross_entropy(model(x + delta), y)
-            (slope,) = torch.autograd.grad(loss, delta)
-            delta = (delta.detach() + 0.05 * slope.sign()).clamp(-0.1, 0.1)
-        return updated(optimizer, F.cross_entropy(model(x + delta), y))
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def projected_descent_inside(model, optimizer, x, y) -> Tensor:
+    delta = torch.zeros_like(x)
+    for _ in range(3):
+        delta.requires_grad_()
+        loss = F.cross_entropy(model(x + delta), y)
+        (slope,) = torch.autograd.grad(loss, delta)
+        delta = (delta.detach() + 0.05 * slope.sign()).clamp(-0.1, 0.1)
+    return updated(optimizer, F.cross_entropy(model(x + delta), y))
 
 
 @step()

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.steps.registry import ROWS, D, K, Loop, drawn, features, labelled, mlp, step, updated
+from tests.steps.data import ROWS, D, K, drawn, features, labelled, mlp
+from tests.steps.loops import learner, updated
+from tests.steps.registry import Loop, step
 
 
 def views(index: int) -> tuple[Tensor, Tensor]:
@@ -342,33 +344,21 @@ def a_diffusion_step() -> Loop:
     return Loop(train, features, model=model, optimizer=optimizer)
 
 
-@step()
-def score_matching_by_slices() -> Loop:
-    model = mlp(out=D)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        v = torch.randn_like(x)
-        score = model(x)
-        (g,) = torch.autograd.grad((score * v).sum(), x, create_graph=True)
-        return updated(optimizer, ((g * v).sum(1) + 0.5 * (score * v).sum(1).square()).mean())
-
-    return Loop(train, features, model=model, optimizer=optimizer)
+@learner(Adam, model=lambda: mlp(out=D), batch=features, lr=0.01)
+def score_matching_by_slices(model, optimizer, x) -> Tensor:
+    x = x.clone().requires_grad_()
+    v = torch.randn_like(x)
+    score = model(x)
+    (g,) = torch.autograd.grad((score * v).sum(), x, create_graph=True)
+    return updated(optimizer, ((g * v).sum(1) + 0.5 * (score * v).sum(1).square()).mean())
 
 
-@step()
-def an_energy_by_langevin() -> Loop:
+@learner(Adam, model=lambda: mlp(out=1), batch=features, lr=0.01)
+def an_energy_by_langevin(energy, optimizer, x) -> Tensor:
     """Samples go downhill by gradients of the energy, which is trained on them."""
-    energy = mlp(out=1)
-    optimizer = Adam(energy.parameters(), lr=0.01)
-
-    def train(x: Tensor) -> Tensor:
-        fake = torch.randn_like(x)
-        for _ in range(4):
-            fake = fake.detach().requires_grad_()
-            (g,) = torch.autograd.grad(energy(fake).sum(), fake)
-            fake = fake - 0.1 * g + 0.01 * torch.randn_like(fake)
-        return updated(optimizer, energy(x).mean() - energy(fake.detach()).mean())
-
-    return Loop(train, features, energy=energy, optimizer=optimizer)
+    fake = torch.randn_like(x)
+    for _ in range(4):
+        fake = fake.detach().requires_grad_()
+        (g,) = torch.autograd.grad(energy(fake).sum(), fake)
+        fake = fake - 0.1 * g + 0.01 * torch.randn_like(fake)
+    return updated(optimizer, energy(x).mean() - energy(fake.detach()).mean())

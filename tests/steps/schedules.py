@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler as schedule
 
-from tests.steps.registry import Loop, add, classifies, labelled, mlp, step, targets, updated
+from tests.steps.data import labelled, mlp, targets
+from tests.steps.loops import classifies, regressor, updated
+from tests.steps.registry import Loop, add, step
 
 Scheduling = Callable[[Optimizer], Any]
 
@@ -208,16 +210,10 @@ def a_group_is_added_later() -> Loop:
     return classifies(model, optimizer, batch=batch)
 
 
-@step()
-def momentum_and_decay_are_scheduled_by_hand() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=1e-3)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = updated(optimizer, F.mse_loss(model(x), y))
-        group = optimizer.param_groups[0]
-        group["momentum"] = min(0.95, group["momentum"] + 0.05)
-        group["weight_decay"] *= 1.1
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.05, momentum=0.5, weight_decay=1e-3)
+def momentum_and_decay_are_scheduled_by_hand(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.mse_loss(model(x), y))
+    group = optimizer.param_groups[0]
+    group["momentum"] = min(0.95, group["momentum"] + 0.05)
+    group["weight_decay"] *= 1.1
+    return loss.detach()

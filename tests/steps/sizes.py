@@ -6,20 +6,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import (
-    D,
-    K,
-    Loop,
-    classifies,
-    drawn,
-    features,
-    fits,
-    labelled,
-    mlp,
-    step,
-    targets,
-    updated,
-)
+from tests.steps.data import D, K, drawn, features, labelled, mlp, targets
+from tests.steps.loops import classifies, fits, learner, regressor, updated
+from tests.steps.registry import Loop, step
 
 
 def shrinking(index: int) -> tuple[Tensor, Tensor]:
@@ -32,21 +21,21 @@ def shrinking(index: int) -> tuple[Tensor, Tensor]:
 @step()
 def a_last_batch_that_is_smaller() -> Loop:
     model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    return classifies(model, optimizer, batch=shrinking)
+    return classifies(model, AdamW(model.parameters(), lr=0.01), batch=shrinking)
 
 
-@step()
-def a_last_batch_that_is_smaller_with_batch_norm() -> Loop:
-    model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, K))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> float:
-        loss = updated(optimizer, F.cross_entropy(model(x), y))
-        return loss.item() * len(x)
-
-    return Loop(train, shrinking, model=model, optimizer=optimizer)
+@learner(
+    SGD,
+    model=lambda: nn.Sequential(
+        nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, K)
+    ),
+    batch=shrinking,
+    lr=0.1,
+    momentum=0.9,
+)
+def a_last_batch_that_is_smaller_with_batch_norm(model, optimizer, x, y) -> float:
+    loss = updated(optimizer, F.cross_entropy(model(x), y))
+    return loss.item() * len(x)
 
 
 @step()
@@ -72,26 +61,19 @@ def images_of_several_sizes() -> Loop:
         nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
         nn.Linear(12, K),
     )  # fmt: skip
-    optimizer = SGD(model.parameters(), lr=0.1)
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         side = (6, 8, 10)[index % 3]
         g = drawn(index)
         return torch.randn(4, 1, side, side, generator=g), torch.randint(K, (4,), generator=g)
 
-    return classifies(model, optimizer, batch=batch)
+    return classifies(model, SGD(model.parameters(), lr=0.1), batch=batch)
 
 
-@step()
-def points_that_a_mask_chooses() -> Loop:
-    model = mlp(out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        kept = x[:, 0] > 0
-        return updated(optimizer, F.mse_loss(model(x[kept]), y[kept]))
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(Adam, lr=0.01)
+def points_that_a_mask_chooses(model, optimizer, x, y) -> Tensor:
+    kept = x[:, 0] > 0
+    return updated(optimizer, F.mse_loss(model(x[kept]), y[kept]))
 
 
 @step()
@@ -264,14 +246,13 @@ def a_head_is_replaced_between_steps() -> Loop:
 @step()
 def a_last_batch_of_one_row() -> Loop:
     model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)
         rows = (8, 8, 5, 1)[index % 4]
         return x[:rows], y[:rows]
 
-    return fits(model, optimizer, batch=batch)
+    return fits(model, SGD(model.parameters(), lr=0.1, momentum=0.9), batch=batch)
 
 
 @step()

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, SparseAdam
 
-from tests.steps.registry import D, K, Loop, drawn, step, updated
+from tests.steps.data import D, K, drawn
+from tests.steps.loops import updated
+from tests.steps.registry import Loop, step
 
 WORDS = 12
 

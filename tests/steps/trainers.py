@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from tests.steps.registry import D, K, Loop, backward, drawn, labelled, mlp, step, targets, updated
+from tests.steps.data import D, K, drawn, labelled, mlp, targets
+from tests.steps.loops import backward, learner, updated
+from tests.steps.registry import Loop, step
 
 
 @step()
@@ -191,19 +193,13 @@ def the_best_weights_are_kept() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, best=best)
 
 
-@step()
-def accuracy_beside_the_loss() -> Loop:
-    model = mlp()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> dict[str, Any]:
-        model.train()
-        logits = model(x)
-        loss = updated(optimizer, F.cross_entropy(logits, y, label_smoothing=0.1))
-        right = (logits.argmax(-1) == y).sum().item()
-        return {"loss": loss.item(), "accuracy": right / len(y), "logits": logits.detach()}
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(Adam, lr=0.01)
+def accuracy_beside_the_loss(model, optimizer, x, y) -> dict[str, Any]:
+    model.train()
+    logits = model(x)
+    loss = updated(optimizer, F.cross_entropy(logits, y, label_smoothing=0.1))
+    right = (logits.argmax(-1) == y).sum().item()
+    return {"loss": loss.item(), "accuracy": right / len(y), "logits": logits.detach()}
 
 
 @step()
