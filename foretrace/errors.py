@@ -1,4 +1,4 @@
-"""What happened, where in the user's code, near what, and what to do: the form of every error."""
+"""Errors: what happened, the user's line, the operations around it, and the remedies."""
 
 import linecache
 import sysconfig
@@ -12,12 +12,12 @@ from foretrace.forks import cached_property
 
 PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
 PYTHON_DIR = sysconfig.get_paths()["stdlib"] + "/"
-"""Where Python's own library is; what is installed may be in a folder of it"""
+"""The folder of Python's own library; installed packages may be inside it"""
 OUTSIDE: Final = (
     "compute it before the captured program is called, and pass the result",
     "or make it an operator of your own: torch.library.custom_op, with register_fake",
 )
-"""What to do with what has no place in a graph"""
+"""The remedies for code that a graph cannot have"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,14 @@ class Frame:
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}:   {self.text}".rstrip(": ")
 
+    def to_dict(self) -> dict[str, object]:
+        """A dict for JSON."""
+        place = {"file": self.file, "line": self.line, "function": self.function}
+        return {**place, "code": self.text}
+
 
 class LazyFrame:
-    """A line that is looked up when somebody asks for it, as most are never shown.
+    """A line that is found at the first use, as most are never shown.
 
     Args:
         find: finds it.
@@ -57,12 +62,12 @@ class LazyFrame:
 
 
 def line_of(at: Frame | LazyFrame | None) -> Frame | None:
-    """The line, found if it is looked for only now."""
+    """The line; a LazyFrame finds it now."""
     return at.frame if isinstance(at, LazyFrame) else at
 
 
 class Printed:
-    """A result that a REPL, a notebook and a debugger show as `print` does: by its text."""
+    """A result that a REPL, a notebook and a debugger show by its text, as `print` does."""
 
     __slots__ = ()
 
@@ -70,7 +75,7 @@ class Printed:
         return str(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's way, which it asks for before its own ways with dataclasses and exceptions."""
+        """The text for IPython, which prefers this method to its own printers."""
         printer.text(str(self))
 
 
@@ -81,7 +86,7 @@ def counted(count: int, word: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A way out that only those have who came by certain entry points."""
+    """A remedy for users of certain entry points only."""
 
     text: str
     entries: tuple[str, ...]
@@ -92,18 +97,18 @@ NOT_SHORTENED: Final = ((), None)
 
 
 class Refusal(Printed, RuntimeError):
-    """A program, or a request about one, that foretrace does not answer, and why.
+    """The refusal of a program, or of a request about one.
 
-    The traceback with which it leaves foretrace has the user's lines alone;
-    `raise refusal.with_full_traceback()` shows foretrace's and torch's own, too.
+    Its traceback has the user's lines only; `raise refusal.with_full_traceback()` shows those of
+    foretrace and torch, too.
 
     Args:
         what: what happened, one line.
-        at: the user's line, if one is known.
+        at: the user's line, if known.
         module: path of the module calls around it, outermost first.
-        near: the operations around it, as text; the offending one starts with ">".
-        do: ways out, one a line; a `Remedy` is shown to those alone who have it.
-        kind: a short stable name, for programs ("no derivative", "data-dependent", ...).
+        near: the operations around it, as text; its own starts with ">".
+        do: remedies, one a line; a `Remedy` is shown for its entry points only.
+        kind: a short stable name for tools ("no derivative", "data-dependent", ...).
     """
 
     __slots__ = ("_hidden",)  # no part of its state: a traceback is neither copied nor pickled
@@ -122,10 +127,10 @@ class Refusal(Printed, RuntimeError):
         self.at = line_of(at)
         self.ways = (do,) if isinstance(do, str) else tuple(do)
         self.entry = "capture"
-        """by which entry point the user came"""
+        """the entry point that the user has called"""
         self._hidden: dict[int, tuple[Sequence[TracebackType], TracebackType | None]] = {}
-        """by the id of this and of each exception that it was raised from: the frames of its
-        traceback, those that are hidden too, and the first that is shown"""
+        """by the id of this exception and of each that it was raised from: the frames of the
+        traceback before the first shown one, hidden ones included, and the first shown one"""
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -135,40 +140,34 @@ class Refusal(Printed, RuntimeError):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """The ways out of whoever asked, one a line."""
+        """The remedies for the user's entry point, one a line."""
         ways = (way if isinstance(way, Remedy) else Remedy(way, (self.entry,)) for way in self.ways)
         return tuple(way.text for way in ways if self.entry in way.entries)
 
     @property
     def of_first_call(self) -> bool:
-        """Whether it helps to call the program once, as its first call makes something."""
+        """Whether it helps to call the program once before."""
         return any(isinstance(way, FirstCall) for way in self.ways)
 
     def to_dict(self) -> dict[str, object]:
-        """The same, for programs."""
-        at = self.at and {
-            "file": self.at.file,
-            "line": self.at.line,
-            "function": self.at.function,
-            "code": self.at.text,
-        }
+        """A dict for JSON."""
         return {
             "kind": self.kind,
             "what": self.what,
-            "at": at,
+            "at": self.at and self.at.to_dict(),
             "in": list(self.module),
             "near": list(self.near),
             "do": list(self.do),
         }
 
     def located(self, at: Frame | None, module: Sequence[str], near: Sequence[str]) -> "Refusal":
-        """Fill in the place where none was known; what is known stays."""
+        """Set the place where none is known."""
         self.at, self.module = self.at or at, self.module or module
         self.near = self.near or near
         return self
 
     def with_full_traceback(self) -> Self:
-        """The refusal, with every frame in its traceback and those of what it was raised from."""
+        """Restore every frame in its traceback and those of its causes."""
         for error in _printed_with(self):
             frames, first = self._hidden.pop(id(error), NOT_SHORTENED)
             above, _ = _as_far_as(error.__traceback__, first)
@@ -176,7 +175,7 @@ class Refusal(Printed, RuntimeError):
         return self
 
     def shorten(self, shown: Callable[[CodeType], bool]) -> None:
-        """Leave in these tracebacks the frames alone whose code is to be shown."""
+        """Remove frames from the tracebacks, unless their code is `shown`."""
         for error in _printed_with(self):
             frames, first = self._hidden.get(id(error), NOT_SHORTENED)
             above, rest = _as_far_as(error.__traceback__, first)
@@ -189,7 +188,7 @@ class Refusal(Printed, RuntimeError):
 
 
 def _printed_with(error: BaseException) -> list[BaseException]:
-    """An exception, and those that Python prints with it."""
+    """An exception and its causes, as Python prints them."""
     found: list[BaseException] = [error]
     while True:
         last = found[-1]
@@ -202,7 +201,7 @@ def _printed_with(error: BaseException) -> list[BaseException]:
 def _as_far_as(
     trace: TracebackType | None, end: TracebackType | None
 ) -> tuple[list[TracebackType], TracebackType | None]:
-    """The entries of a traceback down to one of them, and that one if it comes so far."""
+    """The entries of a traceback before `end`, and `end` if the traceback has it."""
     found = []
     while trace is not None and trace is not end:
         found.append(trace)
@@ -211,16 +210,16 @@ def _as_far_as(
 
 
 def _chained(entries: Sequence[TracebackType], rest: TracebackType | None) -> TracebackType | None:
-    """A traceback of these entries, and then the rest."""
+    """A traceback of these entries, then the rest."""
     for each in reversed(entries):
         rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return rest
 
 
 def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]:
-    """The line of a refusal that lists the names near a wrong one: `near it are mm and mm_1`.
+    """The remedy that lists the names near a wrong one: `near it are mm and mm_1`.
 
-    Where there are none, `others` are listed as the first that there are; without any, no line.
+    Without near names it lists `others`; without these there is none.
     """
     *first, last = names or others or [""]
     listed = f"{', '.join(first)} and {last}" if first else last
@@ -230,17 +229,17 @@ def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]
 
 
 class FirstCall(str):
-    """A way out of what only the first call of a program does: call it once as Python."""
+    """The remedy if only the first call has the problem: call the program once in Python."""
 
     __slots__ = ()
 
 
 class Refusing:
-    """While inside, an exception is raised as the refusal that `of` makes of it.
+    """Converts exceptions inside to refusals.
 
     Args:
-        of: gives the refusal for an exception and its traceback; None leaves the exception.
-        kinds: what is looked at.
+        of: returns the refusal for an exception and its traceback; None keeps the exception.
+        kinds: the exceptions to convert.
     """
 
     def __init__(
@@ -263,7 +262,7 @@ class Refusing:
 
 
 class Attempt:
-    """While inside, an exception of these kinds ends the block and is kept in `error`."""
+    """Ends the block at an exception of these kinds, and stores it in `error`."""
 
     def __init__(self, *kinds: type[BaseException]) -> None:
         self.kinds = kinds
@@ -290,27 +289,27 @@ GENERATED: Final = (
     "<__array_function__ ",
     "<lambdifygenerated",
 )
-"""Files of what nobody has written: we, importing, torch.fx, attrs, numpy and sympy make it"""
+"""Files of generated code: of foretrace, import, torch.fx, attrs, numpy and sympy"""
 BACKPORT: Final = "-packages/typing_extensions.py"
-"""What newer Pythons have in their own library: `deprecated` is around functions of torch's"""
+"""A backport of newer Pythons' library: torch wraps functions with its `deprecated`"""
 FROM_TEXT: Final = "<string>"
-"""The file of what a user runs from a text, and of what dataclasses and named tuples have"""
+"""The file of code that a user runs from a text, and of methods of dataclasses"""
 
 
 def is_generated(code: CodeType) -> bool:
-    """Whether nobody has written code. Other code in no file was typed in, or is from a text."""
+    """Whether code is generated. Other code without a file was typed in, or is from a text."""
     if code.co_filename != FROM_TEXT:
         return code.co_filename.startswith(GENERATED)
     return code.co_qualname.startswith("__create_fn__") or code.co_names == ("_tuple_new",)
 
 
 def _is_evaluated(code: CodeType) -> bool:
-    """Whether it is a text as such, `eval("x * 2")`: its line is that of who evaluates it."""
+    """Whether code is the text of `eval("x * 2")`, whose line is that of its caller."""
     return (code.co_filename, code.co_name) == (FROM_TEXT, "<module>")
 
 
 def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
-    """Whether code is foretrace's, Python's own or in one of the folders, so is not the user's."""
+    """Whether code is not the user's: foretrace's, Python's own, or in one of the folders."""
     file = code.co_filename
     if file.startswith((PACKAGE_DIR, *library_dirs)) or is_generated(code) or _is_evaluated(code):
         return True
@@ -320,12 +319,12 @@ def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
 
 
 def user_frame_of(traceback: TracebackType | None, library_dirs: tuple[str, ...]) -> Frame | None:
-    """The innermost user line of a traceback; None if it never was in the user's code."""
+    """The innermost user line of a traceback; None if there is none."""
     return innermost(traceback, lambda code: not is_library(code, library_dirs))
 
 
 def innermost(traceback: TracebackType | None, wanted: Callable[[CodeType], bool]) -> Frame | None:
-    """The innermost line of a traceback in such code."""
+    """The innermost line of a traceback in wanted code."""
     found = None
     for frame, line in walk_tb(traceback):
         if wanted(frame.f_code):

@@ -1,1 +1,1 @@
-"""What torch and a target say of one operator."""
+"""Facts about one operator, from torch and a target device."""

@@ -194,8 +194,8 @@ def test_meta_kernels_answer_as_fake_tensor_does(
 
     def with_comparison(self: Inference, *args: Any) -> None:
         init(self, *args)
-        made.append(Compared(vars(self)["_kernels"], self))
-        vars(self)["_kernels"] = made[-1]
+        made.append(Compared(vars(self)["_meta_kernels"], self))
+        vars(self)["_meta_kernels"] = made[-1]
 
     monkeypatch.setattr(Inference, "__init__", with_comparison)
     monkeypatch.setattr(RULES, "learned", lambda *_: Learned())

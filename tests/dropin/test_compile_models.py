@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from tests.support import exporting
 from tests.support.bits import same_bits
 from tests.support.models import MODELS, make
@@ -76,7 +76,7 @@ def test_models(name: str, train: bool, backend: Any) -> None:
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("name", some(EXAMPLES, ("attention", "rms_norm", "resnet", "lstm")))
 def test_examples(name: str, backend: Any) -> None:
-    with loaded(f"examples/{name}.py") as program:
+    with user_program(f"examples/{name}.py") as program:
         compare(exporting.as_module(program.fn), program.args, program.kwargs, backend)
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.frontends.torch_compat.dynamo import dynamo_backend
 from tests.support.models import MODELS, make
 from tests.support.turns import one_way_each
@@ -276,7 +276,7 @@ def quick_first(names: Any, quick: set[str]) -> list[Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", quick_first(EXAMPLES, QUICK_EXAMPLES))
 def test_examples(name):
-    with loaded(f"examples/{name}.py:program") as program:
+    with user_program(f"examples/{name}.py:program") as program:
         reference = "eager" if name in OTHER_PATH else None
         args, kwargs = _pytree.tree_map_only(Tensor, as_leaf, (program.args, program.kwargs))
         same_step(program.fn, tuple(args), kwargs, reference=reference)

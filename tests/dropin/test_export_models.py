@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from tests.support import exporting, plain_torch
 from tests.support.models import MODELS, make
 
@@ -68,7 +68,7 @@ def test_signature_as_torch(name):
 @pytest.mark.parametrize("name", some(EXAMPLES, QUICK_EXAMPLES))
 def test_signature_of_examples_as_torch(name):
     """As for the models."""
-    with loaded(f"examples/{name}.py") as program:
+    with user_program(f"examples/{name}.py") as program:
         module, args, kwargs = exporting.as_module(program.fn), program.args, program.kwargs
         torchs = exporting.of_torch(copy.deepcopy(module), args, kwargs=kwargs)
         exporting.same_interface(foretrace.export(module, args, kwargs), torchs)
@@ -89,7 +89,7 @@ def test_they_train_elsewhere(models, examples, tmp_path):
         write(tmp_path, f"model {name}", model, (), inputs)
         modules.add(type(model).__module__)
     for name in examples:
-        with loaded(f"examples/{name}.py") as program:
+        with user_program(f"examples/{name}.py") as program:
             args, kwargs = pytree.tree_map_only(torch.Tensor, leaf, (program.args, program.kwargs))
             write(tmp_path, f"example {name}", exporting.as_module(program.fn), args, kwargs)
     elsewhere(tmp_path, *modules)

@@ -20,7 +20,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from tests.dropin.test_compile_models import EXAMPLES, step
 from tests.support import exporting
 from tests.support.models import MODELS, make
@@ -76,7 +76,7 @@ def test_models(name: str, train: bool) -> None:
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name: str, train: bool) -> None:
-    with loaded(f"examples/{name}.py") as program:
+    with user_program(f"examples/{name}.py") as program:
         module = exporting.as_module(program.fn).train(train)
         near(shortened(module), program.args, program.kwargs)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.inspect.check.check import loss_of
 from tests.explained.test_explain import ROOT, example
 from tests.programs import CASES
@@ -582,7 +582,7 @@ def cast(tree: Any) -> Any:
 
 def model(name: str) -> tuple[Any, Any, Any]:
     file, _, program = name.partition(":")
-    with loaded(f"{ROOT}/examples/{file}.py:{program}") as user:
+    with user_program(f"{ROOT}/examples/{file}.py:{program}") as user:
         return user.fn, user.args, user.kwargs
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.inspect.explain.explanation import Explanation, Link
 from tests.programs import CASES
 from tests.programs.registry import Case
@@ -62,7 +62,7 @@ def attention(*leading: int) -> tuple[Any, tuple[Tensor, ...]]:
 
 
 def example(spec: str) -> tuple[Any, Any, Any]:
-    with loaded(f"{ROOT}/examples/{spec}") as user:
+    with user_program(f"{ROOT}/examples/{spec}") as user:
         return user.fn, user.args, user.kwargs
 
 

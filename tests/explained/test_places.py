@@ -15,7 +15,7 @@ import pytest
 import foretrace
 from foretrace.frontends.cli import main
 from foretrace.frontends.cli.debugging import Rehearsal
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.inspect.check.check import loss_of
 from foretrace.inspect.explain.explanation import Explanation, Link, Place
 from foretrace.inspect.explain.stop_condition import Own, own_stop
@@ -51,7 +51,7 @@ def wrong(place: Place) -> str | None:
 )
 def test_every_node_of_every_example(path: Path) -> None:
     """Complete, and with a place at each step: no 'unknown', no missing link."""
-    with loaded(str(path)) as user:
+    with user_program(str(path)) as user:
         program = foretrace.capture(user.fn, user.args, user.kwargs)
         loss = loss_of(program.recorded)
         asked: set[tuple[str, Place]] = set()
@@ -68,7 +68,7 @@ def test_every_node_of_every_example(path: Path) -> None:
 
 
 def test_the_places_of_a_choice_and_a_rule() -> None:
-    with loaded(str(ROOT / "examples/attention.py")) as user:
+    with user_program(str(ROOT / "examples/attention.py")) as user:
         program = foretrace.capture(user.fn, user.args, user.kwargs)
         cut = program.cut("joint", loss=0)
         backward = next(n for n in cut.nodes if cut.explain(n).side == "backward" and "mm" in n)
@@ -173,7 +173,7 @@ def rehearsed(path: Path, place: Place, asked: Callable[[str], bool]) -> dict[st
     """Which stop at a place is whose, of the nodes of the joint cut that are asked for."""
     watching = Rehearsal()
     watching.set_break(place.stop, place.line, cond=place.condition or None)
-    with loaded(str(path)) as user:
+    with user_program(str(path)) as user:
         watching.reset()
         watching.botframe = sys._getframe()
         watching.set_continue()
@@ -195,7 +195,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Expl
     """The program, and the explanations of what its line `h * n` made, and of their derivatives."""
     path = tmp_path_factory.mktemp("deep") / "deep.py"
     path.write_text(DEEP)
-    with loaded(str(path)) as user:
+    with user_program(str(path)) as user:
         cut = foretrace.capture(user.fn, user.args).cut("joint", loss=0)
         told = {name: cut.explain(name) for name in cut.nodes if name.startswith("mul")}
     return path, {

@@ -10,7 +10,7 @@ import torch._dynamo  # before the first capture: profile.py has a capture in a 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from tests.gpu.children import ROOT
 from tests.support.subject import Subject, modules_of
 
@@ -45,7 +45,7 @@ def program(
         yield on(of_models(name), dtype, device, kind or device)
         return
     file, _, function = name.partition(":")
-    with loaded(f"{ROOT}/examples/{file}.py:{function}") as found:
+    with user_program(f"{ROOT}/examples/{file}.py:{function}") as found:
         made = Subject(found.fn, found.args, found.kwargs)
         yield on(made, dtype, device, kind or device)
 

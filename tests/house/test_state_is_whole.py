@@ -9,13 +9,13 @@ from tests.house.test_house import PACKAGE, Source, read
 
 PARTS = frozenset({
     "recorder", "builder", "tape", "scope", "aliasing", "autograd", "forward", "failures", "casts",
-    "answers", "told", "ft_told", "sources", "capture", "session", "steps", "outside",
+    "answers", "queries", "ft_queries", "sources", "capture", "session", "steps", "outside",
 })  # fmt: skip
 """What code calls a recorder, a session and what they are made of"""
 RUN = "run"
 """What it calls a session where sessions are made; elsewhere other things are called so"""
 MAKES_RUNS = ("foretrace/session/run/setup.py", "foretrace/frontends/")
-AT_EACH_OP = frozenset({("foretrace/session/run/monitored_recorder.py", "outside.resting")})
+AT_EACH_OP = frozenset({("foretrace/session/run/session_parts.py", "outside.resting")})
 """To call a method there would take a tenth of a microsecond at each op"""
 SAY = "a method of its class, or an argument of its constructor"
 
@@ -53,7 +53,7 @@ BAD = [
     "self.recorder.module = call",
     "self._recorder.scope.depth += 1",
     "scope.ops, scope.module = around",
-    "told.switch: object = leaves.switch",
+    "queries.switch: object = leaves.switch",
     "for recorder.module in calls: pass",
     "with opened() as recorder.saving: pass",
     "setattr(self.recorder, 'saving', None)",

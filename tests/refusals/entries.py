@@ -52,7 +52,7 @@ class OfABatch(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_containers.py:check_plain").when(
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_plain").when(
     exports(OfABatch(), Batch(X)), exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X})
 )
 
@@ -84,7 +84,7 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_containers.py:check_keys").when(
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys").when(
     exports(OfAKeyless(), Keyless((X, X))), exported(OfAKeyless(), Keyed((X, X)))
 )
 
@@ -94,7 +94,7 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "frontends/torch_compat/export_containers.py:check_leaf").when(
+refuses("unknown value", "frontends/torch_compat/export_checks.py:check_leaf").when(
     exports(OfAType(), X, frozenset({1})), exported(OfAType(), X, 1)
 )
 
@@ -540,7 +540,7 @@ def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
     return out.sum()
 
 
-refuses("no derivative", "autograd/derivatives/derive.py:forward").when(
+refuses("no derivative", "autograd/derivatives/autograd_run.py:forward").when(
     captures(is_taken_apart_by_autograd, W),
     trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
     trained(lambda w: (w * 2).sum(), W),

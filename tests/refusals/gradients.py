@@ -25,7 +25,7 @@ def divides_down_detached(w: Tensor) -> Tensor:
     return (torch.floor_divide((w * 2).detach(), 3) + w).sum()
 
 
-refuses("no derivative", "autograd/derivatives/derive.py:_underivable").when(
+refuses("no derivative", "autograd/derivatives/autograd_run.py:underivable").when(
     cuts(divides_down, W, loss=0),
     trained(divides_down_detached, W),
     "tests/programs/own_backward.py registers rules",
@@ -472,7 +472,7 @@ def adds_after(w: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:method").when(
+refuses("autograd inside", "operators/abstract_tensors/tensor_methods.py:method").when(
     captures(adds_after, W), trained(squares, W)
 )
 
@@ -584,7 +584,7 @@ def exported_without_gradients() -> None:
         same(program.module()(W), makes_for_a_file(W))
 
 
-refuses("autograd.Function", "frontends/torch_compat/export.py:_check_op").when(
+refuses("autograd.Function", "frontends/torch_compat/export_checks.py:_check_op").when(
     exports(makes_for_a_file, W), exported(double, W), exported_without_gradients
 )
 
@@ -612,7 +612,7 @@ def draws_from_zero(x: Tensor) -> Tensor:
     return x * (x.detach().clone().random_(9) >= 0)
 
 
-refuses("unsupported", "frontends/torch_compat/export.py:_check_op").when(
+refuses("unsupported", "frontends/torch_compat/export_checks.py:_check_op").when(
     exports(draws_between, W),
     exported(draws_from_zero, W),
     exported(lambda x: x * (torch.randint_like(x.detach(), 2, 9) > 1), W),
@@ -810,7 +810,7 @@ def asks_nothing(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
-refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:of_a_call").when(
+refuses("autograd inside", "operators/abstract_tensors/tensor_queries.py:view_unknown").when(
     captures(asks_for_a_base, X), captured(asks_of_its_own, X), captured(asks_nothing, X)
 )
 

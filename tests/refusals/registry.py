@@ -25,14 +25,14 @@ class Case:
 
 CASES: dict[str, Case] = {}
 EXCUSED: dict[str, str] = {
-    "session/run/append_only.py:check_apart": "tests/steps/test_filling.py",
+    "session/run/append_only.py:check_separate": "tests/steps/test_filling.py",
     "session/run/append_only.py:check_none_left": "it runs once more: tests/steps/test_filling.py",
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
     "frontends/torch_compat/stateless_check.py:_refuse_memory": "tests/dropin/test_aot_export.py",
     "frontends/cli/arguments.py:error": "the command line",
     "frontends/cli/load.py:_module": "the command line",
     "frontends/cli/debugging.py:_place": "the command line: tests/unit/frontends/cli",
-    "frontends/cli/debugging.py:_tell": "the command line: tests/unit/frontends/cli",
+    "frontends/cli/debugging.py:_print_stop": "the command line: tests/unit/frontends/cli",
     "frontends/cli/explain.py:run": "the command line: tests/unit/frontends/cli",
     "frontends/cli/debugging.py:stop_at": "the command line: tests/unit/frontends/cli",
     "frontends/cli/dispatch.py:_wrong": "the command line: tests/unit/frontends/cli",
@@ -123,7 +123,7 @@ EXCUSED: dict[str, str] = {
     "serialization/archive/tensors.py:_memory": "a file: tests/artifact/test_damaged.py",
     "serialization/archive/loading.py:_check_inputs": "a file: tests/artifact/test_loaded.py",
     "serialization/archive/saving.py:save": "no program is known that comes there",
-    "serialization/archive/saving.py:check_saved": "a wrong call: tests/artifact/test_loaded.py",
+    "serialization/archive/saving.py:_check_call": "a wrong call: tests/artifact/test_loaded.py",
     "serialization/schema/errors.py:damaged": "a file: tests/artifact/test_damaged.py",
     "serialization/schema/names.py:_operator": "a file: tests/artifact/test_operators.py",
     "serialization/schema/names.py:check_schemas": "a file: tests/artifact/test_operators.py",

@@ -225,7 +225,7 @@ def of_the_weight_it_has(x: Tensor) -> Any:
     return NET(x) + NET.weight.sum()
 
 
-refuses("not saved", "serialization/state/savable.py:_check_given").when(
+refuses("not saved", "serialization/state/savable.py:_check_arguments").when(
     saves(of_its_weight, X, NET.weight), kept(of_the_weight_it_has, X), at=of_its_weight
 )
 

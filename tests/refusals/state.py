@@ -74,7 +74,7 @@ def hooked_before() -> nn.Module:
     return net
 
 
-refuses("side effect", "python_state/effects/module_state.py:check_registered").when(
+refuses("side effect", "python_state/effects/swapped_module.py:check_registered").when(
     captures(Hooks(), X), captured(hooked_before(), X), once_before(Hooks(), X)
 )
 
@@ -87,7 +87,7 @@ class Names(nn.Module):
         return x
 
 
-refuses("side effect", "python_state/effects/module_state.py:check_registered").when(
+refuses("side effect", "python_state/effects/swapped_module.py:check_registered").when(
     captures(Names(), X), captured(Returns(), X), once_before(Hooks(), X)
 )
 
@@ -114,7 +114,7 @@ class CopiesInto(Swaps):
         return self.inner(x)
 
 
-refuses("side effect", "python_state/effects/module_state.py:check_parameters").when(
+refuses("side effect", "python_state/effects/swapped_module.py:check_parameters").when(
     captures(Swaps(), X), captured(CopiesInto(), X), once_before(Swaps(), X)
 )
 

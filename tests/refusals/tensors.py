@@ -90,7 +90,7 @@ def among(x: Tensor, kept: Any) -> Tensor:  # here
     return x * 2 if any(x is each for each in kept) else x * 3
 
 
-refuses("aliased inputs", "session/run/aliased_inputs.py:check_held_once").when(
+refuses("aliased inputs", "session/run/aliased_inputs.py:check_no_set_of_inputs").when(
     captures(among, X, {X}), captured(among, X, [X])
 )
 

@@ -79,7 +79,7 @@ def asks_its_tensor(x: Tensor) -> Tensor:
     return x if torch.ops.foretrace_refused.agreement(x) else -x
 
 
-refuses("data-dependent", "frontends/torch_compat/stateless_check.py:tell_answers").when(
+refuses("data-dependent", "frontends/torch_compat/stateless_check.py:warn_guarded").when(
     exports(asks_an_operator, X), guarded(asks_its_tensor, X)
 )
 
@@ -326,7 +326,7 @@ def stays(x: Tensor) -> Tensor:
     return x * x.max()
 
 
-refuses("data-dependent", "operators/abstract_tensors/abstract_tensor.py:method").when(
+refuses("data-dependent", "operators/abstract_tensors/tensor_methods.py:method").when(
     captures(leaves_for_numpy, X), captured(stays, X)
 )
 
@@ -339,7 +339,7 @@ def calls_a_known_op(x: Tensor) -> Tensor:
     return torch.ops.foretrace_refused.known(x)
 
 
-refuses("no meta kernel", "operators/inference/infer.py:_no_kernel").when(
+refuses("no meta kernel", "operators/inference/fake_kernels.py:no_meta_kernel").when(
     captures(calls_an_opaque_op, X), captured(calls_a_known_op, X)
 )
 

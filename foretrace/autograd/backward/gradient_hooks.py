@@ -27,7 +27,7 @@ class Walk(Protocol):
     """The walk back."""
 
     gradients: dict[Value, Value]
-    passed: set[Value]
+    finished: set[Value]
     reached: set[Value]
     derivatives: Derivatives
     outside: dict[int, Value]
@@ -140,7 +140,7 @@ class Hooks:
             if op.target.several:
                 raise _several(op)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.user_tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.runs.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen
@@ -223,9 +223,9 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
             of = bases[of]
         return of
 
-    own, made = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
-    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.passed)
-    if own not in made or any(memory(other) is own for other in others):
+    own, computed = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
+    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.finished)
+    if own not in computed or any(memory(other) is own for other in others):
         raise locate(
             Refusal(
                 f"the hook {op.target.name} writes to its gradient, which others see, too",
@@ -242,14 +242,14 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
 def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
     """The ops of a forward graph that is trained, and the registrations, where the run had them.
 
-    So a write that is spelled out has been made by then. Those that hold a tensor of the run are
-    left out, and those of what the graph has not: `left_out` tells.
+    So copies that stand for a write precede them. Those that hold a tensor of the run are left
+    out, and those on values that the graph does not have: see `left_out`.
     """
-    made = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
+    there = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
     placed = {
         op
         for op in standing(recorded)
-        if op.target.way != SAVED and op.operands[0] in made and not holds_tensors(op)
+        if op.target.way != SAVED and op.operands[0] in there and not holds_tensors(op)
     }
     if not placed:
         return list(ops)

@@ -1,7 +1,7 @@
 """The tape: what autograd runs for one op, recorded over stand-ins.
 
-Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula is made a
-value, as in a program.
+Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula becomes
+functional, as in a program.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
-from foretrace.operators.schemas.dispatch_result import Given, Outcome
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.functionalization.current_value import current
@@ -53,9 +53,9 @@ class FormulaSemantics(Semantics):
 
 
 class Tape(WithoutExample, Recorder):
-    """Records what autograd runs for one op: with stand-ins, and writes made values.
+    """Records what autograd runs for one op over stand-ins; writes become functional.
 
-    It answers itself: numbers become ops of the rule, and no data is known.
+    It answers its own queries: numbers become ops of the rule, and no data is known.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Tape(WithoutExample, Recorder):
         return tensor
 
     def stand_ins(self) -> list[ref[Abstract]]:
-        """All that it has made."""
+        """All stand-ins that it has created."""
         return list(map(ref, self._alive))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -195,7 +195,7 @@ class Tape(WithoutExample, Recorder):
         def of(leaf: Any) -> Any:
             if isinstance(leaf, TensorType):
                 return self.abstract(Value(leaf))
-            if not isinstance(leaf, Given):
+            if not isinstance(leaf, ReturnedOperand):
                 return leaf
             operand = tensors[leaf.operand]
             operand.ft_value = Value(_value(operand).type)  # written: another value from now on

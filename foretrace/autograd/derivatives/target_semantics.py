@@ -9,6 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
+from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.ir.program.op import Choice, Tree, Value, values_in
 from foretrace.ir.program.recording import Recording, Target
 from foretrace.operators.abstract_tensors.tensor_types import Types
@@ -17,8 +18,9 @@ from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
-from foretrace.operators.targets.sdpa import AttentionCall, Enabled, choose_attention
+from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.operators.targets.sdpa_bodies import attention_body
+from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {
@@ -48,21 +50,21 @@ class TargetSemantics(Semantics):
         self.target, self.table = target, table
         self.here = target.device.type in torch_api.device_types_here()
         self.learned = table.learned(target, torch_api.switches())
-        self.inference = Inference(types, types.symbols, self.learned, mode)
+        self.inference = Inference(types, self.learned, mode)
         self.derivatives = Derivatives(types, self.inference, table)
-        self.may_raise = Raising(self.inference.of_cpu, self.learned.raising).may_raise
+        self.may_raise = Raising(self.inference.cpu_kernels, self.learned.raising).may_raise
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 
     @property
     def fakes(self) -> torch_api.FakeTensors:
         """Makes the fake tensors by which types are inferred and those of `val`s."""
-        return self.inference.fakes
+        return self.inference.fake_kernels.fakes
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        """The kernel that decomposes the op on the target, or None for a leaf; and why."""
         if func is ATTENTION:
             return self._attention(func, args, kwargs)
         if any(value.type.sparse for value in values_in((args, kwargs))):
@@ -112,13 +114,13 @@ class TargetSemantics(Semantics):
 
         `known`: the types of what it returns, where they depend on data.
         """
-        return self.derivatives.followed(func, args, kwargs, known)
+        return self.derivatives.followed(TypedCall(func, args, kwargs, known=known))
 
     def saved(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> frozenset[int]:
         """Positions of the operands that autograd saves for the backward."""
-        return self.derivatives.saved(func, args, kwargs, written)[0]
+        return self.derivatives.saved(TypedCall(func, args, kwargs, written))[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a call gave and wrote, what ops use, and where an error comes from."""
+"""Results, written operands and used values of ops, and the location of an error."""
 
 from collections.abc import Iterable
 

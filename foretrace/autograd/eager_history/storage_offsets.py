@@ -12,7 +12,7 @@ from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import Choice, Op, Value, map_values
 from foretrace.ir.program.tensor_type import Size, TensorType
-from foretrace.operators.schemas.dispatch_result import Given
+from foretrace.operators.schemas.dispatch_result import ReturnedOperand
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.storage_offsets import FROM_START
 
@@ -67,7 +67,7 @@ def _early(op: Op, early: Early, infer: Infer) -> Early:
     args, kwargs = (map_values(tree, really) for tree in (op.args, op.kwargs))
     found = dict[Value, Size]()
     for value, type in zip(leaves(op.result), leaves(infer(op.target, args, kwargs)), strict=True):
-        if isinstance(type, Given):
+        if isinstance(type, ReturnedOperand):
             found[value] = early.get(op.operands[type.operand], 0)
         elif isinstance(value, Value):
             found[value] = value.type.offset - type.offset

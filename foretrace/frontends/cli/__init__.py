@@ -19,11 +19,11 @@ COMMANDS: dict[str, str] = {
     "targets": "foretrace.frontends.cli.targets",
     "doctor": "foretrace.frontends.cli.doctor",
 }
-"""Where each command's `run(options, screen)` is: help and complaints need no torch."""
+"""The module with `run(options, screen)` of each command: help needs no torch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say.
+    """Run the command.
 
     Returns:
         0: done; 1: a difference was found; 2: refused, or wrong use; 130: interrupted.

@@ -1,4 +1,4 @@
-"""What can be asked for at the command line."""
+"""The parser of the command line."""
 
 import argparse
 import difflib
@@ -36,10 +36,7 @@ PASSES = (
     "print what each pass of the cut changed, in the place of its graph: how many ops it added,"
     " removed and replaced, and their lines"
 )
-STOP_AT = argparse.SUPPRESS
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
-
-
 DTYPES = ("f16", "bf16", "f32", "f64")
 SIDE_OPTIONS = (
     "train", "eval", "dynamic", *DTYPES, "keep=OP", "open=OP", "policy=P", "loss=N",
@@ -48,7 +45,7 @@ SIDE_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SideAsked:
-    """What `--left` or `--right` asks for."""
+    """The cut of `--left` or `--right`."""
 
     cut: str
     target: str | None = None
@@ -62,33 +59,33 @@ class SideAsked:
 
     @property
     def captured(self) -> tuple[object, ...]:
-        """What a capture depends on: equal ones are one capture."""
+        """The options of the capture; sides with equal ones share it."""
         return (self.target, self.mode, self.dtype, self.dynamic)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaints are refusals."""
+    """An ArgumentParser whose errors are refusals."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse what was typed."""
+        """Refuse the arguments."""
         usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
         raise Refusal(message, kind="wrong use", do=(f"use  {usage}", f"see  {self.prog} --help"))
 
 
 class Version(argparse.Action):
-    """`--version`: prints the versions that a question of "which" is about, and exits with 0."""
+    """`--version`: prints the versions of foretrace, torch and Python, and exits with 0."""
 
     def __call__(
         self, whole: argparse.ArgumentParser, options: Options, values: Any, flag: str | None = None
     ) -> NoReturn:
-        """Say it; torch is not imported for it."""
+        """Print them without an import of torch."""
         packages = [f"{name} {version_of(name)}" for name in ("foretrace", "torch")]
         sys.stdout.write(f"{', '.join(packages)}, Python {platform.python_version()}\n")
         whole.exit()
 
 
 def version_of(package: str) -> str:
-    """The version of a package as it is installed; "not installed" where it is not."""
+    """The installed version of a package, or "not installed"."""
     with Attempt(metadata.PackageNotFoundError) as attempt:
         found = metadata.version(package)
     return "not installed" if attempt.error is not None else found
@@ -97,15 +94,16 @@ def version_of(package: str) -> str:
 def parser() -> Parser:
     """The commands and their options."""
     whole = Parser(prog="foretrace", description="Graphs of a PyTorch program, and why.")
-    told = "print the versions of foretrace, torch and Python"
-    whole.add_argument("--version", action=Version, nargs=0, help=told)
+    versions = "print the versions of foretrace, torch and Python"
+    whole.add_argument("--version", action=Version, nargs=0, help=versions)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _show(commands)
     _explain(commands)
     _diff(commands)
     _check(commands)
     _dispatch(commands)
-    _facts(commands)
+    for name, text in FACTS.items():
+        _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
     return whole
 
 
@@ -124,7 +122,9 @@ def _explain(commands: Any) -> None:
     explain.add_argument(
         "--break", dest="stop", metavar="STEP", nargs="?", const="line", help=BREAK
     )
-    explain.add_argument("--stop-at", nargs=4, metavar=("FILE", "LINE", "IF", "N"), help=STOP_AT)
+    explain.add_argument(
+        "--stop-at", nargs=4, metavar=("FILE", "LINE", "IF", "N"), help=argparse.SUPPRESS
+    )
     _cut_options(explain, "joint")
 
 
@@ -189,11 +189,6 @@ def _dispatch(commands: Any) -> None:
     add("--json", action="store_true", help="print JSON, for programs")
 
 
-def _facts(commands: Any) -> None:
-    for name, text in FACTS.items():
-        _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
-
-
 def _cut_options(command: Any, cut: str) -> None:
     add = command.add_argument
     add("--cut", choices=CUTS, default=cut, help=f"which graph; default: {cut}")
@@ -221,7 +216,7 @@ def loss(text: str) -> int | str | None:
 
 
 def side(text: str) -> SideAsked:
-    """`joint@cuda:sm90,eval` as what it asks for."""
+    """The cut of a side such as `joint@cuda:sm90,eval`."""
     first, *options = text.split(",")
     cut, _, target = first.partition("@")
     if cut not in CUTS:

@@ -9,7 +9,7 @@ from rich.text import Text
 from foretrace.errors import Refusal, counted
 from foretrace.frontends.cli import graph_breaks as pieces
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import capture
 from foretrace.inspect.check.check import Item, Report, check, has_modes
@@ -27,7 +27,7 @@ KINDS: dict[str, str] = {
     "random state": "random state",
     "run": "cut",
 }
-"""What is compared, in the order in which it is counted, as people say it."""
+"""What is compared, in the order of the columns, with its name in prose"""
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -67,7 +67,7 @@ def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:
 
 
 def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
-    with screen.busy(f"loading {spec}") as now, loaded(spec) as user:
+    with screen.busy(f"loading {spec}") as now, user_program(spec) as user:
         reports = []
         for mode in modes if has_modes(user.fn) else (None,):
             after = f" after {mode}()" if mode else ""
@@ -80,7 +80,7 @@ def _print(spec: str, reports: Sequence[Report], screen: Screen) -> None:
     screen.line(spec, "bold")
     items = [item for report in reports for item in report.items]
     kinds = [kind for kind in KINDS if any(item.what == kind for item in items)]
-    head = ["mode", "cut", *(plural(KINDS[kind]) for kind in kinds)]
+    head = ["mode", "cut", *(f"{KINDS[kind]}{'s' * (kind != 'random state')}" for kind in kinds)]
     screen.table(head, [row for report in reports for row in _rows(report, kinds)], left=2)
     for report in reports:
         for note in report.notes:
@@ -88,11 +88,6 @@ def _print(spec: str, reports: Sequence[Report], screen: Screen) -> None:
         _differences(report, screen)
     screen.line(_verdict(items), "green" if all(item.equal for item in items) else "bold red")
     screen.line()
-
-
-def plural(word: str) -> str:
-    """A table's heading."""
-    return word if word == "random state" else f"{word}s"
 
 
 def _rows(report: Report, kinds: Sequence[str]) -> Iterable[list[Text]]:
@@ -116,7 +111,7 @@ def _differences(report: Report, screen: Screen) -> None:
 
 
 def _verdict(items: Sequence[Item]) -> str:
-    """`all 147 gradients, 2 outputs bitwise equal`; a thing counts once, however often it is in."""
+    """A text such as `all 147 gradients, 2 outputs bitwise equal`; each item counts once."""
     different = {(item.what, item.name) for item in items if not item.equal}
     found = [(item.what, item.name) for item in items if item.what != "random state"]
     every = dict.fromkeys(found)

@@ -10,7 +10,7 @@ from typing import Final
 
 from foretrace.errors import Refusal
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.capture_args import made
+from foretrace.frontends.cli.capture_args import timed_cut
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.explain.explanation import Explanation, Place
 from foretrace.inspect.explain.stop_condition import Stop, own_stop, stop_in
@@ -18,15 +18,15 @@ from foretrace.ir.program.recording import Recording
 
 FLAG: Final = "--break"
 REHEARSE: Final = "0"
-"""In the place of which stop it is: find out"""
+"""In place of the number of a stop: find it"""
 OWN: Final = "that of {}"
 SHARED: Final = "calls with operands of equal types share what it finds, also {}"
 
 
 def again(options: Options, explanation: Explanation, screen: Screen) -> int:
-    """Capture again in processes of their own, so that nothing is known from the first time.
+    """Capture again in fresh processes, without caches of this one.
 
-    The first runs through, and tells which of the stops at that place is the node's own.
+    The first runs to the end and prints which of the stops at the place is the node's own.
     """
     place = _place(options.stop, explanation)
     words = list(options.words)
@@ -48,7 +48,7 @@ def again(options: Options, explanation: Explanation, screen: Screen) -> int:
 
 
 def _place(step: str, explanation: Explanation) -> Place:
-    """The first place of such a step that Python can stop at."""
+    """The first place of the step at which pdb can stop."""
     stops = [each for each in explanation.places if each.stop is not None and each.line]
     for place in stops:
         if place.what == step:
@@ -60,16 +60,16 @@ def _place(step: str, explanation: Explanation) -> Place:
 
 
 class Debugger(pdb.Pdb):
-    """pdb; when it goes on, it holds nothing of the frame, so that no tensor outlives its call."""
+    """pdb that releases a frame when it continues, so that no tensor outlives its call."""
 
     def forget(self) -> None:
-        """Also the frame's locals, which Python 3.11 keeps."""
+        """Release the frame's locals too, which Python 3.11 keeps."""
         super().forget()
         self.curframe_locals: dict[str, object] = {}
 
 
 class Rehearsal(Bdb):
-    """Stops where pdb would, and goes on."""
+    """Notes where pdb would stop, and continues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,22 +82,22 @@ class Rehearsal(Bdb):
 
 
 def stop_at(options: Options, file: str, line: str, condition: str, which: str) -> int:
-    """Capture, cut and explain under pdb, and stop there for the `which`-th time; or find which."""
+    """Capture, cut and explain under pdb; stop at the `which`-th time, or find the number."""
     debugger = Rehearsal() if which == REHEARSE else Debugger()
     wrong = debugger.set_break(file, int(line), cond=condition or None)
     if wrong:
         raise Refusal(f"pdb cannot stop at {file}:{line}: {wrong}", kind="wrong use")
     debugger.get_breaks(file, int(line))[0].ignore = max(int(which) - 1, 0)
     debugger.reset()
-    debugger.botframe = sys._getframe()  # else it stops at the first line of all
+    debugger.botframe = sys._getframe()  # else it stops at the very first line
     debugger.set_continue()
     sys.settrace(debugger.trace_dispatch)
     try:
-        with made(options, Screen(json=True)) as found:
+        with timed_cut(options, Screen(json=True)) as found:
             explained = found.cut.explain(options.node)
         sys.settrace(None)
         if isinstance(debugger, Rehearsal):
-            _tell(debugger.stops, explained, found.program.recorded)
+            _print_stop(debugger.stops, explained, found.program.recorded)
     except (BdbQuit, Refusal):
         if not debugger.quitting:
             raise
@@ -106,8 +106,8 @@ def stop_at(options: Options, file: str, line: str, condition: str, which: str) 
     return 0
 
 
-def _tell(stops: list[Stop], explained: Explanation, recorded: Recording) -> None:
-    """Print which of the stops is the node's, and how many there are."""
+def _print_stop(stops: list[Stop], explained: Explanation, recorded: Recording) -> None:
+    """Print the number of the node's stop, and of all stops."""
     if not stops:
         raise Refusal("the capture does not come there", kind="wrong use", do="take another step")
     own = own_stop(stops, explained.op, recorded)

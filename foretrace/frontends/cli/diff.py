@@ -9,14 +9,14 @@ from rich.text import Text
 
 from foretrace.frontends.cli.arguments import Options, SideAsked
 from foretrace.frontends.cli.capture_args import cut_of, of_file
-from foretrace.frontends.cli.load import Loaded, loaded
+from foretrace.frontends.cli.load import UserProgram, user_program
 from foretrace.frontends.cli.render import Screen
-from foretrace.frontends.program import Cut, Program, capture
+from foretrace.frontends.program import Program, capture
 from foretrace.inspect.diff.diff import Diff, diff
 from foretrace.inspect.diff.render import FOLDS, Row
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.tensor_type import DTYPE_NAMES
-from foretrace.python_state.effects.module_state import owners_of
+from foretrace.python_state.effects.module_owners import owners_of
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 STYLES: dict[str, str] = {
@@ -28,9 +28,9 @@ MANY = 10**6
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One capture, and the call that it is of."""
+    """A capture and its program."""
 
-    user: Loaded
+    user: UserProgram
     program: Program
 
 
@@ -53,7 +53,7 @@ def run(options: Options, screen: Screen) -> int:
 
 
 def _sides(options: Options) -> tuple[SideAsked, SideAsked]:
-    """What both sides are, with what is not said filled in."""
+    """Both sides, with defaults filled in."""
     cut = options.cut or ("export" if options.other else None)
     left = options.left or SideAsked(cut or "export")
     right = options.right or SideAsked(cut or "joint")
@@ -71,26 +71,25 @@ def _compared(options: Options, left: SideAsked, right: SideAsked, screen: Scree
         one = specs[0] == specs[1] and left.captured == right.captured
         second = first if one else _captured(specs[1], right, now)
         now("comparing the cuts")
-        cuts = _cut(first, left), _cut(second, right)
-        given = (first.user.args, first.user.kwargs) if options.run else None
-        return diff(*cuts, run=given)
+        pairs = (first, left), (second, right)
+        cuts = [cut_of(each.user.fn, each.program, side) for each, side in pairs]
+        call = (first.user.args, first.user.kwargs) if options.run else None
+        return diff(*cuts, run=call)
 
 
 def _captured(spec: str, asked: SideAsked, now: Callable[[str], None]) -> Captured:
-    """A capture of a program of its own: loaded anew, with the same random numbers."""
+    """A capture of the program, loaded again with the same random numbers."""
     file = of_file(spec, asked.captured != SideAsked(asked.cut).captured)
     if file is not None:
         return Captured(file, file.fn.program)  # type: ignore[attr-defined]
     now(f"capturing {spec}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        with loaded(spec) as given:
-            user = given
-            for owner in owners_of(user.fn).values():
+        with user_program(spec) as found:
+            for owner in owners_of(found.fn).values():
                 if asked.mode is not None and isinstance(owner, torch.nn.Module):
                     owner.train(asked.mode == "train")
-            if asked.dtype is not None:
-                user = _cast(user, DTYPES[asked.dtype])
+            user = found if asked.dtype is None else _cast(found, DTYPES[asked.dtype])
             shapes = True if asked.dynamic else None
             program = capture(
                 user.fn, user.args, user.kwargs, target=asked.target, dynamic_shapes=shapes
@@ -98,7 +97,7 @@ def _captured(spec: str, asked: SideAsked, now: Callable[[str], None]) -> Captur
             return Captured(user, program)
 
 
-def _cast(user: Loaded, dtype: torch.dtype) -> Loaded:
+def _cast(user: UserProgram, dtype: torch.dtype) -> UserProgram:
     """The program with its parameters and floating-point inputs in another dtype."""
 
     def cast(leaf: Any) -> Any:
@@ -111,19 +110,7 @@ def _cast(user: Loaded, dtype: torch.dtype) -> Loaded:
             owner.to(dtype)
     args: Any = map_tree(user.args, cast)
     kwargs: Any = map_tree(user.kwargs, cast)
-    return Loaded(user.spec, user.fn, tuple(args), kwargs)
-
-
-def _cut(made: Captured, asked: SideAsked) -> Cut:
-    return cut_of(
-        made.user.fn,
-        made.program,
-        asked.cut,
-        loss=asked.loss,
-        policy=asked.policy,
-        keep=asked.keep,
-        open=asked.open,
-    )
+    return UserProgram(user.spec, user.fn, tuple(args), kwargs)
 
 
 def _print(row: Row, screen: Screen) -> None:

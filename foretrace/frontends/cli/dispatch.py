@@ -1,7 +1,7 @@
 """`foretrace dispatch`: how torch's dispatcher answers an operator's call, or a whole program."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from rich.text import Text
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.load import Loaded, loaded
+from foretrace.frontends.cli.load import UserProgram, user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.dispatcher.dispatch import dispatch
 from foretrace.inspect.dispatcher.dispatch_trace import dispatch_trace
@@ -22,7 +22,7 @@ OF_AN_OP = ("on", "requires_grad", "mode", "key")
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print what was asked, of an operator on each device or of a program."""
+    """Print the answers for an operator on each device, or the kernels of a program."""
     if PROGRAM.fullmatch(options.what):
         _of_program(options, screen)
     else:
@@ -36,7 +36,7 @@ def run(options: Options, screen: Screen) -> int:
 def _of_operator(options: Options, screen: Screen) -> None:
     if options.backward:
         raise _wrong("--backward", "an operator", "ask with --requires-grad")
-    told = [
+    answers = [
         dispatch(
             options.what,
             device=device,
@@ -47,18 +47,18 @@ def _of_operator(options: Options, screen: Screen) -> None:
         for device in (options.on or "cpu").split(",")
     ]
     if screen.json:
-        screen.data([each.to_dict() for each in told])
+        screen.data([each.to_dict() for each in answers])
         return
-    for number, each in enumerate(told):
+    for number, each in enumerate(answers):
         if number:
             screen.line()
         _print(each, screen)
 
 
-def _print(told: Dispatch, screen: Screen) -> None:
-    screen.line(told.head, "bold")
+def _print(answer: Dispatch, screen: Screen) -> None:
+    screen.line(answer.head, "bold")
     before = None
-    for label, text in told.rows():
+    for label, text in answer.rows():
         shown = Text(f"  {'' if label == before else label:<{LABEL}}  ", "cyan")
         before = label or before
         screen.indented(shown, Text(text, "dim" if label == "not asked" else ""), len(shown))
@@ -87,12 +87,12 @@ def _of_program(options: Options, screen: Screen) -> None:
 
 
 def _trace(options: Options, screen: Screen) -> DispatchTrace:
-    with screen.busy(f"loading {options.what}") as now, loaded(options.what) as user:
+    with screen.busy(f"loading {options.what}") as now, user_program(options.what) as user:
         now(f"running {options.what}")
         return dispatch_trace(_step(user, backward=options.backward))
 
 
-def _step(user: Loaded, *, backward: bool) -> Callable[[], Any]:
+def _step(user: UserProgram, *, backward: bool) -> Callable[[], Any]:
     """The program, and its backward: of the first output that is a scalar, else of all."""
     if not backward:
         return lambda: user.fn(*user.args, **user.kwargs)
@@ -104,14 +104,11 @@ def _step(user: Loaded, *, backward: bool) -> Callable[[], Any]:
         losses = [each for each in trained if each.numel() == 1][:1]
         if not trained:
             raise Refusal("no output requires grad", kind="no loss", do="leave --backward out")
-        torch.autograd.backward(losses or trained, None if losses else _ones(trained))
+        ones = [torch.ones_like(each) for each in trained]
+        torch.autograd.backward(losses or trained, None if losses else ones)
         return result
 
     return step
-
-
-def _ones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.ones_like(each) for each in tensors]
 
 
 def _lines(lines: Iterable[str], screen: Screen) -> None:

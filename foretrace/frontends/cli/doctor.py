@@ -21,10 +21,10 @@ WIDTH: Final = 28
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print what is known.
+    """Print versions, build, switches and environment.
 
     Returns:
-        0; 1: a tiny program that foretrace captures does not give what eager gives.
+        0; 1: the capture of a tiny program differs from eager.
     """
     works = _works()
     sections = {
@@ -78,7 +78,7 @@ def _switches() -> Iterator[tuple[str, Any]]:
 
 
 def _works() -> bool:
-    """Whether a tiny program is captured, and gives eager's bits, outputs and gradient."""
+    """Whether the capture of a tiny program has the output and the gradient of eager."""
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     w = torch.linspace(-2, 2, 8).reshape(2, 4).requires_grad_()
 

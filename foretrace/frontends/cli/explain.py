@@ -5,7 +5,7 @@ from rich.text import Text
 
 from foretrace.errors import Refusal
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.capture_args import made, of_file
+from foretrace.frontends.cli.capture_args import of_file, timed_cut
 from foretrace.frontends.cli.debugging import FLAG, again, stop_at
 from foretrace.frontends.cli.render import THEME, Screen
 from foretrace.inspect.explain.explanation import INDENT, Explanation, Row
@@ -19,7 +19,7 @@ def run(options: Options, screen: Screen) -> int:
         raise Refusal(f"{FLAG} is for people, --json for programs", kind="wrong use", do="take one")
     if options.stop is not None:
         of_file(options.program, asked=True)
-    with made(options, screen) as found:
+    with timed_cut(options, screen) as found:
         explanation = found.cut.explain(options.node)
         if screen.json:
             screen.data({**found.to_dict(), **explanation.to_dict()})

@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrace.errors import counted
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.load import loaded
+from foretrace.frontends.cli.load import user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.torch_compat.compile import compile as compiled_form
 from foretrace.inspect.check.check import has_modes
@@ -13,7 +13,7 @@ from foretrace.inspect.check.graph_breaks import PiecesReport, check_pieces
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print for each program what is equal, what runs as Python, and the share that is captured.
+    """Print for each program what is equal, what runs as Python, and the captured share.
 
     Returns:
         0: all is equal; 1: a difference was found.
@@ -21,7 +21,7 @@ def run(options: Options, screen: Screen) -> int:
     found: list[dict[str, Any]] = []
     equal = True
     for spec in options.programs:
-        with screen.busy(f"loading {spec}") as now, loaded(spec) as user:
+        with screen.busy(f"loading {spec}") as now, user_program(spec) as user:
             for mode in options.modes if has_modes(user.fn) else (None,):
                 now(f"checking {spec}{f' after {mode}()' if mode else ''}")
                 with warnings.catch_warnings():

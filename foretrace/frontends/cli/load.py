@@ -1,4 +1,4 @@
-"""Find the user's program: a file or a module, and a function in it."""
+"""Loads the user's program: a function in a file or a module."""
 
 import difflib
 import importlib
@@ -25,8 +25,8 @@ FORM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A program: the function that was named, and what it returned."""
+class UserProgram:
+    """What the user's function returned: a callable and its arguments."""
 
     spec: str
     fn: Callable[..., Any]
@@ -35,10 +35,10 @@ class Loaded:
 
 
 @contextmanager
-def loaded(spec: str) -> Iterator[Loaded]:
-    """The program that `spec` names; its folder can be imported from while inside.
+def user_program(spec: str) -> Iterator[UserProgram]:
+    """The program that `spec` names. Imports from its folder work inside the context.
 
-    What the user's code prints goes to stderr, so that stdout is the answer alone.
+    Output of the user's code goes to stderr, so that stdout has only the answer.
 
     Raises:
         Refusal: there is none, or it raises.
@@ -64,7 +64,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 @contextmanager
 def _module(place: str) -> Iterator[ModuleType]:
-    """The module; a file's is known by its name while inside, as some libraries look it up."""
+    """The module; that of a file is in `sys.modules` in the context, as libraries look it up."""
     if not (place.endswith(".py") or os.sep in place):
         yield _from_module(place)
         return
@@ -125,7 +125,7 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
 
 
 def available(module: ModuleType) -> list[str]:
-    """The functions of a module that can be called without arguments."""
+    """The functions of a module that take no arguments."""
     return [
         name
         for name, item in vars(module).items()
@@ -142,37 +142,37 @@ def _required(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
-def _called(spec: str, fn: Callable[..., Any], module: ModuleType) -> Loaded:
+def _called(spec: str, fn: Callable[..., Any], module: ModuleType) -> UserProgram:
     required = _required(fn)
     if required:
         raise Refusal(
             f"{fn.__name__} takes arguments: {', '.join(required)}", kind="no program", do=FORM[1]
         )
     with raised(f"{fn.__name__} raised", "mend it: it has to run by itself", module.__file__):
-        made = fn()
-    problem = _problem(made)
+        result = fn()
+    problem = _problem(result)
     if problem:
         raise Refusal(
             f"{fn.__name__} of {spec} returns {problem}",
             kind="wrong program",
             do="return (callable, args) or (callable, args, kwargs): args a tuple, kwargs a dict",
         )
-    call, args, kwargs = (*made, {}) if len(made) == 2 else made  # noqa: PLR2004 - no kwargs
-    return Loaded(spec, call, tuple(args), dict(kwargs))
+    call, args, kwargs = (*result, {}) if len(result) == 2 else result  # noqa: PLR2004 - no kwargs
+    return UserProgram(spec, call, tuple(args), dict(kwargs))
 
 
-def _problem(made: Any) -> str:
-    """What is wrong with what the function returned; empty if nothing is."""
-    if not isinstance(made, (tuple, list)):
-        return f"a {type(made).__name__}"
-    if len(made) not in (2, 3):
-        return f"{len(made)} things"
-    if not callable(made[0]):
-        return f"a {type(made[0]).__name__} first, which cannot be called"
-    if not isinstance(made[1], (tuple, list)):
-        return f"args that are a {type(made[1]).__name__}"
-    if len(made) > 2 and not isinstance(made[2], dict):  # noqa: PLR2004 - kwargs are the third
-        return f"kwargs that are a {type(made[2]).__name__}"
+def _problem(result: Any) -> str:
+    """The problem of what the function returned; empty if there is none."""
+    if not isinstance(result, (tuple, list)):
+        return f"a {type(result).__name__}"
+    if len(result) not in (2, 3):
+        return f"{len(result)} things"
+    if not callable(result[0]):
+        return f"a {type(result[0]).__name__} first, which cannot be called"
+    if not isinstance(result[1], (tuple, list)):
+        return f"args that are a {type(result[1]).__name__}"
+    if len(result) > 2 and not isinstance(result[2], dict):  # noqa: PLR2004 - kwargs are the third
+        return f"kwargs that are a {type(result[2]).__name__}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What people see: colour and tables on a terminal, plain text elsewhere; JSON for programs."""
+"""Output: colour and tables on a terminal, plain text elsewhere; JSON for programs."""
 
 import json as json_module
 import os
@@ -23,13 +23,13 @@ FOLD = 8
 
 
 class Escaping:
-    """A stream that writes what its encoding lacks as Python spells it, in hexadecimal."""
+    """A stream that writes characters outside of its encoding as Python's escapes."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """As of the stream."""
+        """Write to the stream."""
         encoding = self._file.encoding
         if encoding:  # a stream in memory takes everything
             text = text.encode(encoding, "backslashreplace").decode(encoding)
@@ -40,23 +40,23 @@ class Escaping:
 
 
 class Paper(Console):
-    """A console on which nothing has a meaning but what is meant: no markup, no guessed colours."""
+    """A console without markup and without guessed colours."""
 
     def __init__(self, file: TextIO) -> None:
         escaping: Any = Escaping(file)
         super().__init__(file=escaping, highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """The reader has gone; be silent, as other tools are."""
+        """Exit silently, as other tools do."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(CLOSED_PIPE)
 
 
 class Screen:
-    """Where a command writes: answers to stdout, all else to stderr, as they are when it begins.
+    """The output of a command: answers to stdout, all else to stderr.
 
-    While the user's program runs, what it prints to stdout goes elsewhere.
+    Both are the streams at the start of the command: the user's program prints elsewhere.
     """
 
     def __init__(self, *, json: bool) -> None:
@@ -65,26 +65,26 @@ class Screen:
 
     @property
     def terminal(self) -> bool:
-        """Whether a person looks at stdout."""
+        """Whether stdout is a terminal."""
         return self.out.is_terminal
 
     def data(self, answer: Any) -> None:
-        """An answer for programs."""
+        """Print an answer as JSON."""
         self._write(json_module.dumps(answer, indent=2))
 
     def line(self, text: str | Text = "", style: str = "") -> None:
-        """A line of an answer; never cut, and broken by the terminal alone."""
+        """Print a line; only the terminal wraps it."""
         if self.terminal:
             self.out.print(text, style=style, soft_wrap=True)
         else:
             self._write(str(text))
 
     def paragraph(self, text: Text) -> None:
-        """A line whose rest goes on further in below, where it does not fit."""
+        """Print a line with a hanging indent."""
         self.line(self._folded(text) if self.terminal else text)
 
     def _write(self, text: str) -> None:
-        """Without rich, which takes a second for what a large graph has to say."""
+        """Write without rich, which takes a second for the text of a large graph."""
         try:
             self.out.file.write(f"{text}\n")
             self.out.file.flush()
@@ -92,7 +92,7 @@ class Screen:
             self.out.on_broken_pipe()
 
     def code(self, text: str) -> None:
-        """Python, in colour on a terminal, where what does not fit goes on further in below."""
+        """Print Python; on a terminal in colour, with a hanging indent."""
         if not self.terminal:
             self.line(text)
             return
@@ -112,7 +112,7 @@ class Screen:
         return Text(" " * indent) + first
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Text]], left: int) -> None:
-        """A table; the first `left` columns are text, the others numbers."""
+        """Print a table; the first `left` columns are text, the others numbers."""
         if not self.terminal:
             plain = [list(head), *([cell.plain for cell in row] for row in rows)]
             widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
@@ -127,7 +127,7 @@ class Screen:
         self.out.print(table)
 
     def indented(self, left: Text, right: Text | Syntax, width: int) -> None:
-        """Text beside a label; what does not fit goes on below the text."""
+        """Print text beside a label; it wraps in its own column."""
         if not self.terminal:
             right = right if isinstance(right, Text) else Text(right.code)
             self._write(f"{left.plain:<{width}}{right.plain}".rstrip())
@@ -139,7 +139,7 @@ class Screen:
         self.out.print(grid)
 
     def refusal(self, refusal: Refusal) -> None:
-        """Why there is no answer."""
+        """Print a refusal."""
         if self.json:
             self.data({"refusal": refusal.to_dict()})
             return
@@ -150,22 +150,22 @@ class Screen:
 
     @contextmanager
     def busy(self, doing: str) -> Iterator[Update]:
-        """Says what is being done while it takes time, to people only."""
+        """Show a status on a terminal; yields the function that changes it."""
         if self.json or not self.err.is_terminal:
-            yield _ignore
+            yield lambda now: None
             return
         with self.err.status(Text(doing)) as status:
             yield lambda now: status.update(Text(now))
 
     @contextmanager
     def quiet_warnings(self) -> Iterator[None]:
-        """Warnings of libraries wait until the answer is printed; each is told once."""
+        """Print warnings after the answer, each once."""
         with warnings.catch_warnings(record=True) as caught:
             try:
                 yield
             finally:
-                told = {f"{w.filename}:{w.lineno}": w for w in caught}
-                for place, warning in told.items():
+                once = {f"{w.filename}:{w.lineno}": w for w in caught}
+                for place, warning in once.items():
                     self._warning(place, warning)
 
     def _warning(self, place: str, warning: warnings.WarningMessage) -> None:
@@ -177,7 +177,3 @@ class Screen:
 def _cells(row: Sequence[str], widths: Sequence[int], left: int) -> Iterator[str]:
     for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
         yield cell.ljust(width) if index < left else cell.rjust(width)
-
-
-def _ignore(now: str) -> None:
-    """Nobody looks."""

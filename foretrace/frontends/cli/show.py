@@ -8,7 +8,7 @@ from torch import fx
 
 from foretrace.errors import counted
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.capture_args import Made, made
+from foretrace.frontends.cli.capture_args import TimedCut, timed_cut
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.explain.fx_nodes import call_text, type_text
 from foretrace.inspect.explain.pass_changes import PassChange, pass_changes
@@ -16,13 +16,13 @@ from foretrace.ir.program.op import Op
 from foretrace.lowering.partition.partition import Saved
 
 LINES: Final = 24
-"""Lines of one pass that are printed; --json has all"""
+"""Printed lines of a pass; --json has all"""
 STYLES: Final = MappingProxyType({"-": "red", "+": "green"})
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print the graph in torch's readable form, then what it is and what it cost."""
-    with made(options, screen) as found:
+    """Print the graph in torch's readable form, its guards, a summary and the times."""
+    with timed_cut(options, screen) as found:
         changes = pass_changes(found.cut.passes) if options.passes else ()
         if screen.json:
             history = {"passes": [each.to_dict() for each in changes]} if options.passes else {}
@@ -31,7 +31,7 @@ def run(options: Options, screen: Screen) -> int:
         if options.passes:
             _print_passes(changes, screen)
         else:
-            screen.code(readable(found).strip("\n"))
+            screen.code(_readable(found).strip("\n"))
         screen.line()
         for guard in found.program.recorded.guards:
             where = f"  at {guard.frame}" if guard.frame is not None else ""
@@ -46,7 +46,7 @@ def run(options: Options, screen: Screen) -> int:
 
 
 def _print_passes(changes: Sequence[PassChange], screen: Screen) -> None:
-    """Each pass with its purpose, what it changed, and the first lines of that."""
+    """Print each pass with its purpose and the first lines of its changes."""
     width = max((len(each.name) for each in changes), default=0)
     for number, each in enumerate(changes, 1):
         screen.line(f"{number:>2} {each.name:<{width}}  {each}", "bold" if each.lines else "dim")
@@ -60,13 +60,13 @@ def _print_passes(changes: Sequence[PassChange], screen: Screen) -> None:
             screen.line(f"   ... and {more}", "dim")
 
 
-def readable(found: Made) -> str:
+def _readable(found: TimedCut) -> str:
     """The graph as torch prints it."""
     text: str = found.cut.graph_module.print_readable(print_output=False)
     return text
 
 
-def _summary(found: Made) -> str:
+def _summary(found: TimedCut) -> str:
     signature, of = found.cut.signature, found.to_dict()
     sizes: tuple[str, ...] = (
         counted(len(found.cut.nodes), "node"),
@@ -78,8 +78,8 @@ def _summary(found: Made) -> str:
     return f"{of['cut']} cut of {of['program']} on {of['target']}: {', '.join(sizes)}"
 
 
-def _saved(found: Made) -> list[dict[str, Any]]:
-    """What the forward half hands to the backward half."""
+def _saved(found: TimedCut) -> list[dict[str, Any]]:
+    """The values that the forward half saves for the backward half."""
     if found.cut.pair is None:
         return []
     roles = [role for role in found.cut.pair.forward.signature.outputs if role.kind == "saved"]
@@ -100,7 +100,7 @@ def _place(item: Saved) -> str | None:
     return f"{frame.file}:{frame.line}" if frame is not None else None
 
 
-def _data(found: Made) -> dict[str, Any]:
+def _data(found: TimedCut) -> dict[str, Any]:
     return {
         **found.to_dict(),
         "nodes": [_node(node) for node in found.cut.graph_module.graph.nodes],
@@ -108,7 +108,7 @@ def _data(found: Made) -> dict[str, Any]:
         "saved": _saved(found),
         "guards": [str(guard.condition) for guard in found.program.recorded.guards],
         "ms": {"capture": found.capture_ms, "cut": found.cut_ms},
-        "text": readable(found),
+        "text": _readable(found),
     }
 
 

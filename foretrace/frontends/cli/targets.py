@@ -9,7 +9,7 @@ from foretrace.operators.targets.profile import VERIFIED_BY, target_of
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print one row for each target; docs/targets.md says more."""
+    """Print one row for each target; see docs/targets.md."""
     rows = [_row(name, by) for name, by in VERIFIED_BY.items()]
     if screen.json:
         screen.data(rows)

@@ -1,10 +1,5 @@
-"""foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
+"""`capture`, `Program` and `Cut`: capture a program, cut it, run and explain the cuts."""
 
 from foretrace.frontends.program.capture import capture as capture, rule as rule
 from foretrace.frontends.program.cut import Cut as Cut
-from foretrace.frontends.program.make_cut import (
-    Form as Form,
-    cut_at as cut_at,
-    halves_of as halves_of,
-)
-from foretrace.frontends.program.program import HALVES as HALVES, Program as Program
+from foretrace.frontends.program.program import Program as Program

@@ -1,4 +1,4 @@
-"""foretrace's own entry points: capture a program, and register a derivative."""
+"""Captures a program, and registers a derivative."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     warm: bool = False,
     verify: bool = False,
 ) -> Program:
-    """Run a program over abstract tensors and keep what it did.
+    """Run a program over abstract tensors and record its ops.
 
     Args:
         fn: a function or nn.Module. It runs unmodified, and once more if it counts calls or fills a
@@ -56,7 +56,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
             program runs once for each answer, and the sides are a cond, up to where they meet.
         warm: call the program as Python first, for what only its first call makes (lazy modules,
             caches, hooks, state). The call does all that the program does.
-        verify: hold the record, and each graph that is made of it, against docs/stages.md.
+        verify: check the recording, and each graph of it, against docs/stages.md.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
@@ -64,23 +64,23 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
     with Asked("capture", fn):
         check_branches(branches)
-        given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
-        once = partial(_once, given, values, counts)
+        call = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
+        once = partial(_once, call, values, counts)
         ran = after_warmup(partial(explored, once, branches), fn, args, kwargs, warm=warm)
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 
 def _once(
-    given: tuple[Any, ...], values: Values, counts: SymbolicCounters, path: AnswerPath | None
+    call: tuple[Any, ...], values: Values, counts: SymbolicCounters, path: AnswerPath | None
 ) -> Captured:
-    """One way through a program; `given`: what `capture` was, but how it is to answer."""
+    """One path through a program; `call`: the first arguments of `prepare`."""
 
     def make(assumed: Assumed) -> Session:
-        run = prepare(*given, values=values, assumed=assumed)
+        run = prepare(*call, values=values, assumed=assumed)
         run.questions.follow(path, run.recorder)
         return run
 
-    return record_to_fixpoint(counts, make, given[0], tuple(given[1]), given[2])
+    return record_to_fixpoint(counts, make, call[0], tuple(call[1]), call[2])
 
 
 @Hiding()
@@ -89,7 +89,7 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
 
     Args:
         op: an OpOverload, or a packet such as torch.ops.aten.histc for all its overloads; a
-            composite that has a rule is not opened on the way of a gradient.
+            composite with a rule is not opened on the path of a gradient.
         backward: a function of a BackwardCall (args, kwargs, results, grads, needs) that computes
             with torch ops, and returns the gradient of each tensor argument, or None.
 

@@ -37,18 +37,18 @@ Again: TypeAlias = Callable[[TangentStrides], "tuple[Cut, ...]"]
 
 
 def _nobody_calls(*args: object) -> NoReturn:
-    """In a cut whose graph is handed on."""
+    """Stands for `again` in a cut that is never built for other tangents."""
     raise AssertionError(args)
 
 
 @dataclass(frozen=True, slots=True)
 class Remake:
-    """How a cut is made once more; of a half of a pair, both halves."""
+    """Builds a cut again; of a half of a pair, both halves."""
 
     again: Again = _nobody_calls
-    """for tangents with such strides"""
+    """for other strides of tangents"""
     passes: Callable[[], tuple[PassRun, ...]] = tuple
-    """as it is, with each graph on the way"""
+    """with the graph after each pass"""
 
 
 class Cut:
@@ -62,11 +62,11 @@ class Cut:
         self.calls = program.calls
         self.remake_by(remake)
         self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
-        """what a file has of it"""
+        """the cut in a file"""
         self._module: fx.GraphModule | None = None
 
     def remake_by(self, remake: Remake) -> None:
-        """Be made once more so; each remake is kept."""
+        """Set how the cut is built again; each result of `again` is cached."""
         self.again: Again = cache(remake.again)
         self._passes = remake.passes
 
@@ -82,12 +82,12 @@ class Cut:
 
     @property
     def signature(self) -> Signature:
-        """Roles of every input and output, in the order of the graph module's."""
+        """The roles of inputs and outputs, in the order of the graph module."""
         return self.graph.signature
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """The cut as a torch.fx.GraphModule with flat inputs and outputs; built when asked for."""
+        """The cut as a torch.fx.GraphModule with flat inputs and outputs, built on first access."""
         if self._module is None:
             recorded = self.program.recorded
             fakes = self.program.semantics.fakes
@@ -99,22 +99,22 @@ class Cut:
 
     @cached_property
     def untrained(self) -> Untrained:
-        """Results that depend on a Function of which the cut has only the forward."""
+        """Results that depend on a Function whose backward the cut lacks."""
         return untrained(self.graph, self.calls.recorded)
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """What the forward half hands to the backward half; empty for the other cuts."""
+        """The values that the forward half saves for the backward half; empty for other cuts."""
         return self.pair.saved if self.pair is not None else ()
 
     @property
     def passes(self) -> tuple[PassRun, ...]:
-        """What each pass made of the program's tree, in order; the last graph is the cut's.
+        """The runs of all passes, in order, with the graph after each; the last is the cut's.
 
-        Nothing of it is kept: the graph is made once more, which takes as long as the cut took.
+        The graph is built again, which takes as long as the cut took.
 
         Raises:
-            Refusal: the cut is of a file, and was made with a function, which no file has.
+            Refusal: the cut is of a file, and was built with a function, which no file has.
         """
         return self._passes()
 

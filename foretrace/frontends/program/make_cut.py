@@ -1,4 +1,4 @@
-"""How the cuts of a tree are made: its graph, and what makes it for other tangents."""
+"""Builds the cuts of a tree, and builds them again for other tangents."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +32,7 @@ from foretrace.session.run.torch_patches import UNCOLLECTED
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is asked of a cut, as `Program.cut` takes it; the level's selectors are checked."""
+    """The arguments of `Program.cut`, with checked selectors."""
 
     kind: str
     level: Level
@@ -42,15 +42,15 @@ class Form:
     """of a step"""
 
     def graph(
-        self, recorded: Recording, semantics: TargetSemantics, given: TangentStrides | None,
+        self, recorded: Recording, semantics: TargetSemantics, tangents: TangentStrides | None,
         watch: Watch | None = None,
     ) -> Graph:  # fmt: skip
-        """The graph of a record.
+        """The graph of a recording.
 
         Args:
             recorded: the program.
-            semantics: what its ops mean.
-            given: how its tangents lie, where otherwise than expected.
+            semantics: of its operators.
+            tangents: their strides, where these are other than expected.
             watch: sees the graph after each pass.
 
         Raises:
@@ -59,27 +59,27 @@ class Form:
         if self.kind not in CUTS:
             raise _no_cut(self.kind)
         context = Context(
-            recorded, semantics, self.level, loss=self.loss, tangents=given, table=self.table,
+            recorded, semantics, self.level, loss=self.loss, tangents=tangents, table=self.table,
             policy=self.policy, watch=watch,
         )  # fmt: skip
         return make_graph(CUTS[self.kind], self.kind, context)
 
 
 def cut_at(
-    tree: Tree, form: Form, given: TangentStrides | None = None, known: Graph | None = None
+    tree: Tree, form: Form, tangents: TangentStrides | None = None, known: Graph | None = None
 ) -> Cut:
     """A cut of a tree.
 
     Args:
-        tree: of which.
-        form: what is asked of it.
-        given: how its tangents lie, where otherwise than expected.
-        known: its graph, where it was made before.
+        tree: of the program.
+        form: of the cut.
+        tangents: their strides, where these are other than expected.
+        known: its graph, if there is one already.
     """
 
     def watched(watch: Watch | None) -> Graph:
         with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
-            return form.graph(tree.recorded, tree.semantics, given, watch)
+            return form.graph(tree.recorded, tree.semantics, tangents, watch)
 
     graph = known or watched(tree.watch)
     if known is not None:
@@ -89,15 +89,15 @@ def cut_at(
         watched(history := History())
         return tuple(history.runs)
 
-    def again(given: TangentStrides) -> tuple[Cut]:
-        return (cut_at(tree, form, given),)
+    def again(tangents: TangentStrides) -> tuple[Cut]:
+        return (cut_at(tree, form, tangents),)
 
     stored = Stored(form.kind, graph, form.loss, form.level, form.table is not None)
     return Cut(tree, graph, form.loss, Remake(again, passes), stored=stored)
 
 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
-    """The halves of a joint cut of a program; `known`: those that were made before."""
+    """The halves of a joint cut; `known`: their graphs, if there are some already."""
     tree = of.program
     with tree.asked(), torch_api.CleanRoom():
         pair = known or partition(of.graph, tree.recorded, tree.semantics, policy)
@@ -121,7 +121,7 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
     first, second = (
         Cut(
             tree, graph, of.loss,
-            Remake(lambda given: split(of.again(given)), partial(passes, take)),
+            Remake(lambda tangents: split(of.again(tangents)), partial(passes, take)),
             pair, stored=stored,
         ) for graph, take in zip(both, (take_forward, take_backward), strict=True)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What users hold of a capture: cut, compiled, saved."""
+"""`Program`: a capture that is cut, compiled and saved."""
 
 import pathlib
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.lowering.partition.step_parts import parts_of
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.compiled import Compiled, not_copied
-from foretrace.serialization.archive.saving import check_saved, save
+from foretrace.serialization.archive.saving import save
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 
 HALVES = ("forward", "backward")
@@ -50,9 +50,9 @@ class Program(Tree):
             loss: for all but "export" and "aten", the index of the scalar output to differentiate;
                 None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
-            open: ops to take apart where the cut would leave them whole.
-            policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what of
-                the forward its backward does not make again; None: "save_all", as eager.
+            open: ops to decompose where the cut would leave them whole.
+            policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what its
+                forward saves for its backward; None: "save_all", as eager.
             decompositions: functions by OpOverload, such as torch.export.default_decompositions();
                 every op of the cut that has an entry is opened by it, as far down as that goes.
 
@@ -90,7 +90,7 @@ class Program(Tree):
             return Compiled(cut, self._captured, building(backend), asked)
 
     def _captured(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        """In the place of a capture: the record that there is.
+        """The recording, as a capture for `Compiled`.
 
         Raises:
             Refusal: the call breaks a guard.
@@ -113,11 +113,11 @@ class Program(Tree):
         Args:
             loss: the index of the scalar output to differentiate; None: tangents are inputs.
             policy: "min_cut" (fewest bytes that running cheap ops again allows), "save_all",
-                "recompute_all", or a predicate on an Op (True: save what it made). Whatever it
+                "recompute_all", or a predicate on an Op (True: save its results). Whatever it
                 says, random numbers are drawn once, and what ran under `torch.utils.checkpoint`
                 runs again.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
-            open: ops to take apart where the cut would leave them whole.
+            open: ops to decompose where the cut would leave them whole.
             decompositions: as for a cut; the joint graph is opened by them before it is split.
 
         Raises:
@@ -131,17 +131,17 @@ class Program(Tree):
     def parts(
         self, *, policy: Policy | None = None, decompositions: Table | None = None
     ) -> tuple[Cut, Cut, Cut]:
-        """The forward, the backward and the update of a step, each a graph of its own.
+        """The forward, the backward and the update of a step, each a separate graph.
 
-        They are called flat, in the order of their signatures; what one hands to the next has the
-        role "saved", or "gradient". They check no guards and write nothing back.
+        They are called flat, in the order of their signatures; a value from one to the next has the
+        role "saved" or "gradient". They check no guards and write nothing back.
 
         Args:
-            policy: as for `cut("step")`; what is made again is in the backward.
+            policy: as for `cut("step")`; what is recomputed is in the backward.
             decompositions: as for a cut.
 
         Raises:
-            Refusal: the program asks for no gradient, or a backward reads what an update has made.
+            Refusal: the program asks for no gradient, or a backward reads a result of an update.
         """
         step = self.cut(STEP, policy=policy, decompositions=decompositions)
         with self.asked():
@@ -170,21 +170,20 @@ class Program(Tree):
                 of this program, or pairs; without any, "export", or "step" of a training step.
             loss: for cuts by name, the index of the scalar output to differentiate.
             parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
-            also: further captures of the same program, which go on from the same state: a call
-                that breaks a guard of this one is theirs.
+            also: further captures of the same program and state, for calls that break a guard of
+                this one.
 
         Raises:
             Refusal: a cut has no graph, or the program needs what no file holds; with the line.
         """
-        made = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
+        stored = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
         with self.asked():
-            check_saved(made, parameters)
-            more = [each.recorded for each in also]
-            save(pathlib.Path(path), self.recorded, made, more, beside=parameters == "beside")
+            programs = [each.recorded for each in (self, *also)]
+            save(pathlib.Path(path), programs, stored, parameters)
 
     @property
     def own_cut(self) -> Literal["step", "export"]:
-        """The cut that is called like the program: of a training step, the one below autograd."""
+        """The name of the cut that is called like the program: of a training step, "step"."""
         recorded = self.recorded
         alone = recorded.asks_gradients and not recorded.trained_outside
         return "step" if alone else "export"

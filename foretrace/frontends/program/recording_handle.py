@@ -1,4 +1,4 @@
-"""The tree of a program: what all cuts of it share."""
+"""The recording of a program with its semantics, which all cuts of it share."""
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import counted
@@ -13,7 +13,7 @@ from foretrace.runtime.guards.cut_guards import CallGuards
 
 
 class Tree:
-    """One recorded run, and the target that it is for."""
+    """One recorded run and its target."""
 
     def __init__(
         self, recorded: Recording, semantics: TargetSemantics, *, verify: bool = False
@@ -30,7 +30,7 @@ class Tree:
 
     @property
     def guards(self) -> tuple[Guard | ValueGuard, ...]:
-        """What a later call has to fulfil of sizes and values, each with the user's line."""
+        """The conditions on sizes and values of a later call, each with the user's line."""
         return self.recorded.guards
 
     def __repr__(self) -> str:
@@ -38,24 +38,24 @@ class Tree:
         return shown("program", self, f"{counted(written, 'op')} as written")
 
     def check(self, *graphs: Graph) -> None:
-        """Hold graphs of it against docs/stages.md, where that was asked for."""
+        """With `verify`, check graphs of it against docs/stages.md."""
         for graph in graphs if self.verify else ():
             verify_graph(graph, self.recorded, self.semantics.inference.again)
 
     @property
     def watch(self) -> Watch | None:
-        """What looks at each graph on the way to a cut of it."""
+        """With `verify`, the check of each graph between passes."""
         if not self.verify:
             return None
         return verifying(self.recorded, self.semantics.inference.again)
 
     def asked(self) -> Asked:
-        """Who asks, in refusals."""
+        """The context in which refusals name the program."""
         return Asked("capture", self.recorded.requires.defined)
 
 
 def shown(what: str, program: Tree, inside: str) -> str:
-    """How a program or a cut of it prints."""
+    """The repr of a program or of a cut."""
     at = program.recorded.requires.defined
     name = f"{at.function} ({at.file}:{at.line})" if at is not None else "torch's own"
     return f"<{what} of {name}: {inside}, target {program.target.name}>"

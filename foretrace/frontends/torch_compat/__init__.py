@@ -1,1 +1,1 @@
-"""In the place of torch's entry points: compile, export, AOTAutograd, Dynamo's backend."""
+"""Replacements of torch's entry points: compile, export, AOTAutograd, Dynamo's backend."""

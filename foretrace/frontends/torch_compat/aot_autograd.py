@@ -15,7 +15,7 @@ from foretrace.runtime.backends.compilers import Compiler, TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled
 
 Backend = Callable[..., Callable[..., Any]]
-"""What torch.compile takes as `backend=`"""
+"""A `backend=` of torch.compile"""
 
 
 @Hiding()
@@ -30,22 +30,21 @@ def aot_autograd(
     """A backend for torch.compile that compiles forward and backward, as torch's function does.
 
     Args:
-        fw_compiler: gets the forward as (GraphModule, example inputs), gives a callable.
+        fw_compiler: takes the forward as (GraphModule, example inputs), returns a callable.
         bw_compiler: the same for the backward; None: `fw_compiler`.
         partition_fn: splits the joint graph, in torch's form; None: foretrace's min_cut.
         decompositions: functions by OpOverload; these operators are opened in the graphs.
-        inference_compiler: for what needs no gradient; None: `fw_compiler`.
+        inference_compiler: for graphs without gradients; None: `fw_compiler`.
 
     Raises:
         Refusal: an argument is wrong; or later, from torch.compile: a graph has no exact form.
     """
+    backward, inference = bw_compiler or fw_compiler, inference_compiler or fw_compiler
     _check(
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler or fw_compiler,
-        partition_fn=partition_fn or fw_compiler,
-        inference_compiler=inference_compiler or fw_compiler,
-    )
-    each = (fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler)
+        fw_compiler=fw_compiler, bw_compiler=backward, partition_fn=partition_fn or fw_compiler,
+        inference_compiler=inference,
+    )  # fmt: skip
+    each = (fw_compiler, backward, inference)
     compilers = (
         TorchCompilers(*each, decompositions)
         if partition_fn is None
@@ -60,8 +59,8 @@ def aot_autograd(
     return backend
 
 
-def _check(**given: Any) -> None:
-    for name, function in given.items():
+def _check(**functions: Any) -> None:
+    for name, function in functions.items():
         if not callable(function):
             raise Refusal(
                 f"{name}={function!r:.60} is not callable",

@@ -1,4 +1,4 @@
-"""`foretrace.aot_export_module`: the arguments and results of torch's, from one recorded run.
+"""`foretrace.aot_export_module`: torch's function, from one recorded run.
 
 Source: aot_export_module in torch/_functorch/aot_autograd.py, GraphSignature in
 torch/_functorch/_aot_autograd/schemas.py.
@@ -17,7 +17,7 @@ from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.dynamo_graph import capture_described
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
-    tell_answers,
+    warn_guarded,
     without_hooks,
     without_states,
 )
@@ -47,12 +47,12 @@ def aot_export_module(  # noqa: PLR0913 - torch's own signature
     dynamic_shapes: bool | None = None,
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[fx.GraphModule, torch_api.GraphSignature]:
-    """A flat graph of a module's call, with its backward if asked for, and what is what in it.
+    """A flat graph of a module's call, optionally with its backward, and its signature.
 
-    The graph takes parameters, buffers and the leaves of the call, and gives new contents of what
+    The graph takes parameters, buffers and the leaves of the call. It returns new contents of what
     the module writes, its outputs, and then the gradients of the loss. A parameter that the loss
     does not depend on has no gradient: it is not in `backward_signature`. A tensor with several
-    names, or given twice, has one: under its first name.
+    names, or passed twice, is one input, under its first name.
 
     Args:
         mod: the module; it runs unmodified, once, and no kernel runs.
@@ -107,10 +107,10 @@ def _check_call(mod: Any, both: bool) -> None:
 def _captured(
     mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None, *, hooks: bool
 ) -> Program:
-    """A run of the module, which its next run would repeat."""
+    """A run of the module that its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
     check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
-    tell_answers(program.recorded, stacklevel=4)
+    warn_guarded(program.recorded, stacklevel=4)
     recorded = without_states(program.recorded, stacklevel=4)
     recorded = recorded if hooks else without_hooks(recorded, stacklevel=4)
     return Program(recorded, program.semantics)
@@ -128,7 +128,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
 
 
 def _loss(recorded: Recording, index: Any) -> int:
-    """Which leaf of the results is the loss; the other outputs have to be without a gradient."""
+    """The index of the loss among the leaves of the results; no other may require grad."""
     structure, count = recorded.out_structure, len(recorded.outputs)
     tops = structure.build(iter(range(count)))
     if not isinstance(tops, (tuple, list)):
@@ -156,7 +156,7 @@ def _loss(recorded: Recording, index: Any) -> int:
 
 
 class _Call:
-    """Everything that the flat graph takes, in order, and the input of the record that it is."""
+    """The arguments of the flat graph, in order, each with its input of the recording."""
 
     def __init__(
         self, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Recording
@@ -173,20 +173,20 @@ class _Call:
         self.slot_of = {i: n for n, i in enumerate(self.inputs) if i is not None}
 
     def _inputs(self, lifted: int) -> list[int | None]:
-        """For each leaf, its input; None for a constant, and for a tensor that was there before."""
+        """For each leaf, its input; None for a constant, and for a repeated tensor."""
         inputs = self.recorded.inputs
         by_tensor = {id(item.live()): i for i, item in enumerate(inputs) if item.live() is not None}
         by_place = {item.argument: i for i, item in enumerate(inputs) if item.argument is not None}
         found: list[int | None] = [by_tensor.pop(id(t), None) for t in self.leaves[:lifted]]
         place = 0
         for leaf in self.leaves[lifted:]:
-            given = isinstance(leaf, (torch.Tensor, torch.SymInt))
-            found.append(by_place.get(place) if given else None)
-            place += given
+            is_input = isinstance(leaf, (torch.Tensor, torch.SymInt))
+            found.append(by_place.get(place) if is_input else None)
+            place += is_input
         return found
 
     def name(self, slot: int) -> str:
-        """The parameter or buffer of a slot, or the name of its placeholder."""
+        """The parameter or buffer of a slot, or its placeholder."""
         named = [*self.parameters, *self.buffers]
         return named[slot] if slot < len(named) else argument(slot)
 
@@ -203,7 +203,7 @@ def _check_containers(recorded: Recording) -> None:
 
 
 def argument(slot: int) -> str:
-    """The name of a placeholder, as torch has it."""
+    """Torch's name of a placeholder."""
     return f"arg{slot}_1"
 
 
@@ -234,7 +234,7 @@ def _flat_module(
 
 
 def _slots(call: _Call, module: fx.GraphModule) -> list[Slot]:
-    """The placeholders; one that is not read has the `val` of the same tensor, or its constant."""
+    """The placeholders; an unused one has the `val` of the same tensor, or its constant."""
     nodes = module.graph.find_nodes(op="placeholder")
     vals: dict[int, Any] = {}
     for leaf, i in zip(call.leaves, call.inputs, strict=True):
@@ -255,7 +255,7 @@ def _gradient_outside(item: Input) -> Refusal:
 
 
 def _written(call: _Call, *, joint: bool) -> dict[int, int]:
-    """The slots that the module writes to, in order, each with the position of its mutation."""
+    """The slots that the module writes to, in order, each with the index of its mutation."""
     found = {}
     for position, mutation in enumerate(call.recorded.mutations):
         item = call.recorded.inputs[mutation.index]
@@ -280,7 +280,7 @@ def _written(call: _Call, *, joint: bool) -> dict[int, int]:
 def _signature(
     call: _Call, results: list[Any], written: list[int], followed: list[int], loss: int | None
 ) -> torch_api.GraphSignature:
-    """Torch's record of what is what, by the names of placeholders and results."""
+    """Torch's signature, by the names of placeholders and results."""
     count, lifted = len(call.parameters), len(call.parameters) + len(call.buffers)
     names: list[Any] = [argument(n) for n in range(len(call.leaves))]
     news = list(zip(results, written, strict=False))

@@ -1,4 +1,4 @@
-"""`foretrace.compile`: a callable in the place of a program, with torch.compile's arguments."""
+"""`foretrace.compile`: a compiled program, with torch.compile's arguments."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ from foretrace.session.run.setup import (
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
 UNUSED = frozenset({"mode", "options"})
-"""Arguments of torch.compile that configure Inductor; None says nothing"""
+"""Arguments of torch.compile that configure Inductor; they may be None"""
 
 
 @Hiding()
@@ -48,18 +48,18 @@ def compile(
     policy: Policy | None = None,
     **options: Any,
 ) -> Any:
-    """A callable that does what `fn` does, through captures of it (`.recaptures` tells why again).
+    """A callable like `fn` that runs captures of it; `.recaptures` has the reason of each.
 
     Args:
         fn: a function or nn.Module. A module gives a module with the same parameters and state.
         backend: "eager" (straight-line Python), a name that torch.compile knows, or a function.
-        dynamic: None: a size that is seen to differ is open from then on. True: all; False: none.
+        dynamic: None: a size that varies is open from then on. True: all; False: none.
         fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
-            calls are captured, and `.breaks` tells. True: captured whole, or refused.
+            calls are captured, and `.breaks` lists them. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
-        policy: what a step does not make again for its backward: "save_all" (as eager), "min_cut",
+        policy: what a step saves for its backward: "save_all" (as eager), "min_cut",
             "recompute_all", a predicate on an Op. None: "min_cut" with "inductor", else "save_all".
-        options: no others; torch.compile's `mode` and `options` may be None.
+        options: torch.compile's `mode` and `options`, which must be None.
 
     Raises:
         Refusal: an argument is wrong; when called, with `fullgraph`: it has no exact graph.
@@ -75,12 +75,12 @@ def compile(
     _check(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
     of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
-    made = partial(_made, *of, again)
-    compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
+    parts = partial(_parts, *of, again)
+    compiled = Compiled(*parts(fn)) if fullgraph else in_pieces(fn, parts)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
 
-def _made(
+def _parts(
     capturing: Callable[[], Varying],
     build: Callable[[], Building],
     again: Callable[[Any], Any],
@@ -95,16 +95,16 @@ def captured(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, found: Found,
     branches: Branches = "guard", *, holes: bool = False,
 ) -> Captured:  # fmt: skip
-    """A capture for a compiled callable: what Python state the program reads is noted.
+    """A capture for a compiled callable, which notes the Python state that the program reads.
 
     Args:
         fn: the program.
         args: the call's positional arguments.
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
-        found: the numbers outside of the arguments that are, and tensors that are read anew.
-        branches: what becomes of a Python `if` on data.
-        holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
+        found: numbers outside of the arguments that are symbols, and tensors to read at each call.
+        branches: as for `foretrace.capture`.
+        holes: whether side effects that a graph cannot repeat, such as a print, are refused.
     """
     target = target_of(None, device_of(fn, args, kwargs))
     counts = SymbolicCounters(opens=branches == "guard")  # two sides leave no state

@@ -1,4 +1,4 @@
-"""`torch.compile(fn, backend="foretrace")`: Dynamo is the front end, foretrace does the rest."""
+"""`torch.compile(fn, backend="foretrace")`: foretrace compiles the graphs of Dynamo."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from foretrace.runtime.backends.dynamo import flat_compiled, flat_eager
 from foretrace.runtime.backends.inductor import before_capture, inductor_compilers
 
 OPTIONS = ("backend", "policy", "decompositions")
-"""What `options=` of torch.compile may have"""
+"""Keys of `options=` of torch.compile"""
 NAMES = ("eager", "inductor")
 
 
@@ -27,7 +27,7 @@ def dynamo_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """What torch.compile calls with each of Dynamo's graphs.
+    """The backend: torch.compile calls it with each of Dynamo's graphs.
 
     Args:
         module: the graph.

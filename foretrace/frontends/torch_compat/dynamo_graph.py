@@ -1,4 +1,4 @@
-"""Capture of a graph that a front end such as Dynamo hands over, with its sizes."""
+"""Captures a graph of a front end such as Dynamo, with its sizes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,27 +42,27 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
 
 
 def capture_described(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Any]
 ) -> Program:
-    """`capture` of a call with FakeTensors: their sizes are as their ShapeEnv has them.
+    """`capture` of a call with FakeTensors, with the sizes of their ShapeEnv.
 
     Args:
         fn: a function or nn.Module.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        given: every tensor and size that the program gets, among them the FakeTensors.
+        inputs: every tensor and size that the program takes, among them the FakeTensors.
 
     Raises:
         Refusal: as `capture`.
     """
-    run = _described(Sources(), given, device_of(fn, args, kwargs))
+    run = _described(Sources(), inputs, device_of(fn, args, kwargs))
     return Program(record(fn, args, kwargs, run), run.semantics)
 
 
-def _described(sources: Sources, given: Sequence[Any], device: torch.device) -> Session:
-    """A run with the sizes and in the fake mode of whoever made the inputs."""
-    target, found = target_of(None, device), torch_api.front_end(given)
+def _described(sources: Sources, inputs: Sequence[Any], device: torch.device) -> Session:
+    """A run with the sizes and the fake mode of the inputs."""
+    target, found = target_of(None, device), torch_api.front_end(inputs)
     if found is None:
         return set_up(target, partial(Dynamic, {}), sources=sources)
     mode, fakes = found
-    return set_up(target, partial(Foreign, given, fakes), sources=sources, mode=mode)
+    return set_up(target, partial(Foreign, inputs, fakes), sources=sources, mode=mode)

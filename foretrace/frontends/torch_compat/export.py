@@ -1,31 +1,34 @@
-"""`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
+"""`foretrace.export`: torch.export.export, from one recorded run."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
-from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.torch_compat.export_calls import module_calls
-from foretrace.frontends.torch_compat.export_containers import check_keys, check_leaf, check_plain
+from foretrace.frontends.torch_compat.export_checks import (
+    check_keys,
+    check_leaf,
+    check_ops,
+    check_plain,
+    is_function,
+)
 from foretrace.frontends.torch_compat.export_sizes import Again, SameGraph, Shown, places
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
-    tell_answers,
+    warn_guarded,
     without_hooks,
     without_states,
 )
-from foretrace.ir.program.names import called_like_a_keyword
-from foretrace.ir.program.op import Op, Subgraph, Value, values_in
+from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
@@ -36,11 +39,9 @@ from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.cuts.writeback import Written, with_writes
 from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
 from foretrace.lowering.emit.export_inputs import Interface, interface, separated
-from foretrace.lowering.emit.fx import SPELLED
 from foretrace.lowering.pipelines.kinds import TRAINED
-from foretrace.lowering.pipelines.passes import Context, as_pass, make_graph
+from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import spell_scalars
-from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.run import record
 from foretrace.session.run.setup import (
@@ -106,7 +107,7 @@ def _verified(exported: ExportedProgram, dynamic_shapes: Any) -> ExportedProgram
 def _called(
     mod: Any, args: Any, kwargs: Any, values: Any, branches: Any, *, warm: bool
 ) -> tuple[tuple[Any, ...], Any]:
-    """The arguments; if `warm`, the module has been called with them."""
+    """The checked arguments; with `warm`, after a call of the module."""
     _check_call(mod, args, kwargs, values, branches)
     args, kwargs = tuple(args), dict(kwargs or {})
     if warm:
@@ -114,7 +115,7 @@ def _called(
     return args, kwargs
 
 
-TOLD = (
+EXPORTING = (
     "captured with torch.compiler.is_exporting() true, as torch.export has it, for else: {} ({})."
     " What the program does when it is told may differ from eager"
 )
@@ -132,7 +133,7 @@ def _run(
     paths: Sequence[str],
     values: Values,
 ) -> Run:
-    """One run of the module, which its next run would repeat; with both sides, one for each way."""
+    """One run of the module that its next run would repeat; with both sides, one for each path."""
     args, kwargs = separated(mod, args, kwargs)
 
     def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
@@ -157,7 +158,7 @@ def _run(
 
 
 def _check_not_called(paths: Sequence[str]) -> None:
-    """Refuse to tell of calls that one way through the program has and another has not."""
+    """Refuse signatures of calls that only some paths through the program have."""
     if paths:
         raise Refusal(
             'branches="both" runs the program several times, and'
@@ -168,10 +169,10 @@ def _check_not_called(paths: Sequence[str]) -> None:
 
 
 def _captured(run: Callable[[Values], Run], values: Values) -> Run:
-    """The program as it runs; if that has no graph, as it runs when it is told of the export.
+    """The program as it runs; if that has no graph, as it runs when `is_exporting()` is true.
 
-    Libraries ask `torch.compiler.is_exporting()` and then do not look at data, nor call what
-    torch's meta kernels refuse. One that looks at data all the same is for such data alone.
+    Libraries ask `torch.compiler.is_exporting()` and then do not branch on data, nor call what
+    torch's meta kernels refuse. A program that still does is captured for such data alone.
     """
     try:
         return run("refuse")
@@ -185,14 +186,14 @@ def _captured(run: Callable[[Values], Run], values: Values) -> Run:
             if values == "refuse" or GUARD not in refusal.ways:
                 raise refusal from None
             return _guarded(run)
-        warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)
+        warnings.warn(EXPORTING.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)
         return found
 
 
 def _guarded(run: Callable[[Values], Run]) -> Run:
-    """The program for such data as the example's alone."""
+    """The program for data that answers as the example does."""
     found = run("guard")
-    tell_answers(found[0].recorded, stacklevel=5)
+    warn_guarded(found[0].recorded, stacklevel=5)
     return found
 
 
@@ -221,7 +222,7 @@ def _exported_program(
     around: bool,
     small: Again,
 ) -> ExportedProgram:
-    """The pieces put together; torch checks them. `small`: captures other examples."""
+    """Build the ExportedProgram, which torch checks. `small`: captures other examples."""
     recorded = program.recorded
     seen = [value for site in sites for value in site.values]
     written = _cut(program, seen, around=around)
@@ -231,7 +232,7 @@ def _exported_program(
     inputs = interface(mod, named, recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
     shown = Shown(SameGraph(recorded, partial(_forward, program, around), leaves, small))
-    made = ExportedProgram(
+    exported_program = ExportedProgram(
         root=exported.root,
         graph=exported.graph,
         graph_signature=exported.signature,
@@ -245,10 +246,10 @@ def _exported_program(
     pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
     paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
     where = places(recorded, leaves, {id(leaf): path for path, leaf in reversed(paths)})
-    # what torch's own guards do not ask: that what was None is None again, and of sizes 1 and 0
+    # torch's own guards do not check that None stays None, nor sizes 1 and 0
     absent = [f"{path} is None" for path, leaf in paths if leaf is None]
-    torch_api.guard_also(made, [*absent, *shown.conditions(where)])
-    return made
+    torch_api.guard_also(exported_program, [*absent, *shown.conditions(where)])
+    return exported_program
 
 
 def _forward(program: Program, around: bool) -> Graph:
@@ -259,10 +260,10 @@ def _forward(program: Program, around: bool) -> Graph:
 def _at_sizes(
     branches: Branches, mod: nn.Module, shapes: Any, call: Any, around: bool, leaves: Sequence[Any],
 ) -> tuple[Recording, Graph]:  # fmt: skip
-    """The module captured with other examples in the place of the leaves of the call.
+    """The module captured with other leaves of the call.
 
     Raises:
-        Refusal: it has no graph with these.
+        Refusal: it has no graph for them.
     """
     structure = torch_api.tree_flatten(call)[1]
     args, kwargs = torch_api.tree_unflatten(list(leaves), structure)
@@ -271,7 +272,7 @@ def _at_sizes(
 
 
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
-    """The export cut, with its writes explicit, and nothing in it that a file cannot hold."""
+    """The export cut with explicit writes, checked for what an ExportedProgram cannot store."""
     recorded = program.recorded
     check_plain(recorded.requires.in_structure, "an argument")
     check_keys(recorded.requires.in_structure)
@@ -285,67 +286,14 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     return with_writes(recorded, graph.ops, context.overwritten.hidden)
 
 
-@as_pass("check file")
-def check_ops(graph: Graph, _: Context) -> Graph:
-    """Refuse an op that no file of torch.export can hold."""
-    for op in graph.ops:
-        _check_op(op)
-    return graph
-
-
-def _check_op(op: Op) -> None:
-    """Refuse what a graph can do and a file cannot hold."""
-    if isinstance(op.target, Unwrap | Wrap):
-        raise locate(Refusal(
-            "the program takes what a tensor class of its own holds, or makes such a tensor, which"
-            " no file can hold",
-            kind="unsupported tensor",
-            do=("do it outside of the exported program, and pass what is held as arguments",
-                "or use foretrace.capture(...).cut('export')"),
-        ), op)  # fmt: skip
-    if _is_function(op) and not torch_api.stored_in_files(op.target.function):
-        raise locate(Refusal(
-            f"{op.target} is an autograd.Function, which no file can hold",
-            kind="autograd.Function",
-            do=("register it with torch.library.custom_op and register_autograd",
-                "export it under torch.no_grad(), if the result is not to be trained"),
-        ), op)  # fmt: skip
-    if any(isinstance(arg, torch.Generator) for arg in (*op.args, *op.kwargs.values())):
-        raise locate(Refusal(
-            f"{op.target} draws from a generator of its own, which no file can hold",
-            kind="generator",
-            do="draw from the default generator, or pass the numbers as an argument",
-        ), op)  # fmt: skip
-    if called_like_a_keyword(op.target):
-        raise locate(Refusal(
-            f"torch writes {op.target} as text that is no Python",
-            kind="unsupported",
-            do=("leave the lower bound away: random_(to) begins at 0",
-                "torch.randint_like(x, low, high), on which no gradient depends either"),
-        ), op)  # fmt: skip
-    for leaf in torch_api.tree_leaves((op.args, op.kwargs)):
-        if isinstance(leaf, Subgraph):
-            for inner in leaf.ops:
-                _check_op(inner)
-        elif type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
-            raise locate(Refusal(
-                f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
-                kind="unknown value", do="use tensors, numbers, strings and None",
-            ), op)  # fmt: skip
-
-
-def _is_function(op: Op) -> bool:
-    return hasattr(op.target, "as_module") and not isinstance(op.target, Unwrap | Wrap)
-
-
 def _not_followed(op: Op) -> bool:
-    """A Function whose backward nobody will ask for is what its forward does."""
-    return _is_function(op) and not op.target.followed
+    """Whether an op is a Function without a backward: it is opened to its forward."""
+    return is_function(op) and not op.target.followed
 
 
 def _for_hooks(op: Op) -> bool:
-    """The Function by which torch has hooks of modules; else it gives its arguments on."""
-    return _is_function(op) and op.target.function is torch_api.BackwardHookFunction
+    """Whether an op is torch's Function for hooks of modules, which returns its arguments."""
+    return is_function(op) and op.target.function is torch_api.BackwardHookFunction
 
 
 LEVEL = Level(written=True, open=(_not_followed, _for_hooks))

@@ -1,4 +1,4 @@
-"""The module call graph of an ExportedProgram: calling conventions, the program's own first."""
+"""The module call graph of an ExportedProgram: the program's signature, then submodules."""
 
 from typing import Any
 
@@ -21,10 +21,10 @@ def module_calls(
     sites: list[CallSite],
     exported: Exported,
 ) -> list[ModuleCallEntry]:
-    """An entry for each submodule; those of `sites` have the convention of that call.
+    """An entry for each submodule; those of `sites` have the signature of that call.
 
     Raises:
-        Refusal: what a submodule got or gave is nothing that the graph has.
+        Refusal: the graph has no node for an input or output of a submodule.
     """
     args, kwargs = example
     positional = [name.replace(".", "_") for name in positional_names(mod, len(args))]

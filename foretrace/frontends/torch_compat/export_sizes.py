@@ -1,8 +1,8 @@
-"""Sizes 1 and 0 of an exported program: it takes those for which its graph is shown to hold.
+"""Sizes 1 and 0 of an exported program: it accepts those for which its graph is shown to hold.
 
-A file has one graph, and nobody can ask later. So the module is captured with an example of such a
-size when the file is made. Where that gives another graph, the file asserts that the size is
-another: torch takes every open size for 2 or more, and does not check it.
+An ExportedProgram has one graph. So `export` captures the module also with an example of such a
+size. Where that gives another graph, the program asserts that the size is another: torch takes
+every open size for 2 or more, and does not check it.
 """
 
 import warnings
@@ -26,22 +26,22 @@ from foretrace.ir.symbols.symbols import MANY, Symbols
 from foretrace.session.both_branches.op_equality import same_bits
 
 PAIRED: Final = 2
-"""With so many open sizes each two are tried together; of more, one may be small at a time"""
+"""Up to so many open sizes are tried together; of more, only one may be small"""
 
 Group: TypeAlias = tuple[sympy.Symbol, ...]
 """Open sizes that are equal"""
 
 
 Again: TypeAlias = Callable[[Sequence[Any]], tuple[Recording, Graph]]
-"""Captures with other examples, of which sizes below 2 are fixed; the record, and its graph"""
+"""Captures with other examples, whose sizes below 2 are fixed; the recording and its graph"""
 
 
 class SameGraph:
-    """Tells of which sizes 0 and 1 a graph holds: those with which a capture gives it again.
+    """Decides for which sizes 0 and 1 a graph holds: a capture with these has an equal graph.
 
     Args:
-        recorded: the record with open sizes.
-        make: gives its graph.
+        recorded: the recording with open sizes.
+        make: returns its graph.
         leaves: the arguments of the example, in order.
         again: captures with others.
     """
@@ -52,7 +52,7 @@ class SameGraph:
         self.recorded, self.make, self.leaves, self.again = recorded, cache(make), leaves, again
 
     def holds(self, small: Numbers) -> bool:
-        """Whether it does with these numbers for some sizes, whatever the others are."""
+        """Whether the graph holds with these numbers for some sizes, and any others."""
         before = self.recorded
         if before.answered or before.requires.asks_strides:
             return False  # answers of other data, and strides of a size 1, may be others
@@ -73,16 +73,16 @@ class SameGraph:
         return False
 
     def _example(self, small: Numbers) -> list[Any]:
-        """The arguments of the example with such sizes.
+        """The arguments of the example with these sizes.
 
         Raises:
             ValueError: an argument cannot have them.
         """
         requires, leaves = self.recorded.requires, list(self.leaves)
-        given = [n for n, name in enumerate(requires.names) if name not in requires.constants]
+        inputs = [n for n, name in enumerate(requires.names) if name not in requires.constants]
         for item in self.recorded.inputs:
             if item.argument is not None and not item.value.type.symbols.isdisjoint(small):
-                at = given[item.argument]
+                at = inputs[item.argument]
                 leaves[at] = self._resized(leaves[at], item, small)
         return leaves
 
@@ -94,13 +94,13 @@ class SameGraph:
         some = {symbol: max(n, 1) for symbol, n in numbers.items()}  # as torch counts strides
         shape = [put_in(size, numbers) for size in item.value.type.shape]
         stride = [put_in(step, some) for step in item.value.type.stride]
-        made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        resized = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
         with torch.no_grad():
-            made.copy_(tensor.detach()[tuple(slice(0, size) for size in shape)])
-        return made.requires_grad_(tensor.requires_grad)
+            resized.copy_(tensor.detach()[tuple(slice(0, size) for size in shape)])
+        return resized.requires_grad_(tensor.requires_grad)
 
     def _names(self, now: Recording) -> dict[sympy.Symbol, Any]:
-        """What the symbols of the record are in another one of other examples."""
+        """The sizes in another recording for the symbols of this one."""
         pairs = zip(self.recorded.inputs, now.inputs, strict=True)
         shapes = [(one.value.type.shape, other.value.type.shape) for one, other in pairs]
         sizes = (each for one, other in shapes for each in zip(one, other, strict=True))
@@ -126,10 +126,10 @@ def _renamed(size: Any, names: dict[sympy.Symbol, Any]) -> Any:
 
 
 class AtSizes(Equality):
-    """Two graphs are one with numbers in the place of open sizes of the first.
+    """Compares two graphs with numbers for open sizes of the first.
 
     Args:
-        put: puts the numbers in for the symbols of an expression.
+        put: substitutes the numbers in an expression.
         symbols: of the second.
     """
 
@@ -138,12 +138,12 @@ class AtSizes(Equality):
         self.put, self.symbols = put, symbols
 
     def graphs(self, one: Graph, other: Graph) -> bool:
-        """Whether two cuts are one."""
+        """Whether two cuts are equal."""
         roles = [([i.role for i in g.inputs], [o.role for o in g.outputs]) for g in (one, other)]
         return roles[0] == roles[1] and equal(_closed(one), _closed(other), self)
 
     def type(self, one: TensorType, other: TensorType) -> bool:
-        """Whether two types are one; strides of a size 1, or of no elements, do not count."""
+        """Whether two types are equal, without strides of a size 1 or of no elements."""
         facts = [(t.dtype, t.device, t.lazy, t.sparse, t.requires_grad) for t in (one, other)]
         if facts[0] != facts[1] or len(one.shape) != len(other.shape):
             return False
@@ -153,13 +153,13 @@ class AtSizes(Equality):
         return all(self.size(one.stride[d], other.stride[d]) for d in read)
 
     def leaf(self, one: Any, other: Any) -> bool:
-        """Whether two constants are one, with the numbers put in."""
+        """Whether two constants are equal after the substitution."""
         if isinstance(one, sympy.Basic) or isinstance(other, sympy.Basic):
             return self.size(one, other)
         return super().leaf(one, other)
 
     def size(self, old: Any, new: Any) -> bool:
-        """Whether an expression with the numbers put in is what the other one is."""
+        """Whether two sizes are equal after the substitution."""
         one = self.put(old)
         if type(one) is type(new) and one == new:
             return True
@@ -180,19 +180,19 @@ class AtSizes(Equality):
         super().below(one, other)
 
     def step(self, one: ViewStep, other: ViewStep) -> bool:
-        """Whether two views are taken in one way, of bases that begin at one place."""
+        """Whether two view steps are equal, with bases of equal offsets."""
         same = self.size(one.base.type.offset, other.base.type.offset)
         return same and super().step(one, other)
 
 
 def _closed(graph: Graph) -> Subgraph:
-    """The graph as a program that an operator would hold."""
+    """The graph as a closed program."""
     params = tuple([each.value for each in graph.inputs])
     return Subgraph("", params, tuple(graph.ops), [each.value for each in graph.outputs])
 
 
 def _called(op: Op) -> bool:
-    """Whether a graph calls the operator itself, whatever that comes to with its operands."""
+    """Whether a graph calls the operator itself, not its body."""
     return not op.leaf and isinstance(op.target, torch_api.OpOverload) and calls_target(op)
 
 
@@ -212,26 +212,26 @@ class Shown:
         return [n for n in range(low, MANY) if self._holds(dict.fromkeys(group, n))]
 
     def conditions(self, where: dict[sympy.Symbol, str]) -> list[str]:
-        """What a file asserts of its sizes, each given by an expression."""
-        told = [next((where[s] for s in group if s in where), None) for group in self.groups]
-        pairs = zip(told, self.groups, self.allowed, strict=True)
+        """The assertions about sizes, each size as its expression in `where`."""
+        texts = [next((where[s] for s in group if s in where), None) for group in self.groups]
+        pairs = zip(texts, self.groups, self.allowed, strict=True)
         found = [(at, group, allowed) for at, group, allowed in pairs if at is not None]
-        made = [text for at, _, allowed in found for text in _range(at, allowed)]
+        conditions = [text for at, _, allowed in found for text in _range(at, allowed)]
         some = [(at, group, allowed) for at, group, allowed in found if allowed]
         if len(some) > PAIRED:
             large = " + ".join(f"({at} >= {MANY})" for at, *_ in some)
-            return [*made, f"{large} >= {len(some) - 1}"]
+            return [*conditions, f"{large} >= {len(some) - 1}"]
         for (at, group, allowed), (other, others, more) in combinations(some, 2):
             both = product(allowed, more)
             if not all(
                 self._holds({**dict.fromkeys(group, n), **dict.fromkeys(others, m)})
                 for n, m in both
             ):
-                made.append(f"{at} >= {MANY} or {other} >= {MANY}")
-        return made
+                conditions.append(f"{at} >= {MANY} or {other} >= {MANY}")
+        return conditions
 
     def ranges(self, constraints: dict[sympy.Expr, Any]) -> dict[sympy.Expr, Any]:
-        """torch.export's ranges, from the least size on that is shown where nobody has said one."""
+        """torch.export's ranges; where the user has named no minimum, from the least shown size."""
         least = {
             symbol: min(allowed)
             for group, allowed in zip(self.groups, self.allowed, strict=True)
@@ -247,7 +247,7 @@ class Shown:
 
 
 def _range(at: str, allowed: Sequence[int]) -> list[str]:
-    """What a size has to be; torch itself checks no range that begins at 2 or below."""
+    """The conditions of a size; torch checks no minimum of 2 or below."""
     if not allowed:
         return [f"{at} >= {MANY}"]
     return [f"{at} != {n}" for n in range(MANY) if n not in allowed]
@@ -263,17 +263,17 @@ def _groups(recorded: Recording, small: set[sympy.Symbol]) -> list[Group]:
 def places(
     recorded: Recording, leaves: Sequence[Any], paths: dict[int, str]
 ) -> dict[sympy.Symbol, str]:
-    """Where a call has each open size.
+    """The expression of each open size in the arguments of a call.
 
     Args:
-        recorded: the record.
+        recorded: the recording.
         leaves: the arguments of the example, in order.
-        paths: an expression for each of them, by its identity.
+        paths: an expression for each of them, by its id.
     """
     names, constants = recorded.requires.names, recorded.requires.constants
-    given = [leaf for leaf, name in zip(leaves, names, strict=True) if name not in constants]
+    inputs = [leaf for leaf, name in zip(leaves, names, strict=True) if name not in constants]
     return {
-        size: f"{paths[id(given[item.argument])]}.size()[{dim}]"
+        size: f"{paths[id(inputs[item.argument])]}.size()[{dim}]"
         for item in reversed(recorded.inputs)
         if item.argument is not None and item.size is None
         for dim, size in enumerate(item.value.type.shape)

@@ -1,8 +1,8 @@
 """The joint cut in the form of aot_autograd: primals and tangents by name.
 
-Source: torch/_functorch/partitioners.py, whose `default_partition` and
-`min_cut_rematerialization_partition` know inputs by the names of placeholders, outputs by position,
-and which half a node is of by `meta["partitioner_tag"]`.
+Source: torch/_functorch/partitioners.py, where `default_partition` and
+`min_cut_rematerialization_partition` find inputs by the names of placeholders, outputs by position,
+and the half of a node by `meta["partitioner_tag"]`.
 """
 
 from dataclasses import dataclass
@@ -27,18 +27,18 @@ class JointModule:
     inputs, then outputs), then for each primal its gradient, or None"""
     num_fwd_outputs: int
     primals: tuple[int, ...]
-    """for each primal, which input of the cut it is"""
+    """for each primal, its input of the cut"""
     tangents: tuple[int, ...]
     mutations: tuple[int, ...]
-    """for each result that is new content, which primal it is of"""
+    """for each result that is new content, its primal"""
 
 
 def joint_module(cut: Cut) -> JointModule:
     """The joint cut as torch's partitioners take it.
 
     Args:
-        cut: a joint cut made with `loss=None`. Tensors that the program reached from outside its
-            arguments become attributes of the module, or primals if they have a gradient.
+        cut: a joint cut with `loss=None`. Tensors that the program reads outside of its arguments
+            become attributes of the module, or primals if they have a gradient.
     """
     graph = cut.graph
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
@@ -67,6 +67,6 @@ def _tag(module: fx.GraphModule) -> None:
 
 
 def _requiring(graph: Graph) -> list[int]:
-    """The inputs that have a gradient among the outputs, in the order of those."""
+    """The inputs with a gradient among the outputs, in the order of the gradients."""
     inputs = [i for i, item in enumerate(graph.inputs) if item.role.kind != "tangent"]
     return [i for i in inputs if graph.inputs[i].value.type.requires_grad]

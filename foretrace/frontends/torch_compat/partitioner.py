@@ -1,4 +1,4 @@
-"""A user's partitioner: a function of torch's form splits the joint graph.
+"""Splits the joint graph by a user's `partition_fn`.
 
 torch's own are `default_partition` and `min_cut_rematerialization_partition` of functorch.compile.
 """
@@ -37,10 +37,10 @@ class WithPartitioner(TorchCompilers):
     def halves(
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat, Partial]:
-        """The pair as the partitioner makes it.
+        """The pair of the partitioner.
 
-        Where a tangent is missing, the one backward there is gets zeros, as torch has it; but what
-        no gradient reaches gets None.
+        Its one backward takes zeros for a missing tangent, as in torch. An input that no gradient
+        reaches gets None.
         """
         context = self.context(recorded, semantics)
         joint = run_passes(self.passes, joint, context)
@@ -55,8 +55,8 @@ class WithPartitioner(TorchCompilers):
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
 
-        def partial(given: TangentStrides) -> Flat:
-            part = make_graph(DERIVED, "joint", replace(context, tangents=given))
+        def partial(tangents: TangentStrides) -> Flat:
+            part = make_graph(DERIVED, "joint", replace(context, tangents=tangents))
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
             return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
 
@@ -64,7 +64,7 @@ class WithPartitioner(TorchCompilers):
 
 
 class Parts:
-    """The two modules of a partitioner as a pair, whose ops are known to them alone."""
+    """The two modules of a partitioner as a pair without ops."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Parts:
         outputs = [
             Output(item.value if item.size is None else item.size, item.role) for item in inputs
         ]
-        given = joint.inputs[: len(joint.inputs) - len(tangents)]
+        primals = joint.inputs[: len(joint.inputs) - len(tangents)]
         self.pair = Pair(
-            Graph(given, [], [*results, *outputs], "forward"),
+            Graph(primals, [], [*results, *outputs], "forward"),
             Graph([*inputs, *tangents], [], gradients, "backward"),
             (),
         )
         self.forward = Half(forward, found.primals, _places(results, len(saved)))
-        primal_of = [i for i, item in enumerate(given) if item.value.type.requires_grad]
+        primal_of = [i for i, item in enumerate(primals) if item.value.type.requires_grad]
         self.backward = Half(
             backward,
             tuple(
@@ -109,7 +109,7 @@ class Parts:
 
 
 def _places(results: Sequence[Output], saved: int) -> tuple[int, ...]:
-    """Where the pair's results are among those of the module, which begin with new contents."""
+    """The positions of the pair's results among those of the module: new contents come first."""
     kinds = [output.role.kind for output in results]
     order = sorted(range(len(kinds)), key=lambda i: kinds[i] != "mutation")
     places = {old: new for new, old in enumerate(order)}
@@ -119,17 +119,17 @@ def _places(results: Sequence[Output], saved: int) -> tuple[int, ...]:
 
 
 def _source(name: str, saved: list[str]) -> int:
-    """Which input of the pair's backward a placeholder is."""
+    """The input of the pair's backward that a placeholder names."""
     if name.startswith(TANGENTS):
         return len(saved) + int(name.removeprefix(TANGENTS)) - 1
     return saved.index(name)
 
 
 def _with_zeros(backward: Flat, inputs: Sequence[Input], reached: Sequence[bool]) -> Flat:
-    """The backward with zeros for missing tangents, and None for what is not reached."""
+    """The backward with zeros for missing tangents, and None for unreached inputs."""
 
-    def run(*given: Any) -> list[Any]:
-        pairs = list(zip(inputs, given, strict=True))
+    def run(*values: Any) -> list[Any]:
+        pairs = list(zip(inputs, values, strict=True))
         sizes = {item.size: value for item, value in pairs if isinstance(item.size, sympy.Symbol)}
         filled = [zeros(item, sizes) if value is None else value for item, value in pairs]
         found = backward(*filled)

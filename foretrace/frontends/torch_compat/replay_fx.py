@@ -1,7 +1,6 @@
-"""A torch.fx graph as the program, as a front end such as Dynamo hands it over.
+"""Runs a torch.fx graph of a front end such as Dynamo as the program, node by node.
 
-It runs node by node, and an op comes from the line and the module that its node names: the code
-that fx generates is nobody's line.
+An op has the line and the module of its node: the code that fx generates has no line of the user.
 """
 
 import inspect
@@ -16,12 +15,12 @@ from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
 from foretrace.tracer.recorder.recorder import Recorder
 
 ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
-"""How Dynamo's paths of modules begin: with the variable that held the outermost one."""
+"""The head of Dynamo's module paths: the variable of the outermost module."""
 LINE = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 
 
 class NodeSources(Sources):
-    """The user's line of the node that is running."""
+    """The user's line of the running node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class NodeSources(Sources):
         self.node = node
 
     def here(self, above: int = 1) -> Frame | None:
-        """The innermost line in the node's stack that is not torch's own, or the program's."""
+        """The innermost line of the user in the node's stack, else that of the program."""
         node = self.node
         if node is not None and node not in self._known:
             self._known[node] = _line_of(node)
@@ -41,7 +40,7 @@ class NodeSources(Sources):
 
 
 def first_line(module: fx.GraphModule) -> Frame | None:
-    """The first line of the user's that a graph has."""
+    """The first line of the user in a graph."""
     return next(filter(None, map(_line_of, module.graph.nodes)), None)
 
 
@@ -53,7 +52,7 @@ def _line_of(node: fx.Node) -> Frame | None:
 
 
 class Replay(fx.Interpreter):
-    """The graph as a callable with a signature; what runs inside belongs to the node's module."""
+    """The graph as a callable with a signature; ops belong to the module of their node."""
 
     def __init__(self, module: fx.GraphModule, sources: NodeSources) -> None:
         super().__init__(module)
@@ -70,14 +69,14 @@ class Replay(fx.Interpreter):
         return self.run(*args)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node, as fx runs it."""
+        """Run one node."""
         self.sources.run(n)
         if self.recorder is not None:
             self.recorder.scope.set_module(self._module_of(n))
         return super().run_node(n)
 
     def _module_of(self, node: fx.Node) -> ModuleCall | None:
-        """The module calls that the front end saw around the node."""
+        """The module calls around the node in the front end."""
         stack = tuple((node.meta.get("nn_module_stack") or {}).values())
         for depth in range(1, len(stack) + 1):
             if stack[:depth] not in self._calls:

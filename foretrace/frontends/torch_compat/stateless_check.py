@@ -1,7 +1,7 @@
-"""Programs whose graph goes to another tool: what they change of Python's state may not matter.
+"""Checks the Python state of programs whose graph goes to torch's own tools.
 
-Such a graph has no guards on Python values, and none of the changes that the program makes. A
-counter that nothing depends on may stay behind; one that the results depend on may not.
+Such a graph has no guards on Python values, and none of the program's effects on them. A counter
+on which no result depends is left out; any other is refused.
 """
 
 import warnings
@@ -31,7 +31,8 @@ from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, t
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.pydata.places import Change, OnData, State
+from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.state import Change, State
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
@@ -40,12 +41,12 @@ GUARDED: Final = "the graph is for inputs that answer as the example does, and a
 
 
 def check_settled(recorded: Recording, again: Callable[[], Recording]) -> None:
-    """Refuse a program that computes something else once it has run.
+    """Refuse a program that computes something else in its next call.
 
-    `again` records it again; it is asked only if the run has changed Python's state.
+    `again` records it again; it is called only if the run has changed Python state.
 
     Raises:
-        Refusal: with the line that changes it.
+        Refusal: with the line that changes the state.
     """
     check_shapes_stay(recorded)
     bound = [change for change in recorded.changes if change.repeatable]
@@ -61,7 +62,7 @@ def check_settled(recorded: Recording, again: Callable[[], Recording]) -> None:
 
 
 def check_shapes_stay(recorded: Recording) -> Recording:
-    """The record, of which a graph is called by another tool.
+    """The recording itself.
 
     Raises:
         Refusal: the program gives an input another shape in place, or other memory, which no
@@ -74,7 +75,7 @@ def check_shapes_stay(recorded: Recording) -> Recording:
 
 
 def _refuse_memory(recorded: Recording, effect: LeaveState) -> None:
-    """Refuse other memory of an input; of other state, `check_settled` decides."""
+    """Refuse new memory of an input; `check_settled` decides on other state."""
     state = effect.state
     if isinstance(state.place, OnData):
         raise Refusal(
@@ -102,7 +103,7 @@ def _refuse_shape(recorded: Recording, effect: Reshape) -> None:
 
 
 def _left_out(recorded: Recording, effect: Effect) -> None:
-    """Such a graph is called without foretrace, and leaves the effect out."""
+    """Leave the effect out: the graph is called without foretrace."""
 
 
 IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] = MappingProxyType({
@@ -113,30 +114,30 @@ IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] 
     SetRequiresGrad: _left_out,
     ReturnArgument: _left_out,
 })  # fmt: skip
-"""What becomes of an effect in a graph that torch's own tools call: refused, or left out"""
+"""For each kind of effect, whether a graph of torch's own tools refuses it or leaves it out"""
 
 
 def without_states(recorded: Recording, stacklevel: int) -> Recording:
-    """The record without the tensors that the program leaves in Python state, with a warning.
+    """The recording without the tensors that it leaves in Python state, with a warning.
 
-    A graph that is called without foretrace has no place for them; `check_settled` has shown that
-    what it computes does not depend on them.
+    A graph that is called without foretrace has no place for them. `check_settled` has shown that
+    no result depends on them.
     """
     states = recorded.states
     if not states:
         return recorded
     inputs = [_fixed(item) for item in recorded.inputs]
-    told = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
-    warnings.warn(f"{DROPPED}{told}", stacklevel=stacklevel)
+    lines = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
+    warnings.warn(f"{DROPPED}{lines}", stacklevel=stacklevel)
     effects = [each for each in recorded.effects if not isinstance(each, LeaveState)]
     return replace(recorded, inputs=inputs, outputs=recorded.returned, effects=effects)
 
 
 def without_hooks(recorded: Recording, stacklevel: int) -> Recording:
-    """The record without hooks, which are Python of the program's, with a warning.
+    """The recording without hooks on gradients, with a warning.
 
     Raises:
-        Refusal: one is on what autograd saves, and a gradient would come there.
+        Refusal: a hook is on saved tensors, and a gradient would reach it.
     """
     saving = [op for op in recorded.hooks if op.target.way == SAVED]
     for op in saving:
@@ -151,20 +152,20 @@ def without_hooks(recorded: Recording, stacklevel: int) -> Recording:
                     "or train by foretrace.compile, or by a joint cut",
                 ),
             )
-    if told := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
-        warnings.warn(f"{UNHOOKED}{told}", stacklevel=stacklevel)
+    if lines := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
+        warnings.warn(f"{UNHOOKED}{lines}", stacklevel=stacklevel)
     return replace(recorded, hooks=saving)
 
 
 def _fixed(item: Input) -> Input:
-    """A state that is not read as a tensor from outside that nobody needs."""
+    """An input of Python state as a captured tensor."""
     if item.read is None:
         return item
     return replace(item, role=Role("captured", item.role.name), tensor=item.read(), read=None)
 
 
 def _left(state: State, recorded: Recording) -> Change:
-    """A state as a change that can be done before the program runs again."""
+    """A state as a change, to apply before the program runs again."""
     symbols = recorded.symbols
     if state.like is not None:
         return replace(_left(recorded.states[state.like], recorded), place=state.place)
@@ -176,22 +177,22 @@ def _left(state: State, recorded: Recording) -> Change:
             return leaf
         type, hint = leaf.type, symbols.hint
         shape, stride = tuple(map(hint, type.shape)), tuple(map(hint, type.stride))
-        made = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
-        return made.zero_().requires_grad_(type.requires_grad)
+        tensor = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
+        return tensor.zero_().requires_grad_(type.requires_grad)
 
     leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
     after = state.built(map(zeros, leaves))
     return Change(state.place, after, rebound=True, at=state.at)
 
 
-def tell_answers(recorded: Recording, stacklevel: int) -> None:
-    """Warn of a graph that is for some inputs alone, and asserts that it gets no others.
+def warn_guarded(recorded: Recording, stacklevel: int) -> None:
+    """Warn of a graph that asserts the example's answers to questions about values.
 
     Raises:
-        Refusal: it cannot assert one of the answers.
+        Refusal: it cannot assert one of them.
     """
-    lent = [each for each in recorded.answered if each.inputs or each.random]
-    for each in lent:
+    answers = [each for each in recorded.answered if each.inputs or each.random]
+    for each in answers:
         if not each.asserted:
             raise Refusal(
                 f"no operator asserts what {each.asked} answers, so a graph cannot check it",
@@ -199,8 +200,8 @@ def tell_answers(recorded: Recording, stacklevel: int) -> None:
                 at=each.frame,
                 do="let the operator return a tensor, and ask that",
             )
-    if lent:
-        warnings.warn(GUARDED + "".join(f"\n  {each}" for each in lent), stacklevel=stacklevel)
+    if answers:
+        warnings.warn(GUARDED + "".join(f"\n  {each}" for each in answers), stacklevel=stacklevel)
 
 
 def _same_again(recorded: Recording, again: Callable[[], Recording], bound: list[Change]) -> bool:
@@ -208,27 +209,27 @@ def _same_again(recorded: Recording, again: Callable[[], Recording], bound: list
         change.redo()
     try:
         with suppress(Refusal):
-            return _alike(recorded, again())
+            return _equal(recorded, again())
     finally:
         for change in bound:
             change.undo()
     return False
 
 
-def _alike(one: Recording, other: Recording) -> bool:
-    """Whether ops, arguments, results and constants are the same, and no state is read."""
+def _equal(one: Recording, other: Recording) -> bool:
+    """Whether ops, arguments, results and constants are equal, and no state is read."""
     if _reads_state(one) or _reads_state(other):
         return False
     same = equal(_as_program(one), _as_program(other), _Repeated())
-    return same and all(map(_same_constant, _given(one), _given(other)))
+    return same and all(map(_same_constant, _passed_inputs(one), _passed_inputs(other)))
 
 
-def _given(recorded: Recording) -> list[Input]:
+def _passed_inputs(recorded: Recording) -> list[Input]:
     return [item for item in recorded.inputs if item.read is None]
 
 
 def _reads_state(recorded: Recording) -> bool:
-    """Whether the program computes with what an earlier call has left."""
+    """Whether the program uses what an earlier call has left."""
     states = {item.value for item in recorded.inputs if item.read is not None}
     used = (value for op in called_in(recorded.ops) for value in op.operands)
     return any(value in states for value in chain(used, (o.value for o in recorded.outputs)))
@@ -241,26 +242,26 @@ def _same_constant(one: Any, other: Any) -> bool:
 
 
 def _as_program(recorded: Recording) -> Subgraph:
-    """All that a graph of it could have."""
+    """The recording as a closed program, for a comparison."""
     news = [(mutation.index, mutation.value) for mutation in recorded.mutations]
     results = (news, [output.value for output in recorded.outputs])
-    inputs = tuple(item.value for item in _given(recorded))
+    inputs = tuple(item.value for item in _passed_inputs(recorded))
     return Subgraph("program", inputs, tuple(recorded.ops), results)
 
 
 class _Repeated(Equality):
-    """Two records are one if they show the same: neither lines nor strides are in what is shown."""
+    """Compares recordings by their text, which has no lines and no strides."""
 
     def type(self, one: TensorType, other: TensorType) -> bool:
-        """Whether dtypes and shapes are one."""
+        """Whether dtypes and shapes are equal."""
         return str(one) == str(other)
 
     def leaf(self, one: Any, other: Any) -> bool:
-        """Whether constants are, as they are written."""
+        """Whether constants have equal text."""
         return repr(one) == repr(other)
 
     def target(self, one: Target, other: Target) -> bool:
-        """Whether functions have one name; those that a program makes are others each time."""
+        """Whether functions have one name; each run may create its own."""
         return target_name(one) == target_name(other)
 
     def shared(self, one: SharedBody, other: SharedBody) -> None:

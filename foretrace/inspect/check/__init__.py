@@ -1,1 +1,1 @@
-"""Eager beside every cut, to the last bit."""
+"""Eager compared with every cut, to the last bit."""

@@ -1,4 +1,4 @@
-"""What differs between two tensors, to the last bit."""
+"""The difference between two tensors, to the last bit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,32 +6,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrace.operators.abstract_tensors.subclass_types import held_by
+from foretrace.operators.abstract_tensors.subclass_types import wrapping_now
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A tensor as it was at one moment: what describes it, and a copy of its elements."""
+    """A tensor at one moment: facts about it, and a copy of its elements."""
 
     facts: dict[str, object]
     elements: Tensor
-    held: tuple["Sight", ...] = ()
-    """of one that wraps others: those"""
+    inner: tuple["Sight", ...] = ()
+    """of a wrapper subclass: the inner tensors"""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Sight":
         """The tensor now."""
-        if (holds := held_by(tensor)) is not None:
+        if (wrapping := wrapping_now(tensor)) is not None:
             facts: dict[str, object] = {
-                "class": str(holds),
-                "metadata": holds.context,
+                "class": str(wrapping),
+                "metadata": wrapping.context,
                 "dtype": tensor.dtype,
                 "shape": list(tensor.shape),
                 "stride": list(tensor.stride()),
                 "requires_grad": tensor.requires_grad,
             }
-            held = tuple(cls.of(getattr(tensor, name)) for name in holds.names)
-            return cls(facts, torch.empty(0), held)
+            inner = tuple(cls.of(getattr(tensor, name)) for name in wrapping.names)
+            return cls(facts, torch.empty(0), inner)
         strided = tensor.layout == torch.strided
         facts = {
             "dtype": tensor.dtype,
@@ -46,8 +46,13 @@ class Sight:
         return cls(facts, plain.clone(memory_format=torch.contiguous_format))
 
 
+def sight_of(leaf: Any) -> Any:
+    """The Sight of a tensor; any other value itself."""
+    return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
 def difference(eager: Any, ours: Any, ignore: tuple[str, ...] = ()) -> str:
-    """What differs, in words; empty if nothing does. -0.0 is not 0.0, and NaNs have payloads.
+    """The difference in words; empty if there is none. -0.0 is not 0.0, and NaNs have payloads.
 
     Args:
         eager: a Sight, or any value that is no tensor.
@@ -59,9 +64,9 @@ def difference(eager: Any, ours: Any, ignore: tuple[str, ...] = ()) -> str:
     for name, fact in eager.facts.items():
         if name not in ignore and fact != ours.facts.get(name):
             return f"{name} is {fact} in eager, {ours.facts.get(name)} in the cut"
-    if len(eager.held) != len(ours.held):
-        return f"{len(eager.held)} tensors are held in eager, {len(ours.held)} in the cut"
-    for one, other in zip(eager.held, ours.held, strict=True):
+    if len(eager.inner) != len(ours.inner):
+        return f"{len(eager.inner)} tensors are held in eager, {len(ours.inner)} in the cut"
+    for one, other in zip(eager.inner, ours.inner, strict=True):
         if found := difference(one, other, ignore):
             return found
     return _elements_difference(eager.elements, ours.elements)

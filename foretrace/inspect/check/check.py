@@ -1,4 +1,4 @@
-"""Run the capture and eager side by side, and say what is bitwise equal."""
+"""`check`: runs eager and each cut from one state, and compares them bit by bit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,11 +13,12 @@ from foretrace.inspect.check.run_stages import Seen, Stage
 from foretrace.inspect.check.user_errors import first_line
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
-from foretrace.python_state.effects.module_state import borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.calls.run_cut import Called
 
 TRAINABLE = ("export", "compiled", "eager")
-"""What has outputs that autograd follows."""
+"""The ways to run a program whose outputs autograd follows."""
 
 
 class Captured(Protocol):
@@ -26,18 +27,18 @@ class Captured(Protocol):
     recorded: Recording
 
     def cut(self, kind: str, *, loss: int | None = None) -> Callable[..., Any]:
-        """A graph of the program, to be called."""
+        """A callable graph of the program."""
 
     def pair(self, *, loss: int | None = None) -> tuple[Called, Called]:
         """The halves of its joint cut."""
 
     def compile(self) -> Callable[..., Any]:
-        """A callable in the program's place."""
+        """A callable that replaces the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that was compared."""
+    """One comparison."""
 
     cut: str
     what: str
@@ -49,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found for one program in one mode."""
+    """The result of a check of one program in one mode."""
 
     mode: str
     loss: int | None
@@ -63,7 +64,7 @@ class Report:
 
     @property
     def differences(self) -> tuple[Item, ...]:
-        """What is not."""
+        """The comparisons that are not equal."""
         return tuple(item for item in self.items if not item.equal)
 
     def count(self, cut: str, what: str) -> tuple[int, int]:
@@ -72,7 +73,7 @@ class Report:
         return sum(found), len(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "mode": self.mode,
             "loss": self.loss,
@@ -93,16 +94,16 @@ def check(
 ) -> Report:
     """Capture a program; run it, its cuts, pair and compiled callable from one state; compare.
 
-    The program's modules, inputs, what Python holds for it, and the random state are afterwards as
-    they were; what of that could not be put back is among the notes.
+    The program's modules, inputs, Python objects and random state are restored. The notes name what
+    could not be restored.
 
     Args:
-        capture: what makes a program of the next three.
+        capture: returns a program of `fn`, `args` and `kwargs`.
         fn: a function or nn.Module.
         args: its positional arguments.
         kwargs: its keyword arguments.
         mode: "train" or "eval", set on every module of the program; None: as they are.
-        seed: what every run is seeded with.
+        seed: the seed of every run.
 
     Raises:
         Refusal: the program has no exact graph, or fails in eager too.
@@ -124,7 +125,7 @@ def check(
 
 
 def has_modes(fn: Callable[..., Any]) -> bool:
-    """Whether train() and eval() can make a difference."""
+    """Whether the program has modules, so that train() and eval() may differ."""
     return any(isinstance(owner, nn.Module) for owner in owners_of(fn).values())
 
 
@@ -160,7 +161,7 @@ def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterato
 
 
 def _runs(program: Captured, stage: Stage) -> Iterator[tuple[str, Callable[[], Seen]]]:
-    """Each way to run the program, by name; it is made before it is run."""
+    """Each way to run the program, by name; the cut exists before it runs."""
     yield "export", partial(stage.trainable, program.cut("export"))
     yield "aten", partial(stage.forward, program.cut("aten"))
     if followed(program.recorded):
@@ -170,13 +171,13 @@ def _runs(program: Captured, stage: Stage) -> Iterator[tuple[str, Callable[[], S
 
 
 class Comparison:
-    """Holds runs against eager's."""
+    """Compares runs with eager's."""
 
     def __init__(self, recorded: Recording, before: list[Sight], eager: Seen) -> None:
         self.recorded, self.before, self.eager = recorded, before, eager
 
     def __call__(self, cut: str, seen: Seen) -> Iterator[Item]:
-        """Everything that can be seen of the cut."""
+        """All comparisons of one run of a cut."""
         yield from self._outputs(cut, seen)
         yield from self._state(cut, seen)
         if cut != "aten":
@@ -193,7 +194,7 @@ class Comparison:
             yield _item(cut, "output", name or "0", difference(eager, ours, ignore))
 
     def _state(self, cut: str, seen: Seen) -> Iterator[Item]:
-        """What eager, the cut, or the signature of the cut says is written to."""
+        """The inputs that eager, the cut, or the cut's signature writes to."""
         ignore = ("stride", "requires_grad")
         written = {mutation.index for mutation in self.recorded.mutations}
         for index, (item, before) in enumerate(zip(self.recorded.inputs, self.before, strict=True)):
@@ -216,7 +217,7 @@ def _item(cut: str, what: str, name: str, reason: str) -> Item:
 
 
 def _judged(items: list[Item], again: Iterator[Item]) -> list[Item]:
-    """The items, with a word where eager does not give the same bits twice."""
+    """The items, with a note where two runs of eager differ."""
     unstable = {(item.what, item.name) for item in again if not item.equal}
     note = "; a second run of eager differs from the first here, too"
     return [

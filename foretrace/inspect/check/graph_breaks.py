@@ -1,4 +1,4 @@
-"""A program in pieces beside eager: what is equal, what runs as Python, how much is captured."""
+"""`check_pieces`: a program with graph breaks compared with eager, and the captured share."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -10,23 +10,24 @@ import torch
 from torch import Tensor
 
 from foretrace.arrays import numpy
-from foretrace.inspect.check.bits import Sight, difference
+from foretrace.inspect.check.bits import Sight, difference, sight_of
 from foretrace.inspect.check.check import Item
 from foretrace.inspect.check.run_stages import contents_of, copies_of, put_back, tangent
 from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.python_state.effects.module_state import borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.graph_breaks.break_report import Break
 from foretrace.runtime.graph_breaks.coverage import share
 
 CALLS = 2
-"""The first makes captures, the second is answered by them"""
+"""The first call captures, the second runs the captures"""
 CUT = "pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class PiecesReport:
-    """What was found for one program in one mode."""
+    """The result for one program in one mode."""
 
     mode: str
     items: tuple[Item, ...]
@@ -42,7 +43,7 @@ class PiecesReport:
         return all(item.equal for item in self.items)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "mode": self.mode,
             "equal": self.equal,
@@ -54,11 +55,11 @@ class PiecesReport:
 
 
 Seen = dict[tuple[str, str], Any]
-"""What is seen after a run, by what it is and its name"""
+"""The observations after a run, by kind and name"""
 
 
 class _Generator(NamedTuple):
-    """A random number generator that the whole process shares, beside torch's."""
+    """A random number generator of the process, other than torch's."""
 
     get: Callable[[], Any]
     put: Callable[[Any], object]
@@ -73,7 +74,7 @@ def _generators() -> Iterator[_Generator]:
 
 
 class _Runs:
-    """A program, run any number of times from one state."""
+    """Runs a program any number of times from one state."""
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], seed: int) -> None:
         self.fn, self.seed, self.owners = fn, seed, owners_of(fn)
@@ -87,13 +88,13 @@ class _Runs:
                 self.named |= {(kind, name): tensor for name, tensor in found}
 
     def seen(self, call: Callable[..., Any], times: int = CALLS) -> list[Seen]:
-        """What is seen after each call."""
+        """The observations after each call."""
         with self.from_start():
             return [self._after(call) for _ in range(times)]
 
     @contextmanager
     def from_start(self) -> Iterator[None]:
-        """Modules and random numbers begin inside as they are, and are put back."""
+        """Seed the generators inside; restore modules and generators at the end."""
         saved = [(tensor, contents_of(tensor)) for tensor in self.named.values()]
         drawn = [(generator, generator.get()) for generator in _generators()]
         try:
@@ -116,10 +117,10 @@ class _Runs:
         return args, kwargs, {("input", n): c for (n, _), c in pairs if isinstance(c, Tensor)}
 
     def _after(self, call: Callable[..., Any]) -> Seen:
-        args, kwargs, given = self.inputs()
+        args, kwargs, inputs = self.inputs()
         outputs, _ = take_apart(call(*args, **kwargs))
-        tensors = {**self.named, **given}
-        found: Seen = {("output", name): _sight(leaf) for name, leaf in outputs}
+        tensors = {**self.named, **inputs}
+        found: Seen = {("output", name): sight_of(leaf) for name, leaf in outputs}
         found |= _gradients(outputs, tensors)
         found |= {key: Sight.of(tensor) for key, tensor in tensors.items()}
         found["random state", "torch"] = Sight.of(torch.get_rng_state())
@@ -133,12 +134,8 @@ def _gradients(outputs: list[tuple[str, Any]], tensors: dict[tuple[str, str], Te
     if not (ends and leaves):
         return {}
     tangents = [tangent(end, place) for place, end in enumerate(ends)]
-    made = torch.autograd.grad(ends, list(leaves.values()), tangents, allow_unused=True)
-    return {("gradient", name): _sight(each) for name, each in zip(leaves, made, strict=True)}
-
-
-def _sight(leaf: Any) -> Any:
-    return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
+    grads = torch.autograd.grad(ends, list(leaves.values()), tangents, allow_unused=True)
+    return {("gradient", name): sight_of(each) for name, each in zip(leaves, grads, strict=True)}
 
 
 def check_pieces(
@@ -153,12 +150,12 @@ def check_pieces(
     """Run a program and its compiled form twice, each from one state, and compare.
 
     Args:
-        compile: makes the compiled form, in pieces where it has to be.
+        compile: returns the compiled form, which may have graph breaks.
         fn: a function or nn.Module.
         args: its positional arguments.
         kwargs: its keyword arguments.
         mode: "train" or "eval", set on every module of the program; None: as they are.
-        seed: what every run is seeded with.
+        seed: the seed of every run.
 
     Raises:
         Refusal: the program fails in eager.

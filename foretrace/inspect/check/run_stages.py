@@ -1,4 +1,4 @@
-"""Run a program and its cuts on the same inputs, each from the same state, and leave no trace."""
+"""Runs a program and its cuts on the same inputs, each from one state, which is restored."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from foretrace.inspect.check.bits import Sight
+from foretrace.inspect.check.bits import Sight, sight_of
 from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.operators.abstract_tensors.subclass_types import held_by, plain_parts, wraps
-from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed, owners_of
+from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wrapping_now, wraps
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.runtime.calls.run_cut import Called, run_pair
 from foretrace.runtime.guards.cut_guards import CallGuards
@@ -24,7 +25,7 @@ from foretrace.runtime.guards.cut_guards import CallGuards
 
 @dataclass(slots=True)
 class Seen:
-    """All that can be seen of one run; a tensor is a Sight."""
+    """The observations of one run; a tensor is a Sight."""
 
     outputs: list[tuple[str, Any]]
     structure: Any
@@ -34,27 +35,26 @@ class Seen:
     random: list[Sight] = field(default_factory=list)
 
 
-class Followed(torch.autograd.Function):
-    """Gives a tensor a history, in place, so that it is no leaf."""
+class _WithHistory(torch.autograd.Function):
+    """Adds a node to a tensor in place, so that it is no leaf."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
-        """Hand the tensor on."""
+        """Return the tensor."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
-        """Nothing is before it."""
+        """Return no gradients."""
         return None, None
 
 
 class Stage:
-    """One program with its inputs; runs it, or one of its cuts, any number of times.
+    """Runs a program, or one of its cuts, any number of times on the same inputs.
 
-    Parameters and buffers are the live ones, and are put back after each run, as is what Python
-    holds. Inputs are copied
-    for each run: what shares memory, or is one tensor, does so in the copies.
+    Parameters, buffers and Python objects are the live ones, and are restored after each run.
+    Inputs are copied for each run; the copies share memory where the inputs do.
     """
 
     def __init__(
@@ -69,46 +69,46 @@ class Stage:
         self.fn, self.recorded, self.loss, self.seed = fn, recorded, loss, seed
         self.args, self.kwargs = args, kwargs
         self.left: dict[str, None] = {}
-        """what of Python's state could not be put back, in words"""
+        """Python state that could not be restored, in words"""
         self.guards, self.owners = CallGuards(recorded), owners_of(fn)
         self.leaves, self.structure = take_apart((tuple(args), kwargs))
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
         tensors = [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
         devices = {tensor.device for tensor in (*self.live, *tensors)}
         self.tangents: list[Tensor] | None = None
-        self.generators = generators_in(recorded.ops)
+        self.generators = _generators_in(recorded.ops)
         self.devices = sorted((d for d in devices if d.type == "cuda"), key=str)
 
     def before(self) -> list[Sight]:
-        """Every input of the graph, before any run."""
+        """The inputs of the graph before any run."""
         with self._run() as run:
             return [Sight.of(tensor) for tensor in run.state]
 
     def eager(self) -> Seen:
-        """The program itself, and its backward."""
+        """Run the program itself, and its backward."""
         with self._run() as run, raised("the program raised", "mend it first: eager fails too"):
             result = self.fn(*run.args, **run.kwargs)
             return run.seen(result, self._backward(result, run))
 
     def trainable(self, cut: Callable[..., Any]) -> Seen:
-        """What is called like the program, and autograd's backward through it."""
+        """Run what is called like the program, and autograd's backward through it."""
         with self._run() as run:
             result = cut(*run.args, **run.kwargs)
             return run.seen(result, self._backward(result, run))
 
     def forward(self, cut: Callable[..., Any]) -> Seen:
-        """A forward cut."""
+        """Run a forward cut."""
         with self._run() as run:
             return run.seen(cut(*run.args, **run.kwargs), {})
 
     def joint(self, cut: Callable[..., Any]) -> Seen:
-        """A joint cut, with the tangents of the eager run."""
+        """Run a joint cut with the tangents of the eager run."""
         with self._run() as run:
             result, gradients = cut(*run.args, tangents=self.tangents, **run.kwargs)
             return run.seen(result, gradients)
 
     def pair(self, forward: Called, backward: Called) -> Seen:
-        """The halves of a joint cut, one after the other."""
+        """Run the halves of a joint cut."""
         with self._run() as run:
             return run.seen(*run_pair(forward, backward, run.args, run.kwargs, self.tangents))
 
@@ -133,7 +133,7 @@ class Stage:
                 generator.set_state(state)
 
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
-        """The gradients that autograd's engine finds, by name; no `.grad` is written."""
+        """The gradients by autograd's engine, by name; no `.grad` is written."""
         outputs = [leaf for _, leaf in take_apart(result)[0]]
         both = zip(outputs, self.recorded.returned, strict=True)
         wanted = [leaf for leaf, each in both if self.recorded.differentiable(each.value)]
@@ -149,37 +149,37 @@ class Stage:
 
 
 def tangent(output: Tensor, seed: int) -> Tensor:
-    """Random numbers in the output's layout, the same each time."""
-    if (held := held_by(output)) is not None:
-        parts = [getattr(output, name) for name in held.names]
+    """Random numbers in the output's layout, equal for equal seeds."""
+    if (wrapping := wrapping_now(output)) is not None:
+        parts = [getattr(output, name) for name in wrapping.names]
         inner = [
             tangent(p, seed + n) if p.dtype.is_floating_point else p for n, p in enumerate(parts)
         ]
-        made: Tensor = held.make(tuple(inner), output.shape, output.stride())
-        return made
+        wrapper: Tensor = wrapping.make(tuple(inner), output.shape, output.stride())
+        return wrapper
     generator = torch.Generator().manual_seed(seed)
-    made = torch.randn(output.shape, dtype=output.dtype, generator=generator)
-    return torch.empty_like(output.detach()).copy_(made)
+    drawn = torch.randn(output.shape, dtype=output.dtype, generator=generator)
+    return torch.empty_like(output.detach()).copy_(drawn)
 
 
 @torch.enable_grad()
 def _edge(tensor: Tensor) -> Any:
-    """Where a tensor's gradient arrives, also under `no_grad`.
+    """The gradient edge of a tensor, also under `no_grad`.
 
-    torch has a leaf's edge by a view, which a class of its own may not take.
+    torch takes a view of a leaf for its edge, which a wrapper subclass may not support.
     """
     return tensor if wraps(type(tensor)) else get_gradient_edge(tensor)
 
 
 class Run:
-    """Fresh inputs, and where to find afterwards what the run did."""
+    """One run: its inputs, and the observations after it."""
 
     def __init__(self, stage: Stage, loan: SwappedModuleTensors) -> None:
         self.loan, recorded = loan, stage.recorded
         copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
         self.args, self.kwargs = stage.structure.build(iter(copies))
-        given = [copy for copy in copies if isinstance(copy, Tensor)]
-        self.state: list[Any] = [item.live(given) for item in recorded.inputs]
+        tensors = [copy for copy in copies if isinstance(copy, Tensor)]
+        self.state: list[Any] = [item.live(tensors) for item in recorded.inputs]
         self.edges: dict[str, Any] = {}
         for item, tensor in zip(recorded.inputs, self.state, strict=True):
             if item.value.type.requires_grad:
@@ -189,27 +189,23 @@ class Run:
         self.devices, self.generators = stage.devices, stage.generators
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
-        """What there is to see now."""
+        """The observations now."""
         leaves, structure = take_apart(result)
         rebound = {id(old): new for old, new in self.loan.rebound() if isinstance(new, Tensor)}
         state = [rebound.get(id(tensor), tensor) for tensor in self.state]
         random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
         random += [generator.get_state() for generator in self.generators]
         return Seen(
-            [(name, _sight(leaf)) for name, leaf in leaves],
+            [(name, sight_of(leaf)) for name, leaf in leaves],
             structure,
             [Sight.of(tensor) for tensor in state],
-            {name: _sight(gradient) for name, gradient in gradients.items()},
+            {name: sight_of(gradient) for name, gradient in gradients.items()},
             [Sight.of(each) for each in random],
         )
 
 
-def _sight(leaf: Any) -> Any:
-    return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def generators_in(ops: list[Op]) -> list[torch.Generator]:
-    """The generators of the program's own that its ops draw from."""
+def _generators_in(ops: list[Op]) -> list[torch.Generator]:
+    """The program's own generators, from which its ops draw."""
     items = (item for op in every_op(ops) for item in (*op.args, *op.kwargs.values()))
     return list(dict.fromkeys(item for item in items if isinstance(item, torch.Generator)))
 
@@ -218,7 +214,7 @@ def generators_in(ops: list[Op]) -> list[torch.Generator]:
 
 
 def contents_of(tensor: Tensor) -> Any:
-    """A copy of what lies in the memory of a tensor, or of what it holds; and how that lies."""
+    """Copies of the storages of a tensor or its inner tensors, with shapes and strides."""
     return [
         (part, part.untyped_storage().clone(), part.shape, part.stride())
         for part in plain_parts(tensor)
@@ -227,7 +223,7 @@ def contents_of(tensor: Tensor) -> Any:
 
 
 def put_back(tensor: Tensor, contents: Any) -> None:
-    """Undo every write to a tensor, and every change of its shape."""
+    """Restore the content and the shape of a tensor."""
     for part, storage, shape, stride in contents:
         part.untyped_storage().copy_(storage)
         if (part.shape, part.stride()) != (shape, stride):
@@ -236,19 +232,19 @@ def put_back(tensor: Tensor, contents: Any) -> None:
 
 
 def copies_of(leaves: list[Any], keep: set[int]) -> list[Any]:
-    """Copies of tensors, sharing among themselves what these share; the rest as it is."""
+    """Copies of tensors, which share memory as the tensors do; other leaves themselves."""
     storages: dict[int, Any] = {}
-    made: dict[int, Any] = {}
+    copies: dict[int, Any] = {}
     for leaf in leaves:
-        if isinstance(leaf, Tensor) and id(leaf) not in keep and id(leaf) not in made:
-            made[id(leaf)] = _copy(leaf, storages)
-    return [made.get(id(leaf), leaf) for leaf in leaves]
+        if isinstance(leaf, Tensor) and id(leaf) not in keep and id(leaf) not in copies:
+            copies[id(leaf)] = _copy(leaf, storages)
+    return [copies.get(id(leaf), leaf) for leaf in leaves]
 
 
 def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
-    if (held := held_by(tensor)) is not None:
-        inner = tuple([_copy(getattr(tensor, name), storages) for name in held.names])
-        copy = held.make(inner, tensor.shape, tensor.stride())
+    if (wrapping := wrapping_now(tensor)) is not None:
+        inner = tuple([_copy(getattr(tensor, name), storages) for name in wrapping.names])
+        copy = wrapping.make(inner, tensor.shape, tensor.stride())
         return _followed_as(tensor, copy)
     plain = tensor.detach()
     if tensor.layout != torch.strided or tensor.device.type == "meta" or plain.is_neg():
@@ -265,11 +261,11 @@ def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
 
 
 def _followed_as(tensor: Tensor, copy: Tensor) -> Tensor:
-    """The copy as autograd has the tensor: a parameter, a leaf, or what follows from another."""
+    """The copy as a parameter, a leaf or a non-leaf, as the tensor is."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copy, tensor.requires_grad)
     if not tensor.requires_grad or tensor.is_leaf:
         return copy.requires_grad_(tensor.requires_grad)
     anchor = torch.zeros((), requires_grad=True)
-    followed: Tensor = Followed.apply(anchor, copy)  # type: ignore[no-untyped-call]
+    followed: Tensor = _WithHistory.apply(anchor, copy)  # type: ignore[no-untyped-call]
     return followed

@@ -1,4 +1,4 @@
-"""By how much two tensors differ: absolutely, relatively, in units of the last place."""
+"""The size of a difference between two tensors: absolute, relative, and in ulps."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ INTEGERS: dict[torch.dtype, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One value that both cuts compute, and by how much it differs.
+    """One value that both cuts compute, and the size of its difference.
 
     `largest` is the largest absolute difference, `ulps` the same in units of the last place of the
     narrower dtype (None for integers), `scale` the largest absolute value on the left.
@@ -45,7 +45,7 @@ class Step:
 
 
 def amount(left: tuple[str, Tensor], right: tuple[str, Tensor]) -> Step | None:
-    """By how much two values differ; None for values of other shapes."""
+    """The difference of two values; None for values of different shapes."""
     a, b = left[1], right[1]
     if a.shape != b.shape or a.layout != torch.strided or b.layout != torch.strided:
         return None
@@ -61,8 +61,8 @@ def _largest(a: Tensor, b: Tensor) -> float:
     if not a.numel():
         return 0.0
     same = (a == b) | (a.isnan() & b.isnan())
-    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
-    return float(apart.max())
+    distance = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
+    return float(distance.max())
 
 
 def _scale(a: Tensor) -> float:
@@ -78,14 +78,14 @@ def _ulps(a: Tensor, b: Tensor) -> float | None:
     if not a.numel():
         return 0.0
     mine, theirs = (_ordered(x.resolve_neg().to(dtype)) for x in (a, b))
-    near = (mine < 0) == (theirs < 0)  # else the difference of two of 64 bits may have no room
+    near = (mine < 0) == (theirs < 0)  # else the difference of 64-bit integers may overflow
     wide = mine.double().abs() + theirs.double().abs()
-    apart = torch.where(near, (mine - theirs).abs().double(), wide)
-    return float(torch.where(a.isnan() & b.isnan(), 0.0, apart).max())
+    distance = torch.where(near, (mine - theirs).abs().double(), wide)
+    return float(torch.where(a.isnan() & b.isnan(), 0.0, distance).max())
 
 
 def _ordered(a: Tensor) -> Tensor:
-    """The place of each number among all of its dtype; both zeros have one."""
+    """The rank of each number among all of its dtype; both zeros have one rank."""
     bits = a.contiguous().view(INTEGERS[a.dtype]).to(torch.int64)
     low = torch.iinfo(INTEGERS[a.dtype]).min
     return torch.where(bits < 0, low - bits, bits)

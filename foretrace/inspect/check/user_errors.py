@@ -1,4 +1,4 @@
-"""What the user's code raises, as a refusal with the user's line."""
+"""Exceptions of the user's code as refusals with the user's line."""
 
 from types import TracebackType
 
@@ -10,8 +10,8 @@ def raised(doing: str, do: str, file: str | None = None) -> Refusing:
     """While inside, an exception becomes a refusal; a refusal stays one.
 
     Args:
-        doing: what was being done: "the program raised".
-        do: what to do about it.
+        doing: the beginning of the message: "the program raised".
+        do: the remedy.
         file: the user's file, whose lines are preferred to those of what it calls.
     """
 

@@ -1,4 +1,4 @@
-"""What two captures were given that differs: the reasons that everything goes back to."""
+"""The settings and inputs in which two captures differ, as reasons of differences."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,17 +8,17 @@ import sympy
 
 from foretrace.inspect.diff.difference import Reason
 from foretrace.inspect.diff.sides import Side, aspects, listed, paired_inputs
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import ModuleCall, Op
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 
 PLAIN = frozenset({bool, int, float, str, type(None), tuple})
-"""What of the program's surroundings is compared"""
+"""Types of constants that are compared"""
 
 
 class Settings:
-    """What two captures were given that differs, by what it can be the reason of."""
+    """The settings and inputs in which two captures differ, by the aspects that they affect."""
 
     def __init__(self, left: Side, right: Side) -> None:
         self.left, self.right = left, right
@@ -26,8 +26,8 @@ class Settings:
         self.other_program = left.program != right.program
         self.inputs, _ = paired_inputs(left.recorded.inputs, right.recorded.inputs)
         self.by_aspect: dict[str, list[Reason]] = {}
-        self.modes = differing_modes(left.recorded, right.recorded)
-        """paths of modules that are in training mode on one side alone, with the left's mode"""
+        self.modes = _differing_modes(left.recorded, right.recorded)
+        """by path, modules whose training modes differ, with the left's mode"""
         self._of_input: dict[int, Reason] = {}
         self._of_values: dict[tuple[str, str], Reason] = {}
         self._inputs()
@@ -36,32 +36,32 @@ class Settings:
             for item in (*left.recorded.inputs, *right.recorded.inputs)
             if item.value.type.symbols and id(item) in self._of_input
         ]
-        for aspect, reason in self._given():
+        for aspect, reason in self._differing():
             self.by_aspect.setdefault(aspect, []).append(reason)
 
     def of_input(self, item: Input) -> Reason | None:
-        """What differs in an input, of whichever side."""
+        """The reason of an input, of either side."""
         return self._of_input.get(id(item))
 
     def of_values(self, pairs: Iterable[tuple[Any, Any]]) -> Reason | None:
-        """The setting in which the same two constants stand against each other."""
+        """The reason for which settings differ in the same two constants."""
         known = (self._of_values.get((repr(a), repr(b))) for a, b in pairs)
         return next((reason for reason in known if reason is not None), None)
 
     def of_symbols(self, ops: Sequence[Op]) -> Reason | None:
-        """The input whose open size the ops speak of."""
+        """The reason of an input whose symbolic size is in the ops."""
         shapes = [out.type.shape for op in ops for out in op.outs]
         return self.of_open([shapes, *((op.args, op.kwargs) for op in ops)])
 
     def of_open(self, tree: Any) -> Reason | None:
-        """The input whose open size is named in a nested structure."""
+        """The reason of an input whose symbolic size is in a structure."""
         named = free_symbols(tree)
         return next(
             (self._of_input[id(i)] for i in self._open if i.value.type.symbols & named), None
         )
 
     def pick(self, *aspects: str) -> Reason | None:
-        """The setting that has an effect of such a kind, or the only one that there is."""
+        """The first reason that affects one of the aspects, or the only one."""
         for aspect in aspects:
             for reason in self.by_aspect.get(aspect, ()):
                 return reason
@@ -69,25 +69,25 @@ class Settings:
 
     @property
     def every(self) -> list[Reason]:
-        """Each, once."""
+        """All reasons, without duplicates."""
         return list(dict.fromkeys(r for reasons in self.by_aspect.values() for r in reasons))
 
     @property
     def only_one(self) -> Reason | None:
-        """The one thing that differs in what went in, if it is one."""
+        """The reason, if only one thing differs and the programs are equal."""
         return self.every[0] if len(self.every) == 1 and not self.other_program else None
 
     @property
     def together(self) -> Reason | None:
-        """All of them as one reason, where none of them is known to be the one."""
+        """All reasons as one, where none is known to be the cause."""
         if not self.every or self.other_program:
             return None
-        told = "; ".join(reason.text for reason in self.every)
+        texts = "; ".join(reason.text for reason in self.every)
         these = "this alone was" if len(self.every) == 1 else "these were"
-        return Reason("fallback", f"nothing nearer is known; {these} given differently: {told}")
+        return Reason("fallback", f"nothing nearer is known; {these} given differently: {texts}")
 
     def roots(self, *known: Reason | None) -> Reason | None:
-        """What a reason goes back to: one of these, or all where there are several."""
+        """One reason of several: itself if it is the only one, else all their texts."""
         found = list(dict.fromkeys(each for each in known if each is not None))
         if len(found) < 2:  # noqa: PLR2004 - one is itself
             return found[0] if found else None
@@ -95,18 +95,18 @@ class Settings:
 
     @property
     def target(self) -> Reason | None:
-        """That the targets are not the same, where they are not."""
+        """The reason that the targets differ, if they do."""
         return next(iter(self.by_aspect.get("target", ())), None)
 
     # ---- what differs ---------------------------------------------------------------------------
 
     def _inputs(self) -> None:
-        alike: dict[tuple[Any, ...], list[tuple[Input, Input]]] = {}
+        groups: dict[tuple[Any, ...], list[tuple[Input, Input]]] = {}
         for a, b in self.inputs:
             found = aspects(a.value.type, b.value.type, moved=self.moved)
             for what in found[:1]:
-                alike.setdefault(what, []).append((a, b))
-        for (aspect, left, right), items in alike.items():
+                groups.setdefault(what, []).append((a, b))
+        for (aspect, left, right), items in groups.items():
             text = _input_text(aspect, left, right, [a.role.name for a, _ in items])
             reason = Reason("input", text)
             self.by_aspect.setdefault(aspect, []).append(reason)
@@ -117,7 +117,7 @@ class Settings:
                 for both in zip(left, right, strict=True):
                     self._of_values.setdefault((repr(both[0]), repr(both[1])), reason)
 
-    def _given(self) -> Iterator[tuple[str, Reason]]:
+    def _differing(self) -> Iterator[tuple[str, Reason]]:
         left, right = self.left, self.right
         if left.target != right.target:
             both = (left.target.name, right.target.name)
@@ -136,7 +136,7 @@ class Settings:
         for name, aspect, a, b in facts:
             if a != b:
                 yield aspect, Reason("given", f"{name} is {a} on the left, {b} on the right")
-        for (left_value, right_value), names in _held(mine, theirs).items():
+        for (left_value, right_value), names in _differing_constants(mine, theirs).items():
             verb = "is" if len(names) == 1 else "are"
             text = f"{listed(names)} {verb} {left_value} on the left, {right_value} on the right"
             reason = self._of_values[left_value, right_value] = Reason("held", text)
@@ -146,7 +146,7 @@ class Settings:
     def _mode_text(self) -> str:
         names = ("training", "eval") if next(iter(self.modes.values())) else ("eval", "training")
         root = next(iter(_training(self.left.recorded.ops)))
-        whole = root in self.modes  # others may be made anew by each call
+        whole = root in self.modes  # each call may create the other modules
         which = "" if whole else f"{listed([path or 'the program' for path in self.modes])} "
         return f"{which}in {names[0]} mode on the left, in {names[1]} mode on the right"
 
@@ -161,8 +161,10 @@ def _devices(requires: CallRequirements) -> str:
     return f"on for {', '.join(sorted(requires.autocast))}" if requires.autocast else "off"
 
 
-def _held(left: CallRequirements, right: CallRequirements) -> dict[tuple[str, str], list[str]]:
-    """Plain data that the program reads beside its tensors, where it differs: names by values."""
+def _differing_constants(
+    left: CallRequirements, right: CallRequirements
+) -> dict[tuple[str, str], list[str]]:
+    """Constants that both programs read, by their two values: the names that have these."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, a, b in _in_both(left, right):
         if all(type(item) in PLAIN for item in (a, b)) and repr(a) != repr(b):
@@ -173,20 +175,20 @@ def _held(left: CallRequirements, right: CallRequirements) -> dict[tuple[str, st
 def _in_both(left: CallRequirements, right: CallRequirements) -> Iterator[tuple[str, Any, Any]]:
     for name in left.constants.keys() & right.constants.keys():
         yield name, left.constants[name], right.constants[name]
-    mine, theirs = _told_once(left), _told_once(right)
+    mine, theirs = _unique_reads(left), _unique_reads(right)
     for name in mine.keys() & theirs.keys():
         yield name, mine[name], theirs[name]
 
 
-def _told_once(requires: CallRequirements) -> dict[str, object]:
-    """What the program reads outside, by name; a name that several places have tells none."""
-    places = [each for each in requires.python.held if isinstance(each, ReadLocation)]
+def _unique_reads(requires: CallRequirements) -> dict[str, object]:
+    """The values that a program reads outside, by name; without names that several places have."""
+    places = requires.python.locations
     count = Counter(each.name for each in places)
     return {each.name: each.before for each in places if count[each.name] == 1}
 
 
-def differing_modes(left: Recording, right: Recording) -> dict[str, bool]:
-    """The modules that are in training mode on one side alone, and the mode on the left."""
+def _differing_modes(left: Recording, right: Recording) -> dict[str, bool]:
+    """By path, the modules whose training modes differ, with the mode on the left."""
     mine, theirs = _training(left.ops), _training(right.ops)
     return {path: now for path, now in mine.items() if now != theirs.get(path, now)}
 
@@ -222,7 +224,7 @@ def _input_text(aspect: str, left: Any, right: Any, names: Sequence[str]) -> str
 
 
 def _opened(numbers: Any, symbols: Any, side: str) -> str:
-    """Where one side has a symbol and the other a number."""
+    """The sizes that are symbolic on one side only, in words."""
     if len(numbers) != len(symbols):
         return ""
     found = [

@@ -1,33 +1,31 @@
-"""Walk two aligned trees and name every difference: the forward in order, then the backward."""
+"""Finds the differences of two aligned trees: the forward in order, then the backward."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from foretrace.inspect.diff.capture_settings import Settings
-from foretrace.inspect.diff.cut_coverage import Marked, Node, with_held
+from foretrace.inspect.diff.cut_coverage import Marked, Node, with_subgraph_ops
 from foretrace.inspect.diff.difference import Found, Kind, Part, Reason, kind_of, op_name
 from foretrace.inspect.diff.reasons import Reasons
-from foretrace.inspect.diff.sequence_alignment import by_rules, running_order
+from foretrace.inspect.diff.sequence_alignment import running_order
 from foretrace.inspect.diff.sides import Side, aspect_text, aspects
 from foretrace.inspect.diff.tree_alignment import (
     Gap,
     Pair,
     argument_text,
     arguments_that_differ,
-    constants,
-    fit,
     follows_types,
     key_of,
     paired,
 )
-from foretrace.inspect.diff.value_causes import Causes, Users, Uses
+from foretrace.inspect.diff.value_causes import ByOperands, Causes, Users, Uses
 from foretrace.inspect.explain.tree_path import choice_notes
 from foretrace.ir.program.op import Op, Value
 
 
 class Comparison:
-    """One comparison of two cuts: what is found, and which nodes are the same op."""
+    """Compares two cuts: `found` are the differences, `matched` the nodes that are one op."""
 
     def __init__(self, left: Side, right: Side) -> None:
         self.left, self.right = left, right
@@ -39,16 +37,17 @@ class Comparison:
         )
         self.reasons = Reasons(left, right, self.settings, self.causes)
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
-        self.uses = Uses(left.graph), Uses(right.graph)
+        tree = self.marked[0].values if self.causes.one_record else frozenset[Value]()
+        self.by_operands = ByOperands(self.causes, Uses(left.graph), Uses(right.graph), tree)
         self.found: list[Found] = []
         self.matched: list[tuple[Op, Op]] = []
         self._late: list[tuple[Sequence[Op], Callable[[], object]]] = []
-        """what is compared of the backward, and when it ran: causes go from first to last"""
+        """comparisons of the backward, and their ops: reasons follow the running order"""
         self._reason_of: dict[Node, Reason] = {}
-        """by nodes of the tree, why the forward differs there"""
+        """the reason why the forward differs, by nodes of the tree"""
 
     def run(self) -> None:
-        """Find all that differs in the ops."""
+        """Find the differences of ops."""
         events = list(paired(*self.marked))
         for event in events:
             if isinstance(event, Gap):
@@ -57,8 +56,8 @@ class Comparison:
                 self._pair(event)
         for event in reversed(events):
             self._backward(event)
-        self._apart()
-        left, right = ([*with_held(side.graph.ops)] for side in (self.left, self.right))
+        self._outside()
+        left, right = ([*with_subgraph_ops(side.graph.ops)] for side in (self.left, self.right))
         places = running_order(left, right, self.matched)
         for _, compare in sorted(self._late, key=lambda late: min(places[op] for op in late[0])):
             compare()
@@ -77,7 +76,7 @@ class Comparison:
         if a.op is not b.op:
             self.causes.meet(a.op.operands, b.op.operands)
             self.causes.match(a.op.outs, b.op.outs)
-            self.causes.match_held(a.op, b.op)
+            self.causes.match_subgraphs(a.op, b.op)
         if a.pieces or b.pieces:
             self._pieces(pair)
         elif pair.mixed:
@@ -89,18 +88,18 @@ class Comparison:
         elif a.op.leaf and b.op.leaf:
             self._other_types(a.op, b.op, pair.above)
         elif not a.module and self.causes.of_types(a.op, b.op):
-            self._other_types(a.op, b.op, pair)  # before what it is made of, which gives the same
+            self._other_types(a.op, b.op, pair)  # before its children, which have the same results
         if a.history or b.history:
             self._sequence(a.history, b.history, "forward", pair)
 
     def _other_types(self, a: Op, b: Op, above: Pair | None) -> None:
-        """An op that not both cuts have whole: what is made of it may differ for its reason."""
+        """Note reasons of the results of an op that not both cuts have whole."""
         for mine, theirs in zip(a.outs, b.outs, strict=False):
             if differ := aspects(mine.type, theirs.type, moved=self.settings.moved):
                 self.causes.blame((mine, theirs), self.reasons.type(a, b, above, differ[0][0]))
 
     def _mixed(self, pair: Pair) -> None:
-        """Whole on one side; on the other it is taken apart, or not there."""
+        """Add the difference of an op that is whole on one side only."""
         a, b = pair.left, pair.right
         left, right = tuple(a.forward_ops()), tuple(b.forward_ops())
         other = b if a.whole is not None else a
@@ -117,7 +116,7 @@ class Comparison:
         self._blame(pair, reason)
 
     def _pieces(self, pair: Pair) -> None:
-        """What a decomposition table has opened, on one side or on both."""
+        """Add the difference of an op that a decomposition table has opened on one side or both."""
         a, b = pair.left, pair.right
         left, right = list(a.forward_ops()), list(b.forward_ops())
         reason = self.reasons.table(a.pieces, b.pieces) or self.reasons.mixed(pair)
@@ -129,7 +128,7 @@ class Comparison:
             self._blame(pair, reason)
 
     def _blame(self, pair: Pair, reason: Reason | None) -> None:
-        """What is inside, and types that are others, are so for this reason."""
+        """Note the reason of the children's results, and of result types that differ."""
         a, b = pair.left, pair.right
         if reason is None:
             return
@@ -156,7 +155,7 @@ class Comparison:
     # ---- one op on both sides -------------------------------------------------------------------
 
     def _same_op(self, a: Op, b: Op, pair: Pair | None, nodes: tuple[Op, Op]) -> Reason | None:
-        """What differs between two calls of one operator; the reason, if something does.
+        """Add the differences of two calls of one operator, and return the first reason.
 
         `nodes`: the same two, as the cuts have them.
         """
@@ -185,14 +184,14 @@ class Comparison:
         return reason
 
     def _one(
-        self, kind: Kind, reason: Reason, nodes: tuple[Op, Op], about: Op, told: tuple[str, ...]
+        self, kind: Kind, reason: Reason, nodes: tuple[Op, Op], about: Op, notes: tuple[str, ...]
     ) -> None:
-        """One op that both have."""
+        """Add the difference of an op that both sides have."""
         part: Part = "forward" if not nodes[0].late else "backward"
-        self._add(kind, part, nodes[:1], nodes[1:], reason, about, told)
+        self._add(kind, part, nodes[:1], nodes[1:], reason, about, notes)
 
     def _moved(self, left: object, right: object) -> bool:
-        """Whether both are devices, and each that of its target."""
+        """Whether both are devices, each that of its target."""
         devices = self.left.target.device, self.right.target.device
         return self.settings.moved and (left, right) == devices
 
@@ -219,7 +218,7 @@ class Comparison:
     def _served(
         self, left: Sequence[Op], right: Sequence[Op], about: Op, reason: Reason | None
     ) -> None:
-        """The backward of what differs in the forward."""
+        """Compare the backward of an op that differs in the forward."""
         if Counter(map(key_of, left)) == Counter(map(key_of, right)):
             self._sequence(left, right, "backward", None, reason)
         elif left or right:
@@ -236,9 +235,9 @@ class Comparison:
         pair: Pair | None,
         reason: Reason | None = None,
     ) -> None:
-        """Ops that serve one op, on both sides in order; `reason`: why the forward differs."""
+        """Compare the ops that serve one op; `reason`: why the forward differs."""
         gap: tuple[list[Op], list[Op]] = ([], [])
-        for a, b in [*self._by_operands(left, right), (None, None)]:
+        for a, b in [*self.by_operands(left, right), (None, None)]:
             if (a is None) != (b is None):
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
                 continue
@@ -249,52 +248,16 @@ class Comparison:
             if a is not None and b is not None:
                 self._matched(a, b, pair)
 
-    def _by_operands(
-        self, left: Sequence[Op], right: Sequence[Op]
-    ) -> Iterator[tuple[Op | None, Op | None]]:
-        """The same ops on the same values, in whatever order; what is left over comes last."""
-        made = [{out for op in ops for out in op.outs} for ops in (left, right)]
-
-        def within(rule: Callable[[Op, Op], bool]) -> Callable[[Op, Op], bool]:
-            return lambda a, b: rule(a, b) and _made_alike(a, b, *made)
-
-        rules = (self._on_the_same, self._same_call, self._on_what_may_be_the_same)
-        over, waiting = dict.fromkeys(left), dict.fromkeys(right)
-        for a, b in by_rules(left, right, list(map(within, rules)), self._score):
-            del over[a], waiting[b]
-            self.causes.match(a.outs, b.outs)
-            yield a, b
-        yield from ((a, None) for a in over)
-        yield from ((None, b) for b in waiting)
-
-    def _score(self, a: Op, b: Op) -> tuple[int, int]:
-        """How well two ops fit, and then how well the ops that use what they make."""
-        return fit(a, b), -self.uses[0].unlike(a.outs, self.uses[1], b.outs)
-
-    def _on_the_same(self, a: Op, b: Op) -> bool:
-        """Whether two ops get the same values, of which one at least is known to be."""
-        known = not a.operands or any(map(self.causes.knows, a.operands))
-        return known and self._on_what_may_be_the_same(a, b)
-
-    def _on_what_may_be_the_same(self, a: Op, b: Op) -> bool:
-        tree = self.marked[0].values if self.causes.one_record else ()
-        return not self.causes.apart(a, b, tree)
-
-    def _same_call(self, a: Op, b: Op) -> bool:
-        """Whether it is the same call of another tensor, which differs for a reason of its own."""
-        same = key_of(a) == key_of(b) and constants(a) == constants(b)
-        return same and not any(self.causes.rewired(a, b))
-
     def _matched(self, a: Op, b: Op, pair: Pair | None) -> None:
         self.matched.append((a, b))
         if a is not b:
             self.causes.match(a.outs, b.outs)
-            self.causes.match_held(a, b)
+            self.causes.match_subgraphs(a, b)
             part: Part = "forward" if not a.late else "backward"
             self._later(part, [a], partial(self._same_op, a, b, pair, (a, b)))
 
     def _later(self, part: Part, ops: Sequence[Op], compare: Callable[[], object]) -> None:
-        """Compare what is of the backward when all values are matched, in the backward's order."""
+        """Compare now, or for the backward, when all values are matched, in running order."""
         if part == "forward":
             compare()
         else:
@@ -323,9 +286,9 @@ class Comparison:
         if reason is not None:
             self.causes.blame((out for op in ops for out in op.outs), reason)
 
-    def _apart(self) -> None:
-        """What the cuts have that is in no tree: assertions, copies for the backward."""
-        left, right = self.marked[0].apart, self.marked[1].apart
+    def _outside(self) -> None:
+        """Compare the ops that are not in the trees: assertions, copies for the backward."""
+        left, right = self.marked[0].outside, self.marked[1].outside
         for part in ("forward", "backward"):
             late = part == "backward"
             mine = [op for op in left if op.late == late]
@@ -333,7 +296,7 @@ class Comparison:
             self._sequence(mine, theirs, part, None)
 
     def name_of(self, found: Found) -> str:
-        """The op that a difference is about: as written, and which part of that it is."""
+        """The op of a difference: as written, and its part of that."""
         op = found.about
         node = self.marked[0].node_of(op) or self.marked[1].node_of(op)
         name = op_name(op)
@@ -341,11 +304,11 @@ class Comparison:
             name if node is None or node.written is node else f"{op_name(node.written.op)} > {name}"
         )
 
-    # ---- reasons that are known at last ---------------------------------------------------------
+    # ---- reasons that are known at the end ------------------------------------------------------
 
     def _settle(self) -> None:
-        """What is there for others' sake is there for their reason; else what went in differs."""
-        used = Users(with_held([*self.left.graph.ops, *self.right.graph.ops]), self.found)
+        """Set missing reasons: that of an op's user, else a policy, else the settings."""
+        used = Users(with_subgraph_ops([*self.left.graph.ops, *self.right.graph.ops]), self.found)
         waiting = [each for each in self.found if each.reason is None]
         for each in reversed(waiting):
             each.reason = used.reason(each)
@@ -358,13 +321,7 @@ class Comparison:
                 each.reason = each.reason or self.reasons.fallback(ops)
 
 
-def _made_alike(a: Op, b: Op, left: Collection[Value], right: Collection[Value]) -> bool:
-    """Whether what two ops of two sequences get is made in these, or in neither."""
-    both = zip(a.operands, b.operands, strict=False)
-    return all((mine in left) == (theirs in right) for mine, theirs in both)
-
-
 def _choices(above: Pair) -> tuple[str, ...]:
-    """The choices behind two bodies of one op."""
+    """The notes of the choices behind two bodies of one op."""
     sides = (("left", above.left.op), ("right", above.right.op))
     return tuple(f"{name}: {note}" for name, op in sides for note in choice_notes(op.choice))

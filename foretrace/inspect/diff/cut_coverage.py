@@ -1,4 +1,4 @@
-"""The tree of a record with what one cut has of it: which ops are whole, which serve which."""
+"""The tree of a recording, marked with the ops of one cut."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,7 +10,7 @@ from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 class Node:
-    """One op of the tree, and the ops of the cut that are it, are made of it, or serve it."""
+    """One op of the tree, with the ops of the cut that are it, its pieces, or its backward."""
 
     __slots__ = ("above", "backward", "children", "history", "op", "pieces", "whole")
 
@@ -18,38 +18,38 @@ class Node:
         self.op, self.above = op, above
         self.children: list[Node] = []
         self.whole: Op | None = None
-        """the op in the cut, which may return other things beside"""
+        """the op in the cut, which may have other results"""
         self.pieces: list[Op] = []
-        """what a decomposition table made of it"""
+        """the ops by which a decomposition table replaced it"""
         self.history: list[Op] = []
-        """what a forward cut spells out so that it trains as the program does"""
+        """the ops that a forward cut has only for autograd"""
         self.backward: list[Op] = []
         """the backward ops that serve it, in the order of the cut"""
 
     @property
     def module(self) -> bool:
-        """Whether it is a call of a module."""
+        """Whether it is a module call."""
         return isinstance(self.op.target, ModuleCall)
 
     @property
     def by_python(self) -> bool:
-        """Whether what is in it was called by the program's Python, and by no kernel."""
+        """Whether Python called its children, and no kernel."""
         called = isinstance(self.op.target, (ModuleCall, FunctionCall))
         return called or bool(subgraphs_of(self.op))
 
     @property
     def opened(self) -> bool:
-        """Whether the cut takes it apart, be it into nothing."""
+        """Whether the cut decomposes it, possibly into nothing."""
         return self.whole is None and not (self.op.leaf and not self.pieces)
 
     @property
     def written(self) -> "Node":
-        """The op as written that it is a part of, or it itself."""
+        """The op as written of which it is a part, or itself."""
         above = self.above
         return self if above is None or above.module else above.written
 
     def forward_ops(self) -> Iterator[Op]:
-        """What the cut has of it in the forward."""
+        """The ops of the cut's forward for it."""
         if self.whole is not None:
             yield self.whole
         yield from self.pieces
@@ -58,26 +58,26 @@ class Node:
             yield from child.forward_ops()
 
     def backward_ops(self) -> Iterator[Op]:
-        """What the cut has that serves it, or serves what it is made of, last op first."""
+        """The ops of the cut's backward for it and its children, last op first."""
         for child in reversed(self.children):
             yield from child.backward_ops()
         yield from self.backward
 
-    def held(self) -> "list[Node]":
-        """The nodes of the programs that it holds."""
+    def in_subgraphs(self) -> "list[Node]":
+        """The nodes of its subgraphs."""
         return self.children if subgraphs_of(self.op) else []
 
 
 class Marked:
-    """The tree as one cut has it. `roots`: the ops of the program; `apart`: what is in no tree."""
+    """The tree, marked with one cut. `roots`: the program's ops; `outside`: ops not in the tree."""
 
     def __init__(self, recorded: Recording, graph: Graph) -> None:
         self._known: dict[tuple[int, object], Node] = {}
         self.values: set[Value] = {item.value for item in recorded.inputs}
-        """all that the tree speaks of"""
+        """all values of the tree"""
         self.roots = [self._node(op, None) for op in recorded.ops]
-        self.apart: list[Op] = []
-        for op in with_held(graph.ops):
+        self.outside: list[Op] = []
+        for op in with_subgraph_ops(graph.ops):
             self._mark(op)
 
     def _node(self, op: Op, above: Node | None) -> Node:
@@ -93,7 +93,7 @@ class Marked:
         whole, *pieces = pieces_to(op)
         node = self.node_of((whole.late and whole.because) or whole)
         if node is None:
-            self.apart.append(op)
+            self.outside.append(op)
         elif whole.late:
             node.backward.append(op)
         elif of_history(op):
@@ -104,13 +104,13 @@ class Marked:
             node.whole = op
 
     def node_of(self, op: Op) -> Node | None:
-        """The node of an op of the tree, or of the cut, where it may return other things beside."""
+        """The node of an op of the tree, or of the cut, where it may have other results."""
         found = (self._known.get(key) for key in _keys(op))
         return next((node for node in found if node is not None), None)
 
 
 def _keys(op: Op) -> Iterator[tuple[int, object]]:
-    """What tells an op from all others: itself, or its target with a part that no other has."""
+    """What identifies an op: its id, or its target with a part that no other op has."""
     yield id(op), None
     target = id(op.target)
     for part in (op.outs, op.args, op.region):
@@ -120,9 +120,9 @@ def _keys(op: Op) -> Iterator[tuple[int, object]]:
         yield target, out
 
 
-def with_held(ops: Iterable[Op]) -> Iterator[Op]:
-    """Ops, each followed by those of the programs that it holds."""
+def with_subgraph_ops(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops, each followed by those of its subgraphs."""
     for op in ops:
         yield op
         for program in subgraphs_of(op):
-            yield from with_held(program.ops)
+            yield from with_subgraph_ops(program.ops)

@@ -1,4 +1,4 @@
-"""`foretrace.diff`: two cuts beside each other, and what that comes to."""
+"""`foretrace.diff`: compares two cuts."""
 
 import difflib
 from collections.abc import Iterator
@@ -10,26 +10,26 @@ from foretrace.forks import cached_property
 from foretrace.inspect.diff.compare import Comparison
 from foretrace.inspect.diff.difference import Difference, Fold, Group, Reason
 from foretrace.inspect.diff.inputs_outputs import end_differences, input_differences
-from foretrace.inspect.diff.numeric import Given, Measured, measure
+from foretrace.inspect.diff.numeric import Call, Measured, measure
 from foretrace.inspect.diff.render import FOLDS, Row, group_rows
 from foretrace.inspect.diff.sides import CutLike, Side
 from foretrace.ir.source.short_tracebacks import Hiding
 
 NEAR = 5
 COMMON = 20
-"""Two programs have something in common where one node in so many of the smaller cut is in both."""
+"""Two programs are related if one node in so many of the smaller cut is in both."""
 
 
 @dataclass(frozen=True, repr=False)
 class Diff(Printed):
-    """What two cuts have in common, and where they differ; true where they do.
+    """The differences between two cuts; true if there are any.
 
     Args:
-        left: what the left cut is: "joint@cpu".
+        left: the label of the left cut: "joint@cpu".
         right: likewise.
-        differences: each place, in the order of the program, the forward first.
-        same: how many nodes are the same on both sides.
-        nodes: how many each side has.
+        differences: in the order of the program, the forward first.
+        same: the number of nodes that are equal on both sides.
+        nodes: the number of nodes of each side.
         names: the nodes' names on each side.
     """
 
@@ -40,14 +40,14 @@ class Diff(Printed):
     nodes: tuple[int, int]
     names: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), repr=False)
     measured: Measured | None = None
-    """what a run of both found, if one was asked for"""
+    """the result of a run of both, if one was requested"""
 
     def __bool__(self) -> bool:
         return bool(self.differences)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """By reason, in the order in which reasons first appear; what repeats is folded."""
+        """The differences by reason, in the order of first appearance; equal ones are folded."""
         by_reason: dict[Reason, dict[tuple[Any, ...], list[Difference]]] = {}
         for each in self.differences:
             by_reason.setdefault(each.reason, {}).setdefault(each.form, []).append(each)
@@ -58,12 +58,12 @@ class Diff(Printed):
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Each reason once."""
+        """The reasons, without duplicates."""
         return tuple(group.reason for group in self.groups)
 
     @property
     def missing(self) -> tuple[Difference, ...]:
-        """Those without a reason, each a defect of foretrace."""
+        """The differences without a reason, each a defect of foretrace."""
         return tuple(each for each in self.differences if each.reason.missing)
 
     def of(self, node: str) -> "Diff":
@@ -88,7 +88,7 @@ class Diff(Printed):
         return replace(self, differences=found, measured=None)
 
     def rows(self, folds: int = FOLDS) -> Iterator[Row]:
-        """The lines to print; of each reason at most so many kinds of differences."""
+        """The lines to print, with at most `folds` kinds of differences for each reason."""
         for group in self.groups:
             yield from group_rows(group, folds)
             yield Row("plain")
@@ -113,7 +113,7 @@ class Diff(Printed):
         return "\n".join(map(str, self.rows()))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "left": {"cut": self.left, "nodes": self.nodes[0]},
             "right": {"cut": self.right, "nodes": self.nodes[1]},
@@ -133,20 +133,20 @@ class Diff(Printed):
 
 
 @Hiding()
-def diff(a: CutLike, b: CutLike, *, run: Given | None = None) -> Diff:
-    """What two cuts have in common, and where they differ, each difference with its reason.
+def diff(a: CutLike, b: CutLike, *, run: Call | None = None) -> Diff:
+    """Compare two cuts, and name the reason of each difference.
 
-    They may be two cuts of one program, or cuts of two captures: for other targets, inputs, modes
-    or dtypes, or of two programs. They are aligned on their trees, from the program down.
+    They may be two cuts of one program, cuts of two captures with different targets, inputs, modes
+    or dtypes, or cuts of two programs. They are aligned on their trees, from the root down.
 
     Args:
         a: the left one.
         b: the right one.
-        run: arguments and keyword arguments of a call: both cuts run on it, op by op, and the
-            result's `measured` says where they first differ in value, and by how much.
+        run: arguments and keyword arguments of a call. Both cuts run on it, op by op, and the
+            result's `measured` has the first difference in value, and its size.
 
     Raises:
-        Refusal: they are of two programs that have nothing in common, or cannot run here.
+        Refusal: their programs have nothing in common, or a cut cannot run here.
     """
     left, right = Side(a), Side(b)
     comparison = Comparison(left, right)
@@ -155,7 +155,7 @@ def diff(a: CutLike, b: CutLike, *, run: Given | None = None) -> Diff:
     _check_related(comparison)
     ends += end_differences(comparison)
     order = {"input": 0, "forward": 1, "backward": 2, "output": 3}
-    found = [*ends, *_told(comparison)]
+    found = [*ends, *_differences(comparison)]
     found.sort(key=lambda each: order[each.part])
     different = {op for each in comparison.found for op in (*each.left, *each.right)}
     same = sum(mine not in different for mine, _ in comparison.matched)
@@ -165,7 +165,7 @@ def diff(a: CutLike, b: CutLike, *, run: Given | None = None) -> Diff:
     return Diff(left.label, right.label, tuple(found), same, nodes, names, measured)
 
 
-def _told(comparison: Comparison) -> Iterator[Difference]:
+def _differences(comparison: Comparison) -> Iterator[Difference]:
     for each in comparison.found:
         frame, call = each.about.origin.frame, each.about.origin.module
         module = tuple(map(str, call.stack())) if call is not None else ()
@@ -181,7 +181,7 @@ def _check_related(comparison: Comparison) -> None:
     """Refuse two cuts that have nothing in common.
 
     Raises:
-        Refusal: hardly a node of one is in the other.
+        Refusal: too few nodes of one are in the other.
     """
     left, right = comparison.left, comparison.right
     smaller = min(len(left.graph.ops), len(right.graph.ops))
@@ -190,8 +190,8 @@ def _check_related(comparison: Comparison) -> None:
     if len(comparison.matched) * COMMON < smaller or not comparison.matched:
         raise Refusal(
             f"the two cuts have nothing in common: {len(comparison.matched)} of the"
-            f" {len(left.graph.ops)} ops of {left.told} and the {len(right.graph.ops)} of"
-            f" {right.told} are the same",
+            f" {len(left.graph.ops)} ops of {left.program_text} and the {len(right.graph.ops)} of"
+            f" {right.program_text} are the same",
             kind="nothing in common",
             do="compare two cuts of one program, or of two forms of it",
         )

@@ -1,12 +1,12 @@
-"""What a comparison of two cuts is made of: differences, each with its one reason, and folds."""
+"""The data of a comparison: differences, each with one reason, and groups of them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from foretrace.errors import PACKAGE_DIR, Frame, Printed
+from foretrace.inspect.explain.explanation import shown_path
 from foretrace.ir.program.op import ModuleCall, Op, target_name
 
 Kind: TypeAlias = Literal[
@@ -24,8 +24,8 @@ class Reason:
             "given", "held", "argument", "rule", "history", "loss", "unused", "program", "kernel",
             "several" (one of them), "fallback" (nothing nearer is known), or "unknown".
         text: the reason, one line.
-        place: where it was decided: of our code, of torch's, or the user's line.
-        root: what it goes back to, where that is known as well.
+        place: where it was decided: in foretrace, in torch, or the user's line.
+        root: the reason of this reason, if it is known.
     """
 
     kind: str
@@ -39,13 +39,12 @@ class Reason:
         return self.kind == "unknown"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
-        root = self.root and self.root.to_dict()
-        return {"kind": self.kind, "text": self.text, "place": self.place, "root": root}
+        """A dict for JSON."""
+        return asdict(self)
 
 
 def place_of(fn: Callable[..., Any]) -> str:
-    """Where a function of ours stands: `foretrace/lowering/cuts/cut.py:49 Level.whole`."""
+    """The place of a function: `foretrace/lowering/cuts/cut.py:49 Level.whole`."""
     code = inspect.unwrap(fn).__code__
     file = code.co_filename.removeprefix(PACKAGE_DIR)
     return f"foretrace/{file}:{code.co_firstlineno} {code.co_qualname}"
@@ -56,32 +55,30 @@ def line_of(frame: Frame) -> str:
     _, installed, inside = frame.file.rpartition("/site-packages/")
     if installed:
         return f"{inside}:{frame.line} in {frame.function}"
-    file = Path(frame.file)
-    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return f"{here}:{frame.line} in {frame.function}"
+    return f"{shown_path(frame.file)}:{frame.line} in {frame.function}"
 
 
 def lines_of(ops: Iterable[Op]) -> str:
-    """The first two of the user's lines that ops come from."""
+    """The first two of the user's lines of ops."""
     frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
     return " | ".join([line_of(frame) for frame in frames][:2])
 
 
 def op_name(op: Op) -> str:
-    """`mm`; of a module call its class."""
+    """`mm`; the class of a module call."""
     return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A node of one of the cuts: its name, what it calls, the types of what it gives."""
+    """A node of one of the cuts: its name, its target, the types of its results."""
 
     name: str
     target: str
     types: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {"name": self.name, "target": self.target, "types": list(self.types)}
 
 
@@ -90,16 +87,16 @@ class Difference(Printed):
     """One place at which two cuts differ.
 
     Args:
-        kind: "kept" (the right one has it whole), "opened" (the left one has), "replaced",
-            "only left", "only right", "type" (what it gives), "arguments" (what it gets).
+        kind: "kept" (whole in the right cut), "opened" (whole in the left cut), "replaced",
+            "only left", "only right", "type" (of results), "arguments".
         part: "forward", "backward", "input" or "output".
-        what: the op of the tree that the difference is about, or the input or output.
-        left: the nodes of the left cut that it is about.
-        right: those of the right cut.
-        reason: why.
+        what: the op of the tree, the input or the output that differs.
+        left: the nodes of the left cut.
+        right: the nodes of the right cut.
+        reason: the reason.
         frame: the user's line.
         module: the path of module calls around it, outermost first.
-        notes: what differs in detail, or the choice behind it.
+        notes: details, or the choice behind it.
     """
 
     kind: Kind
@@ -114,13 +111,13 @@ class Difference(Printed):
 
     @property
     def at_once(self) -> bool:
-        """Whether it is told with all that have its reason, whatever the op: a type, an end."""
+        """Whether it is folded with all of its reason, whatever the op."""
         whole = self.reason.kind == "cut" and self.part == "backward"
         return self.kind == "type" or self.part in ("input", "output") or whole
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What equal differences at other places have in common."""
+        """The key of equal differences at other places."""
         ends = tuple(tuple(seen.target for seen in side) for side in (self.left, self.right))
         if self.at_once:
             return (self.reason, self.kind, self.part, self.notes)
@@ -136,13 +133,7 @@ class Difference(Printed):
         return "\n".join([*rows, *(f"  note    {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
-        at = self.frame and {
-            "file": self.frame.file,
-            "line": self.frame.line,
-            "function": self.frame.function,
-            "code": self.frame.text,
-        }
+        """A dict for JSON."""
         return {
             "kind": self.kind,
             "part": self.part,
@@ -150,14 +141,14 @@ class Difference(Printed):
             "left": [seen.to_dict() for seen in self.left],
             "right": [seen.to_dict() for seen in self.right],
             "reason": self.reason.to_dict(),
-            "at": at,
+            "at": self.frame and self.frame.to_dict(),
             "module": list(self.module),
             "notes": list(self.notes),
         }
 
 
 def kind_of(left: Sequence[Op], right: Sequence[Op]) -> Kind:
-    """What a place at which both sides have these ops is called."""
+    """The kind of a difference between these ops."""
     if left and right:
         return "replaced"
     return "only left" if left else "only right"
@@ -165,7 +156,7 @@ def kind_of(left: Sequence[Op], right: Sequence[Op]) -> Kind:
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """A difference as it is found; some reasons are only known when all are."""
+    """A difference during the comparison; some reasons are known only at its end."""
 
     kind: Kind
     part: Part
@@ -178,24 +169,24 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Equal differences, which differ in their places alone."""
+    """Differences that are equal but for their places."""
 
     differences: tuple[Difference, ...]
 
     @property
     def first(self) -> Difference:
-        """The one that stands for all."""
+        """The one that is printed."""
         return self.differences[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All that one reason explains."""
+    """The differences of one reason."""
 
     reason: Reason
     folds: tuple[Fold, ...]
 
     @property
     def count(self) -> int:
-        """How many differences."""
+        """The number of differences."""
         return sum(len(fold.differences) for fold in self.folds)

@@ -1,4 +1,4 @@
-"""What differs in what two cuts take and give: their inputs and outputs, by role."""
+"""Differences in the inputs and outputs of two cuts, by role."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -16,11 +16,11 @@ ASPECTS: dict[str, tuple[str, ...]] = {
     "mutation": ("mode",),
     "size": ("shape",),
 }
-"""What an input or output of such a role depends on"""
+"""The aspects on which an input or output of a role depends"""
 
 
 def input_differences(comparison: Comparison) -> Iterator[Difference]:
-    """Those of inputs; their values are matched for what is compared next."""
+    """The differences of inputs in both cuts, whose values are matched."""
     left, right, causes = comparison.left, comparison.right, comparison.causes
     both, _ = paired_inputs(left.graph.inputs, right.graph.inputs)
     for a, b in both:
@@ -34,7 +34,7 @@ def input_differences(comparison: Comparison) -> Iterator[Difference]:
 
 
 def end_differences(comparison: Comparison) -> Iterator[Difference]:
-    """Inputs and outputs that one cut alone has; tangents that came in another type."""
+    """Inputs and outputs of one cut alone, and outputs that are different values."""
     left, right = comparison.left, comparison.right
     _, only = paired_inputs(left.graph.inputs, right.graph.inputs)
     mine, theirs = _saved(comparison, left.graph.inputs, right.graph.inputs)
@@ -71,7 +71,7 @@ E = TypeVar("E", Input, Output)
 def _saved(
     comparison: Comparison, left: Sequence[E], right: Sequence[E]
 ) -> tuple[list[E], list[E]]:
-    """What one pair alone saves, by what it is and not by its name."""
+    """The values that one pair alone saves, by value and not by name."""
     mine = [item for item in left if item.role.kind == "saved"]
     theirs = [item for item in right if item.role.kind == "saved"]
     if comparison.reasons.halves() is not None:
@@ -96,7 +96,7 @@ def _counterpart(comparison: Comparison, item: End) -> object:
 
 
 def _another(comparison: Comparison, a: Output, b: Output) -> Difference | None:
-    """An output of both cuts that is another value."""
+    """The difference of an output that is not the same value in both cuts."""
     causes = comparison.causes
     if not (isinstance(a.value, Value) and isinstance(b.value, Value)):
         return None
@@ -104,8 +104,8 @@ def _another(comparison: Comparison, a: Output, b: Output) -> Difference | None:
     if expected is None or back is None or expected is b.value:
         return None
     names = comparison.left.name_of(a.value), comparison.right.name_of(b.value)
-    told = "it is {} on the left, {} on the right".format(*names)
-    return _end("arguments", "output", a, b, _reason(comparison, a), (told,))
+    note = "it is {} on the left, {} on the right".format(*names)
+    return _end("arguments", "output", a, b, _reason(comparison, a), (note,))
 
 
 def _reason(comparison: Comparison, item: End) -> Reason:

@@ -1,4 +1,4 @@
-"""Both cuts on the same input, op by op: where they first differ, by how much, how it grows."""
+"""Runs both cuts on the same input, op by op: the first difference in value, and its growth."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,23 +26,23 @@ from foretrace.runtime.calls.run_cut import uncast
 from foretrace.runtime.guards.cut_guards import CallGuards, number
 
 STEPS = 8
-"""Lines that tell how a difference grows"""
+"""The most lines about the growth of a difference"""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run of both cuts: every value that both compute, in the order of the left one."""
+    """The result of a run: every value that both cuts compute, in the left one's order."""
 
     steps: tuple[Step, ...]
 
     @property
     def first(self) -> Step | None:
-        """The first that differs."""
+        """The first value that differs."""
         return next((step for step in self.steps if not step.equal), None)
 
     @property
     def growth(self) -> tuple[Step, ...]:
-        """Those at which the difference, as a share of the values, is twice what it was."""
+        """The values at which the relative difference has doubled."""
         found: list[Step] = []
         for step in self.steps:
             if not step.equal and (not found or step.relative >= 2 * found[-1].relative):
@@ -65,7 +65,7 @@ class Measured:
         yield Row("note", "", str(last), 2)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "equal": sum(step.equal for step in self.steps),
             "first": self.first and asdict(self.first),
@@ -89,14 +89,14 @@ def _names(step: Step) -> str:
 
 
 class Values(fx.Interpreter):
-    """Runs a graph module and keeps a copy of every value of the program's."""
+    """Runs a graph module and keeps a copy of every value of the program."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.found: dict[Value, tuple[str, Tensor]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node, as fx runs it."""
+        """Run one node, and keep its values."""
         result = super().run_node(n)
         op = n.meta.get("foretrace")
         if isinstance(op, Op) and (n.target is not getitem or op.target is getitem):
@@ -112,7 +112,7 @@ class Values(fx.Interpreter):
 
 
 def check_runs_here(devices: Sequence[tuple[str, str]]) -> None:
-    """Refuse cuts for a device that is not here; (label of the cut, type of the device).
+    """Refuse cuts for an absent device; (label of the cut, type of the device).
 
     Raises:
         Refusal: a kernel of the device cannot run here.
@@ -126,52 +126,48 @@ def check_runs_here(devices: Sequence[tuple[str, str]]) -> None:
             )
 
 
-Given: TypeAlias = tuple[Sequence[Any], dict[str, Any]]
+Call: TypeAlias = tuple[Sequence[Any], dict[str, Any]]
 """Arguments and keyword arguments of a call"""
 
 
-def measure(comparison: Comparison, given: Given, *, seed: int = 0) -> Measured:
+def measure(comparison: Comparison, call: Call, *, seed: int = 0) -> Measured:
     """Run both cuts on the same input, op by op.
 
-    An input that a side has in another dtype is cast to that; tangents are random. A backward cut
-    gets what its forward saves for the input. Nothing is written back: the program's parameters and
-    buffers stay as they are.
+    Inputs are cast to the dtypes of each side; tangents are random. A backward cut takes what its
+    forward saves for the input. Nothing is written to the program's parameters and buffers.
 
     Args:
         comparison: the two cuts.
-        given: the arguments and keyword arguments of a call of the program.
-        seed: what both runs are seeded with.
+        call: the arguments and keyword arguments of a call of the program.
+        seed: the seed of both runs.
 
     Raises:
-        Refusal: a device is not here, or a call breaks what a capture relied on.
+        Refusal: a device is absent, or the call breaks a guard of a capture.
     """
     sides = comparison.left, comparison.right
     check_runs_here([(side.label, side.target.device.type) for side in sides])
-    left, right = (_run(side, given, seed) for side in sides)
+    left, right = (_run(side, call, seed) for side in sides)
     return Measured(tuple(_steps(comparison, left, right)))
 
 
 def _steps(comparison: Comparison, left: Values, right: Values) -> Iterator[Step]:
     for value, found in left.found.items():
         other = comparison.causes.counterpart(value)
-        if (
-            other is not None
-            and other in right.found
-            and (made := amount(found, right.found[other]))
-        ):
-            yield made
+        known = None if other is None else right.found.get(other)
+        if known is not None and (step := amount(found, known)):
+            yield step
     outputs = {output.role: output.value for output in comparison.right.graph.outputs}
     for output in comparison.left.graph.outputs:
         mine, theirs = output.value, outputs.get(output.role)
         if isinstance(mine, Value) and isinstance(theirs, Value):
             a, b = left.found.get(mine), right.found.get(theirs)
-            if a and b and (made := amount((str(output.role), a[1]), (str(output.role), b[1]))):
-                yield made
+            if a and b and (step := amount((str(output.role), a[1]), (str(output.role), b[1]))):
+                yield step
 
 
-def _run(side: Side, given: Given, seed: int) -> Values:
+def _run(side: Side, call: Call, seed: int) -> Values:
     cut: Any = side.cut
-    flat, sizes = inputs(cut, given)
+    flat, sizes = _inputs(cut, call)
     flat = [x.detach().clone() if isinstance(x, Tensor) else x for x in flat]
     tangents = [_tangent(item, sizes, n) for n, item in enumerate(_tangents_of(side))]
     values = Values(cut.graph_module)
@@ -184,7 +180,7 @@ def _run(side: Side, given: Given, seed: int) -> Values:
 
 
 def _saved(cut: Any, flat: Sequence[Any]) -> list[Any]:
-    """What the forward half of a backward cut hands to it."""
+    """The values that the forward half of a backward cut saves for it."""
     graph: Graph = cut.pair.forward
     program = cut.program
     module = to_fx(graph, program.recorded.symbols, program.semantics.fakes, needs)
@@ -193,10 +189,10 @@ def _saved(cut: Any, flat: Sequence[Any]) -> list[Any]:
     return [x for kind, x in zip(roles, results, strict=True) if kind == "saved"]
 
 
-def inputs(cut: Any, given: Given) -> tuple[list[Any], Numbers]:
-    """The graph's inputs, from a call whose tensors are cast to what the capture saw."""
+def _inputs(cut: Any, call: Call) -> tuple[list[Any], Numbers]:
+    """The graph's inputs, from a call whose tensors are cast to the dtypes of the capture."""
     guards: CallGuards = cut.program.calls
-    leaves, structure = take_apart((tuple(given[0]), given[1]))
+    leaves, structure = take_apart((tuple(call[0]), call[1]))
     types = {item.argument: item.value.type for item in guards.recorded.inputs}
     cast, place = [], 0
     for _, leaf in leaves:
@@ -221,7 +217,7 @@ def _tangents_of(side: Side) -> list[Input]:
 
 
 def _tangent(item: Input, sizes: Numbers, seed: int) -> Tensor:
-    """Random numbers, the same for all sides, in the layout that the cut takes."""
+    """Random numbers, equal for all sides, in the layout that the cut takes."""
     type = item.value.type
     shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
     drawn = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

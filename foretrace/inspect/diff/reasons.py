@@ -1,4 +1,4 @@
-"""Why two cuts differ where they do, from what the trees hold."""
+"""The reasons of differences, from the trees of two cuts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
-from foretrace.autograd.eager_history.spell_history import spell_history
+from foretrace.autograd.eager_history.emit_history import emit_history
 from foretrace.inspect.diff.capture_settings import Settings
 from foretrace.inspect.diff.cut_coverage import Node
 from foretrace.inspect.diff.difference import Reason, lines_of, op_name, place_of
@@ -22,8 +22,13 @@ from foretrace.inspect.diff.tree_alignment import (
 from foretrace.inspect.diff.value_causes import Causes
 from foretrace.inspect.dispatcher.registrations import registered
 from foretrace.inspect.explain.pair_links import AGAIN
-from foretrace.inspect.explain.tree_path import TABLE, has_composite_kernel, of_history
-from foretrace.ir.program.op import Choice, Op, Value, target_name
+from foretrace.inspect.explain.tree_path import (
+    TABLE,
+    choice_notes,
+    has_composite_kernel,
+    of_history,
+)
+from foretrace.ir.program.op import Op, Value, target_name
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import live
 from foretrace.lowering.cuts.decompose import decompose
@@ -42,10 +47,10 @@ ABOUT: dict[str, str] = {
     "backward": "is a half of the joint cut, opened down to where derivatives are",
 }
 ASPECTS: dict[type, str] = {torch.dtype: "dtype", torch.device: "target"}
-"""What a constant of such a type depends on"""
+"""The aspect on which a constant of a type depends"""
 FREE = "it is an input or a parameter, so it is there anyway"
 NAMED = 3
-"""Ops of the user's that a reason names; the others are counted."""
+"""The most ops that a reason names; the others are counted."""
 
 
 class Reasons:
@@ -57,7 +62,7 @@ class Reasons:
     # ---- the cuts themselves --------------------------------------------------------------------
 
     def no_backward(self) -> Reason | None:
-        """Where one cut has gradients and the other has none."""
+        """The reason if one cut has gradients and the other has none."""
         a, b = self.left, self.right
         if a.differentiates == b.differentiates:
             return None
@@ -70,7 +75,7 @@ class Reasons:
         )
 
     def halves(self) -> Reason | None:
-        """Two different halves, or a half beside the whole."""
+        """The reason if the cuts are different halves, or one is a half."""
         kinds = {self.left.kind, self.right.kind}
         if len(kinds) == 1 or not kinds & {"forward", "backward"}:
             return None
@@ -78,7 +83,7 @@ class Reasons:
         return Reason("cut", text, place_of(partition))
 
     def mixed(self, pair: Pair) -> Reason:
-        """An op that is whole on one side and opened on the other."""
+        """The reason of an op that is whole on one side and opened on the other."""
         left_whole = pair.left.whole is not None
         whole, opened = (pair.left, pair.right) if left_whole else (pair.right, pair.left)
         a, b = (self.left, self.right) if left_whole else (self.right, self.left)
@@ -89,27 +94,27 @@ class Reasons:
         return self._level(whole, opened, a, b)
 
     def _history(self, whole: Node, opened: Node) -> Reason:
-        """One leaf of one record, which a cut that trains has in another form."""
+        """The reason of a leaf that a forward cut writes otherwise for autograd."""
         ops = [*opened.history, *whole.history, *opened.forward_ops()]
         found = next((r for r in map(self.of_choice, ops) if r is not None), None)
         text = "a forward cut spells out what autograd follows; the others need not"
-        return found or Reason("history", text, place_of(spell_history))
+        return found or Reason("history", text, place_of(emit_history))
 
     @staticmethod
     def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
-        """Where a decomposition table that was given to a cut has opened an op."""
+        """The reason if a cut's decomposition table has opened an op."""
         sides = (("left", left), ("right", right))
-        given = [
+        opening = [
             name for name, ops in sides if any(op.piece_of and not of_history(op) for op in ops)
         ]
-        if not given:
+        if not opening:
             return None
-        what = f"that of the {given[0]} cut opens it"
-        what = what if len(given) == 1 else "both open it, each in its way"
+        what = f"that of the {opening[0]} cut opens it"
+        what = what if len(opening) == 1 else "both open it, each in its way"
         return Reason("table", f"of the decomposition tables given, {what}", place_of(decompose))
 
     def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:
-        """A leaf on one target that another target takes apart."""
+        """The reason of a leaf on one target that another target decomposes."""
         name = target_name(whole.target)
         chosen = self.choices(*((whole, opened) if a is self.left else (opened, whole)))
         if chosen is not None:
@@ -131,14 +136,14 @@ class Reasons:
             text = f"the export cut {ABOUT['export']}; the {b.kind} cut {ABOUT[b.kind]}"
             return Reason("level", text, LEVEL)
         if opened.op.opened and opened.op.choice is not None:
-            return Reason("choice", _told(opened.op.choice), LEVEL)
+            return Reason("choice", choice_notes(opened.op.choice)[0], LEVEL)
         other = "right" if a is self.left else "left"
         return Reason("keep", f"open= names {name} in the {other} cut", LEVEL)
 
     # ---- one op, two bodies ---------------------------------------------------------------------
 
     def choices(self, left: Op, right: Op) -> Reason | None:
-        """Two choices that came out differently, and what that goes back to."""
+        """The reason if two choices differ, with its root."""
         a, b = left.choice, right.choice
         if a is None or b is None or a.what != b.what or a.value == b.value:
             return None
@@ -153,7 +158,7 @@ class Reasons:
         )
 
     def body(self, pair: Pair, nodes: Iterable[Node]) -> Reason:
-        """The two bodies of an op that both cuts open are not the same; `nodes`: one has these."""
+        """The reason why two bodies of one op differ; `nodes`: those that only one has."""
         a, b = pair.left.op, pair.right.op
         if chosen := self.choices(a, b):
             return chosen
@@ -165,30 +170,29 @@ class Reasons:
         return found or self.unknown(f"the bodies of {target_name(a.target)} differ")
 
     def _way(self, pair: Pair) -> Reason | None:
-        """A composite kernel that calls other operators on the other target.
+        """The reason if a composite kernel calls other operators on the other target.
 
-        What it calls depends on the types of its operands, on constants and on the target; the
-        constants are equal.
+        That depends on the types of its operands, on constants, which are equal, and on the target.
         """
         a, b = pair.left.op, pair.right.op
         target = self.settings.target
         if target is None or not has_composite_kernel(a):
             return None
-        if not self.causes.alike(a, b):
+        if not self.causes.equal_types(a, b):
             target = self.settings.roots(self.causes.of_types(a, b), target)
         sides = ((pair.left.children, self.left), (pair.right.children, self.right))
-        told = [f"{_called(made) or 'nothing'} on {side.target.name}" for made, side in sides]
-        text = f"{target_name(a.target)}'s composite kernel calls {told[0]}; {told[1]}"
+        calls = [f"{_called(nodes) or 'nothing'} on {side.target.name}" for nodes, side in sides]
+        text = f"{target_name(a.target)}'s composite kernel calls {calls[0]}; {calls[1]}"
         return Reason("kernel", text, registered(a.called[0].name())[COMPOSITE].place, target)
 
     def _device_rule(self, a: Op, b: Op) -> Reason | None:
-        """A leaf that gives another type on the other target, of operands of equal types."""
+        """The reason of a leaf with another result type on the other target, for equal operands."""
         target = self.settings.target
-        if target is None or constants(a) != constants(b) or not self.causes.alike(a, b):
+        if target is None or constants(a) != constants(b) or not self.causes.equal_types(a, b):
             return None
         each = zip(a.outs, b.outs, strict=False)
-        told = [aspects(x.type, y.type, moved=self.settings.moved)[:1] for x, y in each]
-        (what, left, right), *_ = [first for found in told for first in found]
+        differing = [aspects(x.type, y.type, moved=self.settings.moved)[:1] for x, y in each]
+        (what, left, right), *_ = [first for found in differing for first in found]
         here, there = self.left.target.name, self.right.target.name
         gives = f"{left} on {here}, {right} on {there}"
         if what in ("shape", "strides"):
@@ -197,7 +201,7 @@ class Reasons:
         return Reason("kernel", text, place_of(Inference.infer), target)
 
     def written(self, left: Sequence[Node], right: Sequence[Node]) -> Reason:
-        """What the program's own Python called on one side and not on the other."""
+        """The reason of ops that Python called on one side only."""
         nodes = (*left, *right)
         mode = self._mode_around(node.op for node in nodes)
         if not self.settings.other_program:
@@ -216,7 +220,7 @@ class Reasons:
         return Reason("program", what, lines_of([node.op for node in nodes]))
 
     def _mode_around(self, ops: Iterable[Op]) -> Reason | None:
-        """The modes of the modules, where that of a module around one of the ops differs."""
+        """The reason of modules' modes, if that of a module around one of the ops differs."""
         modes = self.settings.by_aspect.get("mode")
         around = (op.origin.module for op in ops)
         return (
@@ -226,7 +230,7 @@ class Reasons:
     # ---- one op, other arguments or types -------------------------------------------------------
 
     def argument(self, a: Op, b: Op, differ: Sequence[Argument] = ()) -> Reason:
-        """The same op with other constants; `differ`: those that are asked about, else all."""
+        """The reason of an op with other constants; `differ`: these constants, else all."""
         differ = differ or arguments_that_differ(a, b)
         kinds = {type(leaf) for _, pair in differ for leaf in pair}
         sure = [aspect for kind, aspect in ASPECTS.items() if kind in kinds]
@@ -240,11 +244,11 @@ class Reasons:
             found = found or self.settings.together
         if found is not None:
             return found
-        told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
-        return Reason("argument", f"{target_name(a.target)}: {told}", lines_of([a, b]))
+        text = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
+        return Reason("argument", f"{target_name(a.target)}: {text}", lines_of([a, b]))
 
     def type(self, a: Op, b: Op, above: Pair | None, aspect: str) -> Reason:
-        """The same op gives another type."""
+        """The reason of an op with another result type."""
         if found := self.causes.of_types(a, b):
             return found
         shapes = [
@@ -265,7 +269,7 @@ class Reasons:
         return found or self.unknown(f"{target_name(a.target)} gives another type")
 
     def rewired(self, a: Op, b: Op) -> Reason:
-        """The same op with other operands."""
+        """The reason of an op with other operands."""
         found = self.settings.pick() or (
             None if self.settings.other_program else self.settings.together
         )
@@ -276,15 +280,15 @@ class Reasons:
     # ---- the rest -------------------------------------------------------------------------------
 
     def rule(self, a: Sequence[Op], b: Sequence[Op]) -> Reason | None:
-        """Two rules for the derivative of one op."""
+        """The reason if the derivatives of one op have different rules."""
         names = [sorted({op.rule.name for op in ops if op.rule is not None}) for ops in (a, b)]
         if not all(names) or names[0] == names[1]:
             return None
-        told = " on the left, ".join(", ".join(each) for each in names)
-        return Reason("rule", f"the derivative is {told} on the right", place_of(Derivatives.rule))
+        rules = " on the left, ".join(", ".join(each) for each in names)
+        return Reason("rule", f"the derivative is {rules} on the right", place_of(Derivatives.rule))
 
     def policy(self, op: Op) -> Reason | None:
-        """Of two halves: why an op runs in one of them alone, or again."""
+        """The reason of an op that runs in one half alone, or again."""
         if found := self.halves() or self.saved(op.outs):
             return found
         if "backward" in (self.left.kind, self.right.kind) and not op.late:
@@ -292,7 +296,7 @@ class Reasons:
         return None
 
     def saved(self, values: Iterable[Value]) -> Reason | None:
-        """Why the forward of one pair hands a value to its backward."""
+        """The reason why the forward of one pair saves a value."""
         wanted = set(values)
         for name, side in (("left", self.left), ("right", self.right)):
             pair = side.cut.pair
@@ -303,7 +307,7 @@ class Reasons:
         return None
 
     def unused(self, *, on_left: bool) -> Reason | None:
-        """Of two cuts of one record: no output of the other needs it."""
+        """The reason if no output of the other cut of one recording needs an op."""
         if self.left.recorded is not self.right.recorded:
             return None
         other = self.right if on_left else self.left
@@ -312,15 +316,15 @@ class Reasons:
         )
 
     def of_choice(self, op: Op) -> Reason | None:
-        """Of an op that a pass has put there: why it did."""
+        """The reason of an op that a pass has added."""
         choice = op.choice
         if choice is None:
             return None
-        place = place_of(choose if choice.what == SAVED_COPY else spell_history)
+        place = place_of(choose if choice.what == SAVED_COPY else emit_history)
         return Reason("table" if choice.what == TABLE else "history", choice.reason, place)
 
     def fallback(self, ops: Sequence[Op]) -> Reason:
-        """Whatever differs in what went in; or the program itself."""
+        """The reason if none is known: all settings that differ, or the program."""
         found = self.settings.of_symbols(ops) or self.settings.together
         if found is not None:
             return found
@@ -329,15 +333,11 @@ class Reasons:
         return self.unknown(f"{', '.join(target_name(op.target) for op in ops[:NAMED])}")
 
     def unknown(self, what: str) -> Reason:
-        """All that differs in what went in; else a defect of foretrace, told as one."""
+        """All settings that differ as one reason; else a missing reason, a defect of foretrace."""
         return self.settings.together or Reason("unknown", f"MISSING: why {what} is not known")
 
 
 # ---- words ---------------------------------------------------------------------------------------
-
-
-def _told(choice: Choice) -> str:
-    return f"{choice.what} is {choice.value}: {choice.reason}"
 
 
 def _called(nodes: Sequence[Node]) -> str:

@@ -1,4 +1,4 @@
-"""How the differences between two cuts read."""
+"""The printed form of the differences between two cuts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -9,7 +9,7 @@ from foretrace.inspect.diff.sides import listed
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 LABEL, NODES, NOTES, FOLDS = 12, 8, 6, 8
-"""The width of a label; how many nodes, notes and folds are shown"""
+"""The width of a label; the most nodes, notes and folds that are shown"""
 Style: TypeAlias = Literal["reason", "missing", "what", "left", "right", "note", "plain", "sum"]
 
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Where its text begins."""
+        """The column of its text."""
         return 2 * self.depth + (LABEL if self.depth else 0)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 def group_rows(group: Group, most: int) -> Iterator[Row]:
-    """The reason, then what it explains; at most so many kinds of differences."""
+    """The reason, then its differences; of at most `most` kinds."""
     times = f"{group.count}{TIMES}" if group.count > 1 else ""
     yield Row("missing" if group.reason.missing else "reason", text=f"{times}{group.reason.text}")
     if group.reason.place:
@@ -73,7 +73,7 @@ def _fold(fold: Fold) -> Iterator[Row]:
 
 
 def _at_once(fold: Fold) -> str:
-    """Types and ends: which, and how they differ."""
+    """The text of a fold of types, inputs or outputs."""
     first = fold.first
     notes = f": {', '.join(first.notes)}" if first.notes else ""
     named = [seen.name for each in fold.differences for seen in (each.left or each.right)]
@@ -84,7 +84,7 @@ def _at_once(fold: Fold) -> str:
 
 
 def _types(fold: Fold) -> str:
-    """Of one input or output alone, what it is on both sides."""
+    """The types of one input or output on both sides."""
     left, right = ((side[0].types if side else ()) for side in (fold.first.left, fold.first.right))
     if len(fold.differences) > 1 or fold.first.kind != "type":
         return ""

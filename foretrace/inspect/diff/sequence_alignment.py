@@ -1,4 +1,4 @@
-"""Two sequences beside each other: the alignment of the greatest score."""
+"""Alignment of two sequences with the greatest score."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -9,9 +9,9 @@ A = TypeVar("A", bound=Hashable)
 B = TypeVar("B")
 
 FULL = 15
-"""The score of two items that are the same in every respect; of two that do not fit it is 0."""
+"""The score of two equal items; that of two items that do not fit is 0."""
 CELLS = 400_000
-"""Pairs of items that are looked at one by one; with more, runs of equal items are looked for."""
+"""The most pairs of items that are scored; with more, runs of equal items are searched."""
 
 
 def align(
@@ -20,13 +20,13 @@ def align(
     score: Callable[[A, B], int],
     key: Callable[[A | B], Hashable],
 ) -> Iterator[tuple[A | None, B | None]]:
-    """Pairs in order; None stands beside what has no counterpart.
+    """Pairs in order, with None for an item without a counterpart.
 
     Args:
         left: the one.
         right: the other.
         score: how well two items fit, from 0 (not at all) to FULL.
-        key: equal for items that fit; it is asked where the sequences are long.
+        key: equal for items that fit; used for long sequences.
     """
     start, end = 0, 0
     short = min(len(left), len(right))
@@ -49,13 +49,13 @@ def by_rules(
     rules: Sequence[Callable[[A, A], bool]],
     score: Callable[[A, A], tuple[int, ...]],
 ) -> Iterator[tuple[A, A]]:
-    """Pairs in whatever order, by the first rule that allows one; none fits two better apart.
+    """Pairs in any order, by the first rule that allows one; no pair has a better partner.
 
     Args:
         left: the one.
         right: the other.
-        rules: whether two items may be a pair; asked anew after each pair, which may tell more.
-        score: how well two items fit; they do not where it begins with 0.
+        rules: whether two items may be a pair; evaluated again after each pair.
+        score: how well two items fit; not at all if it begins with 0.
     """
     over, waiting = list(left), list(right)
     for may in rules:
@@ -77,12 +77,12 @@ def by_rules(
 def running_order(
     left: Sequence[A], right: Sequence[A], same: Iterable[tuple[A, A]]
 ) -> dict[A, int]:
-    """When each item comes: by the left sequence; of the right one alone, with the last same one.
+    """The position of each item: in the left one; of other right items, that of the last pair.
 
     Args:
         left: the one.
         right: the other.
-        same: which of the left is which of the right.
+        same: the pairs of left and right items.
     """
     found = {item: place for place, item in enumerate(left)}
     counterpart, now = {b: a for a, b in same}, 0
@@ -94,7 +94,7 @@ def running_order(
 def _best(
     left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int]
 ) -> Iterator[tuple[A | None, B | None]]:
-    """Needleman and Wunsch's, without a price for gaps."""
+    """The algorithm of Needleman and Wunsch, without a gap penalty."""
     width = len(right)
     scores = [[score(a, b) for b in right] for a in left]
     best = [[0] * (width + 1) for _ in range(len(left) + 1)]

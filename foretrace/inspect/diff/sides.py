@@ -1,4 +1,4 @@
-"""The two cuts that are compared: records, graphs, names of nodes, types beside each other."""
+"""The two sides of a comparison: recordings, graphs, names of nodes, differences of types."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from foretrace.ir.program.tensor_type import DTYPE_NAMES, TensorType
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair as Halves
 
 LISTED = 3
-"""Names that are told; of more, the first are, and the others are counted."""
+"""The most names in a list; the others are counted."""
 
 
 class OfProgram(Protocol):
@@ -23,7 +23,7 @@ class OfProgram(Protocol):
 
     @property
     def target(self) -> Target:
-        """The device that it was captured for."""
+        """The target of the capture."""
 
 
 class CutLike(Protocol):
@@ -35,15 +35,15 @@ class CutLike(Protocol):
 
     @property
     def program(self) -> OfProgram:
-        """What it is a cut of."""
+        """The program of the cut."""
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """What names its nodes, and runs it."""
+        """The graph module, which names the nodes and runs."""
 
 
 class Side:
-    """One of the two cuts: its record, its graph, and the names of its nodes."""
+    """One of the two cuts: its recording, its graph, and the names of its nodes."""
 
     def __init__(self, cut: CutLike) -> None:
         self.cut, self.recorded, self.graph = cut, cut.program.recorded, cut.graph
@@ -63,7 +63,7 @@ class Side:
             for out in each.op.outs
             if each.op.choice.what == SAVED_COPY
         }
-        """what the forward copies for the backward, and what it is a copy of"""
+        """the values that the forward copies for the backward, by their copies"""
         self.all_names = tuple(node.name for node in cut.graph_module.graph.nodes)
 
     @property
@@ -78,24 +78,24 @@ class Side:
 
     @property
     def program(self) -> tuple[Frame | None, str]:
-        """Which program it is of: the line that defines it, and the class of its module."""
+        """The identity of the program: the line that defines it, and the class of its module."""
         first = self.recorded.ops[0].target if self.recorded.ops else None
         root = first.qualified_class if isinstance(first, ModuleCall) else ""
         return self.recorded.requires.defined, root
 
     @property
-    def told(self) -> str:
-        """The program, for people."""
+    def program_text(self) -> str:
+        """The program in words."""
         frame, root = self.program
         return root or (f"{frame.function} ({frame.file}:{frame.line})" if frame else "a program")
 
     def name_of(self, value: Value) -> str:
-        """The node that a value is."""
+        """The name of a value's node."""
         for item in self.graph.inputs:
             if item.value is value:
                 return item.role.name
-        made = next((op for op in self.graph.ops if value in op.outs), None)
-        return repr(value.type) if made is None else self.names.get(made, target_name(made.target))
+        op = next((op for op in self.graph.ops if value in op.outs), None)
+        return repr(value.type) if op is None else self.names.get(op, target_name(op.target))
 
     def seen(self, ops: Iterable[Op]) -> tuple[Seen, ...]:
         """The nodes of ops."""
@@ -112,9 +112,9 @@ class Side:
 def paired_inputs(
     left: Sequence[Input], right: Sequence[Input]
 ) -> tuple[list[tuple[Input, Input]], tuple[list[Input], list[Input]]]:
-    """Inputs of one role and name, then arguments by their place; and the others.
+    """Pairs of inputs of one role, then of arguments by position; and the other inputs.
 
-    What the forward saved is left out: its names tell nothing.
+    Saved values are left out, as their names say nothing.
     """
     left, right = ([item for item in side if item.role.kind != "saved"] for side in (left, right))
     theirs = {item.role: item for item in right}
@@ -132,7 +132,7 @@ def paired_inputs(
 
 
 def aspects(left: TensorType, right: TensorType, *, moved: bool) -> list[tuple[str, Any, Any]]:
-    """What differs between two types; `moved`: the targets are on different devices."""
+    """The differences between two types; `moved`: the targets are on different devices."""
     if left is right or left == right:
         return []
     found: list[tuple[str, Any, Any]] = []
@@ -156,7 +156,7 @@ def _dtype(type: TensorType) -> str:
 
 
 def aspect_text(found: tuple[str, Any, Any]) -> str:
-    """`f32 on the left, bf16 on the right`; sizes are not told, as each op has its own."""
+    """`f32 on the left, bf16 on the right`; without sizes, as each op has its own."""
     aspect, left, right = found
     if aspect in ("shape", "strides"):
         return f"other {'sizes' if aspect == 'shape' else aspect}"

@@ -1,4 +1,4 @@
-"""Two trees beside each other: which node is which, from the program down to where a cut stops."""
+"""Alignment of two trees, from the root down to the ops that a cut keeps whole."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SAME_CLASS, SAME_PATH, ONLY_PATH = 10, 5, 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Two nodes that are the same op; `above`: the ops whose bodies they are in."""
+    """Two nodes that are the same op; `above`: the pair whose bodies they are in."""
 
     left: Node
     right: Node
@@ -28,13 +28,13 @@ class Pair:
 
     @property
     def mixed(self) -> bool:
-        """Whether one cut has it whole and the other takes it apart."""
+        """Whether one cut has it whole and the other opens it."""
         return (self.left.whole is None) != (self.right.whole is None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gap:
-    """Nodes without a counterpart, between two that have one; `above` as for a pair."""
+    """Nodes without a counterpart between two pairs; `above` as for a pair."""
 
     left: tuple[Node, ...]
     right: tuple[Node, ...]
@@ -42,7 +42,7 @@ class Gap:
 
 
 def paired(left: Marked, right: Marked) -> Iterator[Pair | Gap]:
-    """Pairs and gaps in the order of the program, each pair before what is in it."""
+    """Pairs and gaps in the order of the program, each pair before its children."""
     yield from _lists(left.roots, right.roots, None)
 
 
@@ -58,7 +58,7 @@ def _lists(left: Sequence[Node], right: Sequence[Node], above: Pair | None) -> I
 def _aligned(
     left: Sequence[Node], right: Sequence[Node], above: Pair | None, *, within: bool
 ) -> Iterator[Pair | Gap]:
-    """`within`: whether nodes in modules may stand beside nodes that are in none."""
+    """`within`: whether nodes inside modules may be paired with nodes outside of any."""
     gap: tuple[list[Node], list[Node]] = ([], [])
     for a, b in [*align(left, right, _fit, _key), (None, None)]:
         if (a is None) != (b is None):
@@ -83,7 +83,7 @@ def _gap(
 
 
 def _inside(nodes: Sequence[Node]) -> Iterator[Node]:
-    """The nodes as they are without the calls of modules around them."""
+    """The nodes without the module calls around them."""
     for node in nodes:
         if node.module and node.whole is None:
             yield from _inside(node.children)
@@ -97,14 +97,14 @@ def _pair(pair: Pair) -> Iterator[Pair | Gap]:
     if a.whole is None and b.whole is None and not (a.pieces or b.pieces):
         yield from _lists(a.children, b.children, pair)
     elif a.whole is not None and b.whole is not None:
-        yield from _lists(a.held(), b.held(), pair)
+        yield from _lists(a.in_subgraphs(), b.in_subgraphs(), pair)
 
 
 # ---- what fits -----------------------------------------------------------------------------------
 
 
 def key_of(op: Op) -> Hashable:
-    """What an op calls, by which two of them may be the same."""
+    """The key of what an op calls; equal keys may be the same op."""
     target = op.target
     if isinstance(target, ModuleCall):
         return target.qualified_class
@@ -125,7 +125,7 @@ def _fit(a: Node, b: Node) -> int:
 
 
 def fit(left: Op, right: Op) -> int:
-    """How well two ops fit: the same target, then the line, the constants, the types."""
+    """The score of two ops: by target, then line, constants and types."""
     if key_of(left) != key_of(right):
         return 0
     lines = [
@@ -144,7 +144,7 @@ def _modules_fit(left: ModuleCall, right: ModuleCall) -> int:
 
 
 def constants(op: Op) -> list[str]:
-    """What is no tensor among its arguments, in order, as text."""
+    """The arguments that are no tensors, in order, as text."""
     return [text(leaf) for leaf in _leaves((op.args, op.kwargs))]
 
 
@@ -155,7 +155,7 @@ def _leaves(tree: Tree) -> Iterator[Tree]:
 
 
 def text(leaf: Tree) -> str:
-    """A constant, so that equal ones read alike."""
+    """The text of a constant; equal ones have equal texts."""
     if isinstance(leaf, (sympy.Basic, int, float, str, bool)) or leaf is None:
         return repr(leaf)
     if isinstance(leaf, (list, tuple)):
@@ -174,7 +174,7 @@ Argument: TypeAlias = tuple[str, tuple[object, object]]
 
 
 def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
-    """The constants that differ, by the names that the schema has for them."""
+    """The constants that differ, by their names in the schema."""
     mine, theirs = _named(a), _named(b)
     return [
         (name, (mine.get(name), theirs.get(name)))
@@ -186,7 +186,7 @@ def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
 
 
 def leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:
-    """The constants of two arguments of one form, one by one."""
+    """The differing constants of two arguments of equal structure."""
     mine, theirs = leaves(left), leaves(right)
     both = zip(mine, theirs, strict=True) if len(mine) == len(theirs) else ()
     return [(a, b) for a, b in both if text(a) != text(b)]
@@ -208,6 +208,6 @@ def argument_text(differing: Argument) -> str:
 
 
 def follows_types(argument: object) -> bool:
-    """Whether it may be so because a type is: a size, a dtype, a list of them."""
+    """Whether an argument may follow from a type: a size, a dtype, a list of them."""
     kinds = (int, torch.dtype, torch.device, sympy.Basic)
     return all(isinstance(leaf, kinds) and not isinstance(leaf, bool) for leaf in leaves(argument))

@@ -1,1 +1,1 @@
-"""The dispatcher: how a call's key set resolves, and every kernel that a program runs."""
+"""The dispatcher: how a call's key set resolves, and the kernels that a program runs."""

@@ -1,4 +1,4 @@
-"""The key set of a call: its keys, and where each comes from.
+"""The key set of a call, and the source of each key.
 
 Source: computeDispatchKeySet in aten/src/ATen/core/dispatch/DispatchKeyExtractor.h: the keys of all
 tensor arguments and those that the thread includes, without those that the thread excludes.
@@ -13,7 +13,6 @@ import torch
 from foretrace import torch_api
 
 THREAD: Final = "the thread"
-SELECTED: Final = "BackendSelect, by `device`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +23,16 @@ class Key:
     sources: tuple[str, ...]
     """the arguments that have it, and "the thread" """
     excluded: bool
-    """whether the thread takes it out"""
+    """whether the thread excludes it"""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {"key": self.name, "from": list(self.sources), "excluded": self.excluded}
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """What a call brings to the dispatcher.
-
-    `asked` are the keys that are left, in the order in which they are tried.
-    """
+    """The key set of a call; `asked` are the keys that are not excluded, by priority."""
 
     keys: tuple[Key, ...]
     asked: tuple[str, ...]
@@ -44,7 +40,7 @@ class KeySet:
 
 
 def key_set_of(sets: Mapping[str, Any]) -> KeySet:
-    """The set of a call in this thread now.
+    """The key set of a call in this thread now.
 
     Args:
         sets: the `DispatchKeySet` of each tensor argument, by name.
@@ -64,30 +60,34 @@ def key_set_of(sets: Mapping[str, Any]) -> KeySet:
 
 
 def _every(keys: Any) -> Iterator[str]:
-    """All keys of a set, from the first that is asked: also those of a second backend."""
+    """All keys of a set by priority, those of a second backend included."""
     text = str(keys).partition("(")[2].rstrip(")")
-    held = {name for name in text.split(", ") if name}
-    return (name for name in torch_api.key_names() if name in held)
+    members = {name for name in text.split(", ") if name}
+    return (name for name in torch_api.key_names() if name in members)
 
 
 def tensor_arguments(op: Any) -> list[str]:
-    """The names of an operator's arguments that are tensors, or lists of them, or may be."""
+    """The names of an operator's arguments that may be tensors or lists of tensors."""
     return [each.name for each in torch_api.schema_of(op).arguments if "Tensor" in str(each.type)]
 
 
 def sets_for(op: Any, device: str) -> dict[str, Any]:
-    """The sets of an operator's tensor arguments, all of them plain tensors on a device."""
+    """The key sets of an operator's tensor arguments, all plain tensors on a device."""
     names = tensor_arguments(op)
     keys = torch_api.device_keys(device) if names else None
     return dict.fromkeys(names, keys)
 
 
-def sets_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The sets of the tensors that a call is given."""
+def named_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
     names = [each.name for each in torch_api.schema_of(op).arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def sets_of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The key sets of a call's tensors, by the name of the argument."""
     found: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in named_arguments(op, args, kwargs).items():
         for tensor in _tensors(value):
             keys = torch_api.tensor_keys(tensor)
             found[name] = found[name] | keys if name in found else keys

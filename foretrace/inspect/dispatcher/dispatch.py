@@ -1,4 +1,4 @@
-"""`foretrace.dispatch`: how the key set of one call resolves, and why."""
+"""`foretrace.dispatch`: how the key set of one call resolves."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,12 +30,12 @@ from foretrace.operators.targets.profile import target_of
 SELECT: Final = "BackendSelect"
 PYTHON_DISPATCHER: Final = "PythonDispatcher"
 TRANSFORMS: Final = "FuncTorchDynamicLayerFrontMode"
-"""It calls the same operator again, for the innermost transform"""
+"""The key that calls the same operator again for the innermost transform"""
 HANDS_ON: Final = frozenset({
     PYTHON_DISPATCHER, "PreDispatch", "PythonTLSSnapshot", "Tracer", "ADInplaceOrView",
     SELECT, "Conjugate", "Negative", "ZeroTensor",
 })  # fmt: skip
-"""Keys whose kernels do their part and hand the same call on, beside those of autograd"""
+"""Keys other than autograd's whose kernels redispatch the same call"""
 COMPOSITES: Final = frozenset(ALIASES) - {AUTOGRAD}
 DOES: dict[str, str] = {
     PYTHON_DISPATCHER: "asks Python for the kernel of the next key, at each key anew",
@@ -52,12 +52,12 @@ DOES: dict[str, str] = {
     "ZeroTensor": "makes zeros of operands that are zero tensors, and hands on",
     "Tracer": "notes the call for torch.jit.trace, and hands on",
 }
-"""What a kernel at such a key does"""
+"""What the kernel at a key does"""
 BATCHES: dict[str, str] = {
     DIRECT: "applies the batching rule of torch.vmap, and calls without this level",
     FALLBACK: "has no batching rule: is called for each example, in a loop",
 }
-"""What a kernel does at the key of torch.vmap"""
+"""What the kernel at the key of torch.vmap does"""
 
 
 @Hiding()
@@ -71,21 +71,21 @@ def dispatch(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Dispatch:
-    """How the dispatcher answers one call of an operator: its keys, and what serves each.
+    """How the dispatcher resolves one call of an operator: its keys, and the kernel of each.
 
-    Nothing is run. A build without CUDA has a CUDA build's kernels as data.
+    Nothing runs. In a build without CUDA, a CUDA build's kernels are known as data.
 
     Args:
         op: an OpOverload, or a name: "aten::mul.Tensor", "aten.mul.Tensor", "rms_norm".
-        device: where all tensor arguments are; a target's name or a device's.
+        device: the device of all tensor arguments; a target's name or a device's.
         requires_grad: whether an operand requires grad.
-        mode: what is on around the call, of `named.MODES`; several from the outside in.
-        key: ask of this key alone, whatever the call's set is.
-        args: real operands, whose keys are read in the place of a plain tensor's.
+        mode: the modes of `named.MODES` around the call, from the outside in.
+        key: resolve this key alone, whatever the call's set is.
+        args: real operands, whose keys replace those of plain tensors.
         kwargs: the same, by name.
 
     Raises:
-        Refusal: there is no such operator, mode, key or device; the nearest names are told.
+        Refusal: there is no such operator, mode, key or device; it lists the nearest names.
     """
     overload, around, kind = named.operator(op), named.modes(mode), _device(device)
     plain = args is None and kwargs is None
@@ -103,7 +103,7 @@ def dispatch(
 
 
 def _keys_in(modes: Sequence[str], device: str, sets: Mapping[str, Any]) -> tuple[KeySet, bool]:
-    """The key set where these modes are on, and the grad mode."""
+    """The key set under these modes, and the grad mode."""
     with ExitStack() as stack:
         for name in modes:
             stack.enter_context(named.MODES[name](device))
@@ -111,14 +111,14 @@ def _keys_in(modes: Sequence[str], device: str, sets: Mapping[str, Any]) -> tupl
 
 
 def _why_untaped(trains: bool, grad_mode: bool) -> str:
-    """Why autograd would put no node on the tape; empty where it does."""
+    """Why autograd adds no node; empty where it does."""
     if not grad_mode:
         return "grad mode is off"
     return "" if trains else "nothing requires grad"
 
 
 def _device(device: str | torch.device | Target) -> str:
-    """The kind of a device, or of the one that a target is for."""
+    """The type of a device, or of a target's device."""
     if isinstance(device, Target):
         return device.device.type
     if isinstance(device, torch.device):
@@ -130,15 +130,13 @@ def _device(device: str | torch.device | Target) -> str:
 
 
 def _requires_grad(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:
-    given = [*args, *kwargs.values()]
-    flat = [
-        item for each in given for item in (each if isinstance(each, (list, tuple)) else [each])
-    ]
+    each = (*args, *kwargs.values())
+    flat = [item for one in each for item in (one if isinstance(one, (list, tuple)) else [one])]
     return [item.requires_grad for item in flat if isinstance(item, torch.Tensor)]
 
 
 def _steps(table: Table, keys: KeySet, device: str, untaped: str) -> list[Step]:
-    """What is asked, in order; Undefined where every key is passed over."""
+    """The keys by priority, each with its kernel; Undefined if all kernels fall through."""
     asked, python = list(keys.asked), PYTHON_DISPATCHER in keys.asked
     fall = {key: table.at(key).falls for key in asked}
     if all(fall.values()):
@@ -149,31 +147,30 @@ def _steps(table: Table, keys: KeySet, device: str, untaped: str) -> list[Step]:
     for key in asked:
         table_says, python_says = table.at(key), table.in_python(key)
         taken = table.taken_by(python_says) if python and key != PYTHON_DISPATCHER else table_says
-        told = does(key, taken, untaped)
-        steps.append(Step(key, taken, reached, told, table_says, python_says))
+        steps.append(Step(key, taken, reached, does(key, taken, untaped), table_says, python_says))
         reached = reached and (taken.falls or key == TRANSFORMS or hands_on(key, taken))
     return steps
 
 
-def is_autograd(key: str) -> bool:
+def _is_autograd(key: str) -> bool:
     """Whether a key is one of autograd's."""
     return key.startswith("Autograd")
 
 
 def hands_on(key: str, served: Served) -> bool:
-    """Whether the kernel does its part and hands the same call to the keys below."""
+    """Whether the kernel redispatches the same call to the keys below."""
     if served.rule in COMPOSITES or served.rule == MISSING:
         return False
-    return is_autograd(key) or key in HANDS_ON
+    return _is_autograd(key) or key in HANDS_ON
 
 
 def does(key: str, served: Served, untaped: str = "") -> str:
-    """What the kernel does, in a few words.
+    """What the kernel of a key does, in words.
 
     Args:
-        key: the key that is asked.
+        key: the key.
         served: the kernel that serves it.
-        untaped: why autograd puts no node on the tape; empty where it does.
+        untaped: why autograd adds no node; empty where it does.
     """
     if served.rule == MISSING:
         return "raises: there is no kernel"
@@ -182,11 +179,11 @@ def does(key: str, served: Served, untaped: str = "") -> str:
     if key == named.BATCHED_KEY:
         return BATCHES.get(served.rule, "takes it apart; vmap sees the pieces")
     if served.rule in (IMPLICIT, NESTED):
-        above = is_autograd(key)
+        above = _is_autograd(key)
         return (
             "takes it apart; autograd sees the pieces" if above else "takes it apart below autograd"
         )
-    if is_autograd(key):
+    if _is_autograd(key):
         return _autograd_does(served, untaped)
     if key.startswith("Autocast"):
         return "casts the operands, and calls again without this key"

@@ -1,6 +1,6 @@
-"""`foretrace.dispatch_trace`: a program is run once, and each kernel is noted.
+"""`foretrace.dispatch_trace`: runs a program once and notes each kernel.
 
-Source of what is printed: DispatchTraceNestingGuard and the printing around it in
+Source of the printed form: DispatchTraceNestingGuard in
 aten/src/ATen/core/dispatch/Dispatcher.h, which release wheels are built without.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Refusing, user_frame_of
-from foretrace.inspect.dispatcher.calls import tensor_arguments
+from foretrace.inspect.dispatcher.calls import named_arguments, tensor_arguments
 from foretrace.inspect.dispatcher.dispatch import SELECT, hands_on
 from foretrace.inspect.dispatcher.kernel_trace import DispatchTrace, ProgramRaised, Ran
 from foretrace.inspect.dispatcher.registrations import fallbacks
@@ -29,18 +29,17 @@ LAYOUTS: dict[torch.layout, str] = {
     torch.sparse_bsr: "SparseCsr",
     torch.sparse_bsc: "SparseCsr",
 }
-"""How a layout changes the key of a backend"""
+"""The prefix of a backend's key for a layout"""
 CALL: Final = "call"
 REDISPATCH: Final = "redispatch"
 
 
 @Hiding()
 def dispatch_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> DispatchTrace:
-    """Run a program once, and tell every kernel that the dispatcher ran for it, nested, with keys.
+    """Run a program once, and return every kernel that the dispatcher ran, nested, with keys.
 
-    The program runs as it does without: the same kernels in the same order, to the same bits. What
-    it does to its tensors, it does. A backward that it asks for is part of it. What other threads
-    of Python run is not seen.
+    The program runs the same kernels in the same order, to the same bits, with all its effects. Its
+    backward is part of the trace. Kernels of other Python threads are not.
 
     Args:
         fn: the program.
@@ -48,7 +47,7 @@ def dispatch_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Dispatc
         kwargs: the same, by name.
 
     Raises:
-        ProgramRaised: a Refusal with the program's error; its `trace` is what ran until then.
+        ProgramRaised: a Refusal with the program's error; its `trace` ends there.
     """
     notes = Notes()
 
@@ -64,7 +63,7 @@ def dispatch_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Dispatc
 
 
 class Notes:
-    """What ran so far."""
+    """The kernels that ran so far."""
 
     def __init__(self) -> None:
         self.calls: list[Ran] = []
@@ -76,11 +75,11 @@ class Notes:
         self._served: dict[tuple[Any, str], Served] = {}
 
     def source(self, op: Any, key: str) -> str:
-        """The key under which the kernel is registered that C++ takes."""
+        """The key for which the kernel that C++ takes is registered."""
         return self.served(op, key).source
 
     def served(self, op: Any, key: str) -> Served:
-        """What serves a key of an operator in this build."""
+        """The kernel of an operator at a key in this build."""
         found = self._served.get((op, key))
         if found is None:
             table = self._tables.setdefault(op, Table(op, self._fallbacks))
@@ -90,11 +89,11 @@ class Notes:
     def around(
         self, op: Any, key: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> AbstractContextManager[None]:
-        """To be entered before a kernel runs, and left when it has."""
+        """A context for the run of a kernel."""
         rows = [self._begin(op, key)]
         if key == SELECT and not tensor_arguments(op):
             rows.append(self._begin(op, _backend(op, args, kwargs), seen=False))
-        return Running(self, rows)
+        return _Running(self, rows)
 
     def _begin(self, op: Any, key: str, *, seen: bool = True) -> Ran:
         outer = self.running[-1] if self.running else None
@@ -110,8 +109,8 @@ class Notes:
         return row
 
 
-class Running:
-    """Rows that end when it is left; a class, as a generator takes longer."""
+class _Running:
+    """Ends its rows on exit; a class, as a generator is slower."""
 
     def __init__(self, notes: Notes, rows: list[Ran]) -> None:
         self.notes, self.rows = notes, rows
@@ -126,9 +125,8 @@ class Running:
 
 
 def _backend(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key that BackendSelect makes of the options of a factory."""
-    names = [each.name for each in torch_api.schema_of(op).arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    device = given.get("device") or torch.device("cpu")
-    layout = LAYOUTS.get(given.get("layout") or torch.strided, "")
+    """The key that BackendSelect computes from the options of a factory."""
+    named = named_arguments(op, args, kwargs)
+    device = named.get("device") or torch.device("cpu")
+    layout = LAYOUTS.get(named.get("layout") or torch.strided, "")
     return layout + torch_api.backend_key(torch.device(device).type)

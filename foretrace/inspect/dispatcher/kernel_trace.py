@@ -1,4 +1,4 @@
-"""Every kernel that a program ran: what `dispatch_trace` returns, and how that reads."""
+"""The result of `dispatch_trace`: the kernels that a program ran, and their printed form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from foretrace.inspect.dispatcher.table import Served
 
 NEAR: Final = 6
 UNSEEN: Final = "   (not asked)"
-"""BackendSelect names the backend itself"""
+"""The mark of a backend that BackendSelect chose itself"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ran(Printed):
-    """One kernel that ran: a call of an operator, or a key to which a kernel handed it on."""
+    """One kernel that ran, for a call of an operator or a redispatch."""
 
     op: str
     key: str
@@ -27,7 +27,7 @@ class Ran(Printed):
     node: str | None
     """the autograd node that was running, in a backward"""
     seen: bool = True
-    """False: BackendSelect named the backend itself, and handed on without asking a key"""
+    """False: BackendSelect chose the backend itself"""
     raised: bool = False
     inside: list["Ran"] = field(default_factory=list)
     """what ran inside, in order"""
@@ -39,13 +39,13 @@ class Ran(Printed):
         return f"{' ' * (self.depth + 1)}{what}{'' if self.seen else UNSEEN}{raised}"
 
     def every(self) -> Iterator["Ran"]:
-        """This one and what ran inside it, in order."""
+        """This kernel and those inside it, in order."""
         yield self
         for each in self.inside:
             yield from each.every()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         at = self.frame
         return {
             "op": self.op,
@@ -66,8 +66,8 @@ class Ran(Printed):
 class DispatchTrace(Printed):
     """The calls of a program in the order in which they began, nested as they ran.
 
-    `result` is what the program returned; `str()` is torch's debug trace, with the user's line
-    above the calls that it made.
+    `result` is the program's result; `str()` is torch's debug trace, with the user's line above its
+    calls.
     """
 
     calls: tuple[Ran, ...]
@@ -92,12 +92,12 @@ class DispatchTrace(Printed):
         return "\n".join(self.lines())
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {"rows": [row.to_dict() for row in self.rows]}
 
 
 class ProgramRaised(Refusal):
-    """The program raised while it was traced; `trace` has what ran until then."""
+    """The program raised while it was traced; `trace` has the kernels before that."""
 
     def __init__(self, error: BaseException, at: Frame | None, trace: DispatchTrace) -> None:
         said = str(error).partition("\n")[0]
@@ -112,7 +112,7 @@ class ProgramRaised(Refusal):
         self.trace = trace
 
     def to_dict(self) -> dict[str, object]:
-        """The same, for programs, with what ran."""
+        """A dict for JSON, with the trace."""
         return {**super().to_dict(), "trace": self.trace.to_dict()}
 
 

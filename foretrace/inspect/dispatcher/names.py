@@ -1,4 +1,4 @@
-"""Operators and modes by their names."""
+"""Operators, modes and dispatch keys by name."""
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ PREFIX: Final = "torch.ops."
 DEFAULT: Final = "aten"
 BATCHED_KEY: Final = "FuncTorchBatched"
 CASTING: Final = {"cpu", "cuda"}
-"""Devices with a key for autocast, be they there or not"""
+"""Devices with a key for autocast, present or not"""
 
 MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
     "no_grad": lambda _: torch.no_grad(),
@@ -27,16 +27,16 @@ MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
     "vmap": lambda _: torch_api.vmapping(),
     "python_dispatcher": lambda _: torch_api.python_dispatcher(),
 }
-"""What may be on around a call"""
+"""The modes that may be on around a call"""
 WRAPPED: dict[str, str] = {"vmap": BATCHED_KEY}
-"""The key that operands have more where such a mode is on, as it wraps them"""
+"""The additional key of operands under a mode that wraps them"""
 
 
 def operator(op: Any) -> Any:
     """An OpOverload, by itself or by its name: `aten::mul.Tensor`, `aten.mul.Tensor`, `rms_norm`.
 
     Raises:
-        Refusal: there is none, or there are several.
+        Refusal: there is none, or the name has several overloads.
     """
     if isinstance(op, torch_api.OpOverload):
         return op
@@ -52,8 +52,8 @@ def operator(op: Any) -> Any:
     overloads = known.get((space, packet))
     if overloads is None:
         raise _unknown(f"there is no operator {op}", name, torch_api.operator_names())
+    names = [f"{space}::{packet}.{each}".removesuffix(".") for each in overloads]
     if not overload and "" not in overloads:
-        names = [f"{space}::{packet}.{each}" for each in overloads]
         raise Refusal(
             f"{space}::{packet} has several overloads",
             kind="unknown operator",
@@ -61,7 +61,6 @@ def operator(op: Any) -> Any:
         )
     wanted = "" if overload == "default" else overload
     if wanted not in overloads:
-        names = [_full(space, packet, each) for each in overloads]
         raise _unknown(f"there is no operator {op}", f"{space}::{rest}", names)
     return _overload(space, packet, wanted)
 
@@ -70,13 +69,13 @@ def _overload(space: str, packet: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
-def modes(given: str | Sequence[str]) -> tuple[str, ...]:
+def modes(wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Names of MODES.
 
     Raises:
-        Refusal: one is none.
+        Refusal: there is no mode of a name.
     """
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for name in names:
         if name not in MODES:
             near = difflib.get_close_matches(name, MODES, n=1)
@@ -109,12 +108,8 @@ def _overloads() -> dict[tuple[str, str], tuple[str, ...]]:
     return found
 
 
-def _full(space: str, packet: str, overload: str) -> str:
-    return f"{space}::{packet}.{overload}" if overload else f"{space}::{packet}"
-
-
 def _unknown(what: str, name: str, known: Iterable[str], kind: str = "unknown operator") -> Refusal:
-    """With the names nearest to it; aten's come first among those that read the same."""
+    """The refusal of a name, with the nearest ones; aten's come first among equal ones."""
     plain: dict[str, str] = {}
     for each in sorted(known, key=lambda each: not each.startswith(f"{DEFAULT}::")):
         short = each.rpartition("::")[2]

@@ -1,4 +1,4 @@
-"""What is registered for an operator, read off the dispatcher's own words."""
+"""The kernels that are registered for an operator, parsed from the dispatcher's own text."""
 
 import re
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ PACKAGES = str(Path(torch_api.TORCH_DIR).parent) + "/"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: the key that it is registered for, and where.
+    """One kernel: its key, and the place of its registration.
 
-    `line` is None where only the file is known.
+    `line` is None if only the file is known.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One row of the dispatcher's table: the kernel at a key, and by which rule it says."""
+    """One row of the dispatcher's table: the kernel at a key, and the tag of its rule."""
 
     kernel: Kernel
     tag: str
@@ -62,7 +62,7 @@ def computed(op: str) -> dict[str, Computed]:
 
 
 def fallbacks() -> dict[str, Kernel]:
-    """The kernel that serves a key where an operator has none."""
+    """By key, the kernel that serves operators without one."""
     return {key: row.kernel for key, row in _rows(torch_api.fallbacks_text()).items()}
 
 
@@ -83,7 +83,7 @@ def _kernel(row: re.Match[str], falls: bool) -> Kernel:
 
 @cache
 def short(file: str) -> str:
-    """A file as it is named in torch's repository or in its package."""
+    """The name of a file in torch's repository or in its package."""
     if file.startswith(PACKAGES):
         return file.removeprefix(PACKAGES)
     return CPLUSPLUS.sub("", file) if file.endswith((".cpp", ".cu", ".h", ".mm")) else file

@@ -1,4 +1,4 @@
-"""How a key set resolved, and how that reads."""
+"""The result of `dispatch`: how a key set resolves, and its printed form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ LABEL: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One key that is asked."""
+    """One key of the set, and its kernel."""
 
     key: str
     served: Served
     reached: bool
-    """whether the kernels above hand the call on to it"""
+    """whether the kernels above redispatch the call to it"""
     does: str
     table: Served
-    """what C++ takes"""
+    """the kernel that C++ takes"""
     python: Answer
-    """what torch's Python resolver takes in its place, where the PythonDispatcher is on"""
+    """the kernel that torch's Python resolver takes, where the PythonDispatcher is on"""
 
     @property
     def agrees(self) -> bool:
@@ -33,18 +33,18 @@ class Step:
 
     @property
     def differs(self) -> str:
-        """Where C++ and Python part, in words."""
+        """The difference between C++ and Python, in words."""
         if self.python.function is not None:
             return f"a kernel of Python: {self.python.function}"
         return f"{self.python.rule}, not {self.table.rule}: Python knows of more kernels"
 
     @property
     def place(self) -> str | None:
-        """Where the kernel is registered."""
+        """The place where the kernel is registered."""
         return None if self.served.kernel is None else self.served.kernel.place
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "key": self.key,
             "rule": self.served.rule,
@@ -64,10 +64,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Dispatch(Printed):
-    """One call of an operator, as the dispatcher answers it.
+    """How the dispatcher resolves one call of an operator.
 
-    `keys`: the set, and where each key comes from. `steps`: the keys that are asked, in order, with
-    the kernel that serves each, and whether a call comes so far.
+    `keys`: the key set. `steps`: the keys by priority, each with its kernel and whether the call
+    reaches it.
     """
 
     op: str
@@ -84,7 +84,7 @@ class Dispatch(Printed):
         return tuple(step for step in self.steps if step.reached and not step.served.falls)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "op": self.op,
             "device": self.device,
@@ -97,7 +97,7 @@ class Dispatch(Printed):
 
     @property
     def head(self) -> str:
-        """What was asked."""
+        """The call in words."""
         grad = "an operand requires grad" if self.requires_grad else "nothing requires grad"
         around = "".join(f", in {mode}" for mode in self.modes)
         return f"{self.op} on {self.device}, {grad}{around}"
@@ -131,7 +131,7 @@ class Dispatch(Printed):
 
 
 def lines(rows: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """Rows as text: a label stands once."""
+    """Rows as text; a label is printed once."""
     before = None
     for label, text in rows:
         shown = "" if label == before else label

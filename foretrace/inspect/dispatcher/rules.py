@@ -1,4 +1,4 @@
-"""Which kernel serves an operator at a key.
+"""The rule by which a kernel serves an operator at a key.
 
 Source: OperatorEntry::computeDispatchTableEntryWithDebug in
 aten/src/ATen/core/dispatch/OperatorEntry.cpp, and `resolve_key` in torch/_ops.py, which follows it.
@@ -30,21 +30,7 @@ ALIASES: dict[str, str] = {
 }
 """The alias key of each rule that has one, in the order in which they are tried"""
 
-TAGS: dict[str, str] = {
-    DIRECT: "kernel",
-    EXPLICIT_NON_FUNCTIONAL: "default backend kernel",
-    EXPLICIT: "default backend kernel",
-    NESTED: "nested kernel",
-    IMPLICIT: "math kernel",
-    AMBIGUOUS: "ambiguous autogradother",
-    AUTOGRAD: "autograd kernel",
-    BATCHED: "batched kernel",
-    FALLBACK: "backend fallback",
-}
-"""What the dispatcher's own table calls each rule"""
-
 OTHER: Final = "AutogradOther"
-NESTED_AUTOGRAD: Final = "AutogradNestedTensor"
 
 
 def rule_at(
@@ -54,9 +40,9 @@ def rule_at(
 
     Args:
         key: a runtime key, or Undefined.
-        has: the keys, alias keys among them, for which the operator has a kernel.
+        has: the keys, alias keys included, for which the operator has a kernel.
         fallbacks: the keys that have a kernel for every operator.
-        python: as torch's Python resolver has it, which has one condition more.
+        python: by torch's Python resolver, which has one more condition.
     """
     if key in has:
         return DIRECT, key
@@ -73,7 +59,7 @@ def rule_at(
 
 
 def _includes(rule: str, key: str, alias: str) -> bool:
-    """Undefined is in no set of keys; it has the composite kernels all the same."""
+    """Whether an alias key includes a key; Undefined is in none, but has composite kernels."""
     if key == torch_api.UNDEFINED:
         return rule in (EXPLICIT_NON_FUNCTIONAL, EXPLICIT, IMPLICIT)
     return torch_api.is_included(key, alias)

@@ -1,7 +1,8 @@
-"""One operator's kernels: the one at each key, in this build and in that of a target."""
+"""The kernel of one operator at each key, in this build and in that of a target."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any, Final
 
 from foretrace import torch_api
@@ -10,12 +11,12 @@ from foretrace.inspect.dispatcher.rules import AMBIGUOUS, MISSING, rule_at
 from foretrace.operators.targets.cuda_build import cuda_kernels
 
 PROFILE: Final = "cuda"
-"""The device whose kernels are known where this build has none"""
+"""The device whose kernels are known as data where this build has none"""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What serves a key: the rule, and the kernel; no kernel where there is none to call."""
+    """The kernel that serves a key, and its rule; None where there is no kernel to call."""
 
     rule: str
     source: str
@@ -24,18 +25,18 @@ class Served:
 
     @property
     def falls(self) -> bool:
-        """Whether the dispatcher passes the key over."""
+        """Whether the kernel falls through to the next key."""
         return self.kernel is not None and self.kernel.fallthrough
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What torch's Python resolver says of a key: a kernel of C++, or a function of Python."""
+    """The kernel of torch's Python resolver at a key: a C++ kernel or a Python function."""
 
     rule: str
     source: str
     function: str | None
-    """the Python function, and where it is"""
+    """the Python function, with its place"""
     place: tuple[str, int] | None = None
 
 
@@ -58,24 +59,24 @@ class Table:
         self._python = torch_api.python_kernels(op)
 
     def at(self, key: str) -> Served:
-        """What C++ takes."""
+        """The kernel that C++ takes."""
         rule, source = rule_at(key, self.kernels, self.fallbacks)
         if rule in (AMBIGUOUS, MISSING):
             return Served(rule, source, None)
         return Served(rule, source, self.kernels.get(source) or self.fallbacks.get(source))
 
     def in_python(self, key: str) -> Answer:
-        """What the PythonDispatcher would take."""
+        """The kernel that the PythonDispatcher takes."""
         has = {*self.kernels, *self._python}
         rule, source = rule_at(key, has, self.fallbacks, python=True)
         function = self._python.get(source)
         if function is None:
             return Answer(rule, source, None)
-        name, file, line = function_place(function)
+        name, file, line = _function_place(function)
         return Answer(rule, source, f"{name} ({file}:{line})", (file, line))
 
     def taken_by(self, answer: Answer) -> Served:
-        """What runs where the PythonDispatcher answers."""
+        """The kernel that runs for an answer of the PythonDispatcher."""
         if answer.place is not None:
             return Served(answer.rule, answer.source, Kernel(answer.source, *answer.place))
         kernel = self.kernels.get(answer.source) or self.fallbacks.get(answer.source)
@@ -87,10 +88,9 @@ def built_with(device: str) -> bool:
     return torch_api.backend_key(device) in registered("aten::mul.Tensor")
 
 
-def function_place(function: Callable[..., Any]) -> tuple[str, str, int]:
+def _function_place(function: Callable[..., Any]) -> tuple[str, str, int]:
     """A Python kernel's name, file and first line."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    function = unwrap(function)
     code = getattr(function, "__code__", None)
     name = getattr(function, "__name__", type(function).__name__)
     return (name, "", 0) if code is None else (name, short(code.co_filename), code.co_firstlineno)

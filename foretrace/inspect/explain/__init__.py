@@ -1,1 +1,1 @@
-"""Why a node is in a graph, and what differs between graphs."""
+"""Explanations of nodes: their paths in the tree."""

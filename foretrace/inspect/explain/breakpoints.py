@@ -1,7 +1,8 @@
-"""Where a breakpoint stops: the files and lines behind each step of an explanation."""
+"""Breakpoints: the files and lines behind each step of an explanation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -12,11 +13,11 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.run_hooks import run_hook
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
-from foretrace.autograd.eager_history.spell_history import spell_history
+from foretrace.autograd.eager_history.emit_history import emit_history
 from foretrace.errors import PACKAGE_DIR, Attempt, Refusal
 from foretrace.inspect.dispatcher.names import operator
 from foretrace.inspect.dispatcher.registrations import PACKAGES, Kernel, registered
-from foretrace.inspect.explain.explanation import Link, Place
+from foretrace.inspect.explain.explanation import Link, Place, shown_path
 from foretrace.inspect.explain.tree_path import LAYOUT, TABLE
 from foretrace.lowering.cuts.cut import flatten
 from foretrace.lowering.cuts.decompose import decompose
@@ -24,7 +25,7 @@ from foretrace.lowering.cuts.runtime_asserts import with_assertions
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.partition.partition import partition, second
 from foretrace.lowering.partition.policies import choose
-from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.partition.recompute import recomputed
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.session.run.run import record
@@ -43,11 +44,11 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "module": ("module", ModuleCalls.open),
     "asserted": ("recorded", with_assertions),
     "again": ("saved", second),
-    "made again": ("saved", made_again),
+    "made again": ("saved", recomputed),
     "early": ("saved", second),
     "copy": ("saved", partition),
     "saved": ("saved", choose),
-    "history": ("history", spell_history),
+    "history": ("history", emit_history),
     "layout": ("opened", decompose),
     "inside": ("kept", flatten),
     "derived": ("rule", Derivatives.rule),
@@ -61,7 +62,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "holds": ("recorded", hold),
     "copied": ("opened", in_copies),
 }
-"""The function of ours that decides a step of each kind"""
+"""The function of foretrace that decides a step, by the step's kind"""
 
 OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
     "functional form": ("write", functionalize),
@@ -72,18 +73,18 @@ OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
     TABLE: ("opened", decompose),
     LAYOUT: ("opened", decompose),
 }
-"""The same, of a step that opens an op, by what opens it"""
+"""The function that opens an op, by what opens it"""
 
 
 BY_WALK: dict[str | None, Callable[..., Any]] = {
     "engine": Differentiation.walk,
     "hook": run_hook,
 }
-"""What makes backward ops that no operator's derivative has"""
+"""The function that creates backward ops outside any operator's derivative"""
 
 
 def with_places(links: Sequence[Link], table: RuleTable) -> list[Link]:
-    """The links, each with the places where a breakpoint stops at its step."""
+    """The links with the places where a breakpoint stops at their steps."""
     found, above = [], ""
     for link in links:
         op = link.facts.get("op", "")
@@ -100,15 +101,15 @@ def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> I
 
     Args:
         link: the step.
-        op: the operator that it is about, if any.
-        above: the operator above it, which it is a piece of.
-        served: of a rule, the forward operator that it is the derivative of.
+        op: the operator of the step, if any.
+        above: the operator that calls it.
+        served: of a rule, the forward operator whose derivative it is.
         table: the registered rules.
     """
     if link.kind == "line":
         yield _of_line(link)
     elif link.kind == "written":
-        yield ours("recorded", Recorder.__torch_dispatch__, OF_FUNC.format(op))
+        yield _of_code("recorded", Recorder.__torch_dispatch__, OF_FUNC.format(op))
         yield from _types(op)
     elif link.kind == "opened":
         if "choice" in link.facts:
@@ -118,78 +119,72 @@ def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> I
     elif link.kind in ("leaf", "whole"):
         if "choice" in link.facts:
             yield from _choosing(link.facts["choice"]["what"])
-        yield ours("opened", TargetSemantics.body_kernel, OF_FUNC.format(above) if above else "")
+        yield _of_code(
+            "opened", TargetSemantics.body_kernel, OF_FUNC.format(above) if above else ""
+        )
     elif link.kind == "rule":
         yield from _rule(link.facts.get("by"), served, table)
     elif link.kind in STEPS:
-        yield ours(*STEPS[link.kind])
+        yield _of_code(*STEPS[link.kind])
 
 
 def _of_line(link: Link) -> Place:
-    """The user's line; of an op that no line of the user's asks for, where it is recorded."""
+    """The user's line; the place of the recording for an op without one."""
     if "line" not in link.facts:
-        return ours("recorded", record)
+        return _of_code("recorded", record)
     file, line = link.facts["file"], link.facts["line"]
-    here = Path.cwd()
-    shown = Path(file).relative_to(here) if Path(file).is_relative_to(here) else file
-    return Place("line", str(shown), int(line), link.facts["function"], stop=str(file))
+    return Place("line", shown_path(file), int(line), link.facts["function"], stop=str(file))
 
 
 def _opening(by: str | None, above: str) -> Iterator[Place]:
     if by in OPENED:
-        yield ours(*OPENED[by])
-    yield ours("opened", TargetSemantics.body_kernel, OF_FUNC.format(above))
+        yield _of_code(*OPENED[by])
+    yield _of_code("opened", TargetSemantics.body_kernel, OF_FUNC.format(above))
     if by == COMPOSITE:
         kernel = _kernels(above).get(COMPOSITE)
         if kernel is not None:
-            yield of_kernel("body", kernel)
+            yield _of_kernel("body", kernel)
 
 
 def _choosing(what: str) -> Iterator[Place]:
     if what.startswith("attention"):
-        yield ours("choice", choose_attention)
+        yield _of_code("choice", choose_attention)
 
 
 def _types(op: str) -> Iterator[Place]:
-    """What says which type an op has: ours, then torch's meta function."""
-    yield ours("types", Inference.infer, OF_FUNC.format(op))
+    """The functions that infer the types of an op: foretrace's, then torch's meta kernel."""
+    yield _of_code("types", Inference.infer, OF_FUNC.format(op))
     kernels = _kernels(op)
     meta = kernels.get("Meta") or kernels.get("CompositeExplicitAutogradNonFunctional")
     function = _python_kernel(op, "Meta")
     if function is not None:
-        yield of_code("meta", function, "")
+        yield _of_code("meta", function)
     elif meta is not None:
-        yield of_kernel("meta", meta)
+        yield _of_kernel("meta", meta)
 
 
 def _rule(by: str | None, served: str, table: RuleTable) -> Iterator[Place]:
-    """The function that makes a derivative; of a derived one torch's own autograd kernel, too."""
+    """The function of a derivative, and torch's autograd kernel for a derived one."""
     if by in BY_WALK:
-        yield ours("rule", BY_WALK[by])
+        yield _of_code("rule", BY_WALK[by])
         return
-    yield ours("rule", Derivatives.rule, OF_FUNC.format(served))
+    yield _of_code("rule", Derivatives.rule, OF_FUNC.format(served))
     op = _overload(served)
-    given = None if op is None else table.registered(op)
-    if by == "registered" and given is not None:
-        yield of_code("backward", given.backward, "")
+    rule = None if op is None else table.registered(op)
+    if by == "registered" and rule is not None:
+        yield _of_code("backward", rule.backward)
         return
     kernel = _kernels(served).get("Autograd")
     if kernel is not None:
-        yield of_kernel("autograd", kernel)
+        yield _of_kernel("autograd", kernel)
 
 
 # ---- places -------------------------------------------------------------------------------------
 
 
-def ours(what: str, function: Callable[..., Any], condition: str = "") -> Place:
-    """The first line of a function of ours."""
-    return of_code(what, function, condition)
-
-
-def of_code(what: str, function: Callable[..., Any], condition: str) -> Place:
+def _of_code(what: str, function: Callable[..., Any], condition: str = "") -> Place:
     """The first line that runs of a Python function."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
+    function = unwrap(function)
     code: CodeType | None = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", type(function).__name__)
     if code is None:
@@ -200,15 +195,15 @@ def of_code(what: str, function: Callable[..., Any], condition: str) -> Place:
     return Place(what, where, next(lines, code.co_firstlineno), name, file, condition)
 
 
-def of_kernel(what: str, kernel: Kernel) -> Place:
-    """Where a kernel is registered: in C++, or by torch's Python."""
+def _of_kernel(what: str, kernel: Kernel) -> Place:
+    """The place where a kernel is registered, in C++ or torch's Python."""
     there = Path(PACKAGES) / kernel.file
     stop = str(there) if kernel.file.endswith(".py") and there.exists() else None
     return Place(what, kernel.file, kernel.line, stop=stop)
 
 
 def _overload(name: str) -> Any:
-    """The operator that is called so; None for what is no operator of torch's."""
+    """The operator of a name; None if there is none."""
     if not name or "." not in name or "<" in name:
         return None
     with Attempt(Refusal, AttributeError) as attempt:
@@ -223,6 +218,6 @@ def _kernels(name: str) -> dict[str, Kernel]:
 
 
 def _python_kernel(name: str, key: str) -> Callable[..., Any] | None:
-    """The function of Python that C++ or the PythonDispatcher takes at a key."""
+    """The Python function that C++ or the PythonDispatcher takes at a key."""
     op = _overload(name)
     return None if op is None else torch_api.python_kernels(op).get(key)

@@ -1,4 +1,4 @@
-"""Why a node is in a graph: its path in the tree."""
+"""`explain`: the path in the tree of a node of a graph."""
 
 import difflib
 from collections.abc import Iterator
@@ -57,9 +57,9 @@ def explain(
         recorded: the program's tree.
         graph: the cut.
         module: the cut's graph module.
-        name: a node of it; "kept_op.node" for a node inside an op that was kept whole.
+        name: a node of it; "kept_op.node" for a node inside an op that is kept whole.
         table: the registered rules.
-        pair: what the cut is a half of, if it is.
+        pair: the pair of which the cut is a half, if it is one.
 
     Raises:
         Refusal: there is no such node.
@@ -76,9 +76,9 @@ def explain(
             )
         around.append(_op_of(node if node.op == "call_module" else next(iter(node.users))))
         module = inside
-    telling = _Telling(recorded, Between(graph, pair), module, around)
-    told = telling.node(_find(module, last, name), name)
-    return replace(told, links=with_places(told.links, table))
+    explainer = _Explainer(recorded, Between(graph, pair), module, around)
+    found = explainer.node(_find(module, last, name), name)
+    return replace(found, links=with_places(found.links, table))
 
 
 def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:
@@ -100,8 +100,8 @@ def _op_of(node: fx.Node) -> Any:
     return node.meta.get("foretrace")
 
 
-class _Telling:
-    """Explains the nodes of one graph; `around` are the kept ops that it is the inside of."""
+class _Explainer:
+    """Explains the nodes of one graph, which is inside the kept ops of `around`."""
 
     def __init__(
         self, recorded: Recording, between: Between, module: fx.GraphModule, around: list[Op]
@@ -115,7 +115,7 @@ class _Telling:
                 self.names[_op_of(node)] = node.name
 
     def node(self, node: fx.Node, name: str) -> Explanation:
-        """One node, whatever it is."""
+        """The explanation of a node."""
         op, links = _op_of(node), list[Link]()
         if node.op == "placeholder":
             side, links = "input", [self._input(node)]
@@ -125,7 +125,7 @@ class _Telling:
             side = "backward" if op.late else "forward"
             links = [*part_links(node, op), *self.between.links(op), *self._op(op)]
         elif node.op == "get_attr":
-            side, links = "input", list(self._held(node))
+            side, links = "input", list(self._attribute(node))
         elif is_size(node):
             side, links = "size", list(size_links(node))
         else:
@@ -167,7 +167,7 @@ class _Telling:
         return Link("leaf", print_call(op), facts=facts)
 
     def _because(self, op: Op, because: Op) -> Link:
-        """The forward op that a backward op serves, with its own way down the tree."""
+        """The forward op that a backward op serves, with its path."""
         served = because if not isinstance(because.target, str) else self._root(op, because)
         if isinstance(served, Link):
             return served
@@ -179,13 +179,13 @@ class _Telling:
         return Link("because", print_call(served), notes, facts, tuple(self.levels.links(served)))
 
     def _name(self, op: Op) -> str | None:
-        """The node that calls an op of the tree, if it is whole in this graph."""
+        """The node of this graph that calls an op of the tree whole."""
         if op in self.names or op.leaf:
             return self.names.get(op)
         return next((name for each, name in self.names.items() if same_call(op, each)), None)
 
     def _root(self, op: Op, because: Op) -> Op | Link:
-        """Where the backward begins no op is served; the loss's own maker is, if it has one."""
+        """The op that computes the loss, for an op at the start of the backward."""
         if because.target == "output":
             return Link(
                 "because", "an output that no op made, or two that are one: tangents add up"
@@ -223,16 +223,16 @@ class _Telling:
             "input", str(item.role), (*notes, link.text, *link.notes), {**facts, **link.facts}, path
         )
 
-    def _held(self, node: fx.Node) -> Iterator[Link]:
-        """An object that the graph module holds because no argument can spell it."""
-        held = getattr(self.module, str(node.target))
-        if isinstance(held, fx.GraphModule):
+    def _attribute(self, node: fx.Node) -> Iterator[Link]:
+        """An object that the graph module has: a subgraph, or one of the program's own."""
+        value = getattr(self.module, str(node.target))
+        if isinstance(value, fx.GraphModule):
             (user, *_) = node.users
             note = f"its nodes are {node.target}.NODE"
             yield Link("held", f"a program that {user.name} holds", (note,), {"node": user.name})
             return
-        text = f"a {type(held).__name__} of the program's own, which the graph module holds"
-        yield Link("held", text, facts={"class": type(held).__name__})
+        text = f"a {type(value).__name__} of the program's own, which the graph module holds"
+        yield Link("held", text, facts={"class": type(value).__name__})
         for user in node.users:
             yield Link("user", f"{user.name} takes it", facts={"node": user.name})
 

@@ -1,7 +1,8 @@
-"""What an explanation is made of, and how it reads."""
+"""Explanations, their links and places, and their printed form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretrace.errors import Printed
@@ -12,16 +13,16 @@ INDENT, LABEL = 2, 9
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a breakpoint stops at a step: a file and line.
+    """A file and line where a breakpoint stops at a step.
 
     Args:
         what: "line", "recorded", "types", "meta", "body", "opened", "choice", "rule", "autograd".
-        file: the user's; ours and torch's Python from the folder of packages; C++ as torch's
-            repository has it.
-        line: None where only the file is known.
+        file: the user's; relative to the packages' folder for foretrace and torch's Python;
+            relative to torch's repository for C++.
+        line: None if only the file is known.
         name: the function.
         stop: for Python, the file on this machine; None for C++.
-        condition: for Python, what holds where the step is this op's.
+        condition: for Python, an expression that is true if the step is this op's.
     """
 
     what: str
@@ -36,7 +37,7 @@ class Place:
         return f"{where} {self.name}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "what": self.what,
             "file": self.file,
@@ -49,15 +50,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One step on the way from the user's line to a node.
+    """One step from the user's line to a node.
 
     Args:
         kind: "line", "module", "written", "opened", "leaf", "whole", "rule", "because", ...
-        text: the step itself, one line.
-        notes: the rule or choice behind it, one a line.
-        facts: the same, for programs.
-        path: for "because", the whole path of the forward op that is served.
-        missing: the step that should be here is not known; a defect of foretrace.
+        text: the step, one line.
+        notes: the rule or choice that decided it, one a line.
+        facts: the same as data.
+        path: for "because", the path of the forward op that is served.
+        missing: the step is not known; a defect of foretrace.
         places: where a breakpoint stops at it.
     """
 
@@ -70,7 +71,7 @@ class Link:
     places: tuple[Place, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         found: dict[str, Any] = {"kind": self.kind, "text": self.text, **self.facts}
         if self.notes:
             found["notes"] = list(self.notes)
@@ -83,7 +84,7 @@ class Link:
         return found
 
     def all(self) -> Iterator["Link"]:
-        """This link and those of its path."""
+        """This link and the links of its path."""
         yield self
         for link in self.path:
             yield from link.all()
@@ -100,42 +101,42 @@ class Row(NamedTuple):
 
     @property
     def indent(self) -> int:
-        """Where its text begins."""
+        """The column of its text."""
         return INDENT * (self.depth + 1) + LABEL + INDENT * self.note
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Printed):
-    """A node's path in the tree: why it is there, from the user's line down to the op itself.
+    """The path of a node in the tree, from the user's line down to the op itself.
 
-    `links` are the steps in order. A backward op begins with itself and its rule; the path of the
-    forward op that it serves hangs under the link of kind "because".
+    `links` are the steps in order. A backward op begins with itself and its rule; its link of kind
+    "because" has the path of the forward op that it serves.
     """
 
     node: str
     what: str
-    """the node as the graph has it"""
+    """the node's call in the graph"""
     type: str
     side: str
     """"forward", "backward", "input", "output" or "size" """
     links: list[Link]
     op: Op | None = field(default=None, repr=False, compare=False)
-    """what the node calls, if it calls something that was recorded or derived"""
+    """the op that the node calls, if any"""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The steps that could not be told, each a defect of foretrace."""
+        """The steps that are not known, each a defect of foretrace."""
         return tuple(f.text for link in self.links for f in link.all() if f.missing)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where breakpoints stop on the way, each once, in order."""
+        """The places of breakpoints at the steps, in order, without duplicates."""
         every = (place for link in self.links for each in link.all() for place in each.places)
         return tuple(dict.fromkeys(every))
 
     @property
     def head(self) -> str:
-        """What the node is, without its name."""
+        """The type and call of the node."""
         return f"{self.type} = {self.what}" if self.type else self.what
 
     def rows(self) -> Iterator[Row]:
@@ -149,7 +150,7 @@ class Explanation(Printed):
         return "\n".join([f"{self.node}: {self.head}", *map(line_of, self.rows())])
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """A dict for JSON."""
         return {
             "node": self.node,
             "what": self.what,
@@ -169,6 +170,12 @@ def _rows(links: list[Link], depth: int) -> Iterator[Row]:
         for note in link.notes:
             yield Row(depth, "", note, link.missing, note=True)
         yield from _rows(list(link.path), depth + 1)
+
+
+def shown_path(file: str) -> str:
+    """The path of a file, relative to the working directory if the file is inside it."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def line_of(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""What can be said of a node of a graph module from the node alone."""
+"""Links and texts that follow from an FX node alone: its call, type, item or size."""
 
 import operator
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def type_text(val: Any) -> str:
 
 
 def part_links(node: fx.Node, op: Op) -> Iterator[Link]:
-    """For an item of an op that returns several: which, and whether it is there to be saved."""
+    """The link of an item of an op with several results; it notes an item that is only saved."""
     if node.target is not operator.getitem:
         return
     source, index = node.args
@@ -55,24 +55,24 @@ def part_links(node: fx.Node, op: Op) -> Iterator[Link]:
     if value is not None and not op.late and value not in set(values_in(op.result)):
         inside = every_op(op.region or ())
         maker = next((inner for inner in inside if inner.leaf and value in inner.outs), None)
-        made = f", made inside by {maker.target}" if maker is not None else ""
-        notes, facts["saved"] = (f"saved for the backward{made}",), True
+        inner = f", made inside by {maker.target}" if maker is not None else ""
+        notes, facts["saved"] = (f"saved for the backward{inner}",), True
     yield Link("part", f"result {index} of {source}", notes, facts)
 
 
 def _item(source: Any, index: Any, op: Op) -> Value | None:
-    """The value of a result of a kept op, where its results are its outs."""
+    """The value of an item of a kept op, whose results are its outs."""
     whole = isinstance(source, fx.Node) and source.op == "call_module"
     return op.outs[index] if whole and not calls_target(op) else None
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether the node computes a size and no tensor."""
+    """Whether the node computes a size."""
     return isinstance(node.meta.get("val"), NUMBERS)
 
 
 def size_links(node: fx.Node) -> Iterator[Link]:
-    """What a size is, and what it is computed from."""
+    """The link of a size: the dimension that it is, or the values from which it is computed."""
     size = str(node.meta["val"])
     if node.target is torch.ops.aten.sym_size.int:
         source, dim = node.args

@@ -1,4 +1,4 @@
-"""What the halves of a pair add to an explanation: what is saved and why, what runs again."""
+"""Links of the halves of a pair: values that are saved, ops that run again, and why."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ EARLY = "the forward runs it already, as its result takes less to save than what
 
 
 class Between:
-    """One half of a pair, and what it knows of the other; any other cut knows nothing."""
+    """One half of a pair, with what it needs of the other; empty for any other cut."""
 
     def __init__(self, graph: Graph, pair: Pair | None) -> None:
         self.graph, self.pair = graph, pair
@@ -22,7 +22,7 @@ class Between:
         self._saved: dict[object, Saved] = {item.value: item for item in saved}
 
     def links(self, op: Op) -> Iterator[Link]:
-        """Why an op is in this half, and whether what it makes is handed over."""
+        """Why an op is in this half, and which of its results are saved."""
         if self.pair is None:
             return
         if self.graph.kind == "backward" and not op.late:
@@ -34,7 +34,7 @@ class Between:
                 yield saved_link(self._saved[out])
 
     def copy_links(self, op: Op) -> Iterator[Link]:
-        """Of a copy that is made to be saved; nothing of any other op."""
+        """The links of a copy whose purpose is to be saved; none for any other op."""
         if op.choice is None or op.choice.what != SAVED_COPY:
             return
         if op.origin.frame is not None:
@@ -43,20 +43,20 @@ class Between:
         yield Link("copy", f"{name_of(op)} -> {op.outs[0].type!r}", (op.choice.reason,), facts)
 
     def taken(self, index: int) -> Saved | None:
-        """What an input of the backward is."""
+        """The saved value that an input of the backward is."""
         known = self.pair is not None and self.graph.kind == "backward"
         saved = self.pair.saved if self.pair is not None and known else ()
         return saved[index] if index < len(saved) else None
 
     def handed(self, index: int) -> Saved | None:
-        """What an output of the forward is, if it is there for the backward."""
+        """The saved value that an output of the forward is."""
         if self.pair is None or self.graph.kind != "forward":
             return None
         place = index - (len(self.graph.outputs) - len(self.pair.saved))
         return self.pair.saved[place] if place >= 0 else None
 
     def name(self, op: Op) -> str | None:
-        """The node of the forward half that an op of the tree is, seen from the backward."""
+        """The node of the forward half for an op of the tree, asked of the backward."""
         if self.pair is None or self.graph.kind == "forward":
             return None
         forward = self.pair.forward
@@ -66,13 +66,13 @@ class Between:
 
 
 def saved_link(item: Saved) -> Link:
-    """What saving a value takes, and why it is saved."""
+    """The bytes of a saved value, and why it is saved."""
     facts = {"bytes": str(item.bytes), "free": item.free, "reason": item.reason}
     return Link("saved", amount(item), (item.reason,), facts)
 
 
 def amount(item: Saved) -> str:
-    """How much memory a saved value holds for the backward alone."""
+    """The memory that a saved value keeps for the backward alone, in words."""
     if not isinstance(item.value, Value):
         return "a size for the backward"
     return "for the backward, at no cost" if item.free else f"for the backward: {item.bytes} bytes"

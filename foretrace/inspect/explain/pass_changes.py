@@ -1,8 +1,8 @@
-"""What each pass of a cut changed: ops that came, went or stand for others, and their lines."""
+"""The changes of each pass of a cut: ops added, removed and replaced, and their lines."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -24,53 +24,50 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PassChange(Printed):
-    """What one pass changed."""
+    """The changes of one pass."""
 
     name: str
     purpose: str
     ops: int
-    """in the graph afterwards, without those that ops hold"""
+    """in the graph afterwards, without those of subgraphs"""
     added: int
     removed: int
     replaced: int
-    """ops that went and whose results other ops make"""
+    """removed ops whose results other ops compute now"""
     lines: tuple[str, ...]
-    """those that went, after "- ", and those that came, after "+ ", in order"""
+    """removed ones after "- " and added ones after "+ ", in order"""
 
     def __str__(self) -> str:
         parts = ("added", self.added), ("removed", self.removed), ("replaced", self.replaced)
-        told = [f"{count:,} {what}" for what, count in parts if count]
-        if not told:
+        changes = [f"{count:,} {what}" for what, count in parts if count]
+        if not changes:
             return "inputs or outputs" if self.lines else "nothing"
-        return f"{', '.join(told)}: {counted(self.ops, 'op')}"
+        return f"{', '.join(changes)}: {counted(self.ops, 'op')}"
 
     def to_dict(self) -> dict[str, object]:
-        """The same, for programs."""
-        return {
-            "name": self.name, "purpose": self.purpose, "ops": self.ops, "added": self.added,
-            "removed": self.removed, "replaced": self.replaced, "lines": list(self.lines),
-        }  # fmt: skip
+        """A dict for JSON."""
+        return {**asdict(self), "lines": list(self.lines)}
 
 
 def pass_changes(runs: Sequence[PassRun]) -> tuple[PassChange, ...]:
-    """What each pass of a cut changed (`Cut.passes`).
+    """The changes of each pass of a cut (`Cut.passes`).
 
-    A value goes by the name of its node in the last graph; one that is not there has a number.
+    A value has the name of its node in the last graph; one that is not there has a number.
     """
     if not runs:
         return ()
     last = runs[-1].after
     inputs = [(item.value, item.role.name) for item in last.inputs]
     names = node_names(inputs, last.ops)
-    spelling = Spelling({value: name for value, name in names.items() if isinstance(value, Value)})
-    return tuple([_change(run, spelling) for run in runs])
+    text = Spelling({value: name for value, name in names.items() if isinstance(value, Value)})
+    return tuple([_change(run, text) for run in runs])
 
 
-def _change(run: PassRun, spelling: Spelling) -> PassChange:
-    before, after = (list(_lines(graph, spelling)) for graph in (run.before, run.after))
+def _change(run: PassRun, text: Spelling) -> PassChange:
+    before, after = (list(_lines(graph, text)) for graph in (run.before, run.after))
     gone, new = ([*_beside(one, other)] for one, other in ((before, after), (after, before)))
-    made, lost = ({out for op in ops for out in op.outs} for ops in (new, gone))
-    replaced = sum(not made.isdisjoint(op.outs) for op in gone)
+    added, lost = ({out for op in ops for out in op.outs} for ops in (new, gone))
+    replaced = sum(not added.isdisjoint(op.outs) for op in gone)
     return PassChange(
         run.done.name,
         run.done.purpose,
@@ -82,21 +79,21 @@ def _change(run: PassRun, spelling: Spelling) -> PassChange:
     )
 
 
-def _lines(graph: Graph, spelling: Spelling) -> Iterator[Line]:
-    """Inputs, ops, outputs; the ops of a program that an op holds are below it."""
+def _lines(graph: Graph, text: Spelling) -> Iterator[Line]:
+    """The lines of inputs, ops and outputs; those of a subgraph follow its op."""
     for item in graph.inputs:
-        size = item.size if item.size is not None else spelling.value(item.value)
+        size = item.size if item.size is not None else text.value(item.value)
         yield Line(f"input {size}   {item.role}")
-    yield from _op_lines(graph.ops, spelling, "")
+    yield from _op_lines(graph.ops, text, "")
     for output in graph.outputs:
-        yield Line(f"output {spelling.tree(output.value)}   {output.role}")
+        yield Line(f"output {text.tree(output.value)}   {output.role}")
 
 
-def _op_lines(ops: Iterable[Op], spelling: Spelling, indent: str) -> Iterator[Line]:
+def _op_lines(ops: Iterable[Op], text: Spelling, indent: str) -> Iterator[Line]:
     for op in ops:
-        yield Line(f"{indent}{spelling.line(op)}", op)
-        for held in subgraphs_of(op):
-            yield from _op_lines(held.ops, spelling, f"{indent}    ")
+        yield Line(f"{indent}{text.line(op)}", op)
+        for subgraph in subgraphs_of(op):
+            yield from _op_lines(subgraph.ops, text, f"{indent}    ")
 
 
 def _beside(lines: Iterable[Line], others: Iterable[Line]) -> Iterator[Op]:
@@ -111,7 +108,7 @@ def _beside(lines: Iterable[Line], others: Iterable[Line]) -> Iterator[Op]:
 
 
 def _diff(before: list[str], after: list[str]) -> Iterator[str]:
-    """The lines that went and came, in order."""
+    """The removed and added lines, in order."""
     for what, i, j, k, n in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if what != "equal":
             yield from (f"- {line}" for line in before[i:j])

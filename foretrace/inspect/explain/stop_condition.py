@@ -1,4 +1,4 @@
-"""Which stop at a breakpoint is a node's own: the program runs once, and each stop is noted."""
+"""The stop at a breakpoint that is a node's own: found in one run that notes each stop."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -15,7 +15,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.builder import RecorderBase
 
 CALL: Final = ("args", "kwargs", "call")
-"""What the functions that a step stops in call the arguments of an operator"""
+"""The names that an operator's arguments have in the functions of a step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Stop:
     """One stop at a breakpoint.
 
     Args:
-        ops: those that the function is about, or the nearest one that called it.
-        log: the ops that the running capture has recorded, also those that are still to come.
-        before: how many of them there were.
-        call: the operator that the function is asked about, and the types of its operands.
+        ops: the ops among the function's locals, or those of the nearest caller.
+        log: the ops that the running capture records, which later stops still append to.
+        before: the number of recorded ops at the stop.
+        call: the operator among the function's arguments, and the types of its operands.
     """
 
     ops: tuple[Op, ...]
@@ -36,7 +36,7 @@ class Stop:
 
 
 def stop_in(frame: FrameType) -> Stop:
-    """What a frame is about, and where the capture is."""
+    """The stop of a frame."""
     ops, builder, at = tuple(_ops_in(frame)), _builder_in(frame), frame.f_back
     while at is not None and builder is None:
         ops = ops or tuple(item for item in at.f_locals.values() if isinstance(item, Op))
@@ -47,10 +47,10 @@ def stop_in(frame: FrameType) -> Stop:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Which stop is a node's, counted from 1.
+    """The number of a node's stop, from 1.
 
-    `shared`: what is decided there is decided once for all calls with operands of equal types, and
-    this is the call that came first.
+    `shared`: the decision is cached for all calls with operands of equal types; the stop is at the
+    first of them.
     """
 
     number: int
@@ -58,11 +58,11 @@ class Own:
 
 
 def own_stop(stops: Sequence[Stop], op: Op | None, recorded: Recording) -> Own:
-    """Which of the stops is for the node of an op; the first where none is known.
+    """The stop for the node of an op; the first where none is known.
 
     Args:
         stops: all, in order.
-        op: of the node; None: it has none.
+        op: the op of the node; None if it has none.
         recorded: the program's tree.
     """
     if op is None:
@@ -72,10 +72,10 @@ def own_stop(stops: Sequence[Stop], op: Op | None, recorded: Recording) -> Own:
     about = [n for n, stop in enumerate(stops, 1) if op in stop.ops or served in stop.ops]
     if about:
         return Own(about[-1])
-    alike = [n for n, stop in enumerate(stops, 1) if _alike(stop, [op, served, *path])]
+    candidates = [n for n, stop in enumerate(stops, 1) if _matches(stop, [op, served, *path])]
     calls = [each for each in path if not isinstance(each.target, ModuleCall)]
-    found = [n for n in alike if _before(stops[n - 1], calls)]
-    found = found or _walked(stops, alike, served, recorded)
+    found = [n for n in candidates if _before(stops[n - 1], calls)]
+    found = found or _walked(stops, candidates, served, recorded)
     if not found:
         return Own(1)
     stop = stops[found[-1] - 1]
@@ -89,14 +89,14 @@ def _before(stop: Stop, calls: Sequence[Op]) -> bool:
 
 
 def _walked(stops: Sequence[Stop], among: list[int], served: Op, recorded: Recording) -> list[int]:
-    """Those at which the backward, from the last op to the first, had not yet passed the op."""
+    """The stops before the backward, from the last op to the first, has passed the op."""
     place = {op: n for n, op in enumerate(every_op(recorded.ops))}
     at = {n: place.get(op, -1) for n in among for op in stops[n - 1].ops[:1]}
     return [n for n, where in at.items() if where >= place.get(served, len(place))]
 
 
-def _alike(stop: Stop, chain: Sequence[Op]) -> bool:
-    """Whether it is about a call that is as one of the node's."""
+def _matches(stop: Stop, chain: Sequence[Op]) -> bool:
+    """Whether the call of a stop has the operator and types of one of the node's ops."""
     if stop.call is None:
         return True
     name, types = stop.call
@@ -119,23 +119,21 @@ def _ops_in(frame: FrameType) -> Iterator[Op]:
 
 def _call_in(frame: FrameType) -> tuple[str, list[Any]] | None:
     func = frame.f_locals.get("func")
-    given = [frame.f_locals[name] for name in CALL if name in frame.f_locals]
-    if func is None or not given:
+    arguments = [frame.f_locals[name] for name in CALL if name in frame.f_locals]
+    if func is None or not arguments:
         return None
-    return str(func), _kinds([leaf for each in given for leaf in _leaves(each)])
+    return str(func), _kinds([leaf for each in arguments for leaf in _leaves(each)])
 
 
-def _leaves(given: Any) -> list[Any]:
-    if is_dataclass(given):
-        return [getattr(given, each.name) for each in fields(given)]
-    if isinstance(given, dict):
-        given = list(given.values())
-    return leaves(given)
+def _leaves(argument: Any) -> list[Any]:
+    if is_dataclass(argument):
+        return [getattr(argument, each.name) for each in fields(argument)]
+    return leaves(list(argument.values()) if isinstance(argument, dict) else argument)
 
 
-def _kinds(given: Sequence[Any]) -> list[Any]:
-    """The dtypes and shapes of the tensors among these."""
-    types = (each.type if isinstance(each, Value) else each for each in given)
+def _kinds(operands: Sequence[Any]) -> list[Any]:
+    """The dtypes and shapes of the tensors among operands."""
+    types = (each.type if isinstance(each, Value) else each for each in operands)
     known = (_type_of(each) for each in types)
     return [(type.dtype, type.shape) for type in known if type is not None]
 

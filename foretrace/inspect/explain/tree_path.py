@@ -1,15 +1,14 @@
-"""An op's way down the tree: the user's line, the modules, the op as written, each level below."""
+"""The path of an op in the tree: the user's line, modules, the op as written, each level below."""
 
 from collections.abc import Callable, Iterator, Sequence
 from inspect import isroutine
-from pathlib import Path
 from typing import Any
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE
 from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Frame
-from foretrace.inspect.explain.explanation import Link
+from foretrace.inspect.explain.explanation import Link, shown_path
 from foretrace.ir.program.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
@@ -21,14 +20,14 @@ from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 TABLE, LAYOUT = "decomposition", "layout"
-"""Choices that a decomposition table makes."""
+"""Choices of a decomposition table"""
 
 
 def path_to(ops: Sequence[Op], wanted: Op) -> list[Op]:
     """The ops from the top of the tree down to `wanted`, both included; empty if it is not there.
 
-    Ops know nothing of what is above them, so the way is searched: first through the module calls
-    that the op itself names, then everywhere.
+    An op has no link to the op above it, so the tree is searched: first the module calls that the
+    op names, then everything.
     """
     calls = set(wanted.origin.module.stack()) if wanted.origin.module else set()
     return _search(ops, wanted, calls) or _search(ops, wanted, None)
@@ -53,8 +52,8 @@ def _paths(ops: Sequence[Op], enter: Callable[[Op], bool]) -> Iterator[list[Op]]
             del path[-1:]
             continue
         yield [*path, op]
-        held = [inner for program in subgraphs_of(op) for inner in program.ops]
-        below = [*held, *(op.region or ())]
+        inside = [inner for program in subgraphs_of(op) for inner in program.ops]
+        below = [*inside, *(op.region or ())]
         if below and enter(op):
             path.append(op)
             levels.append(iter(below))
@@ -65,7 +64,7 @@ def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
 
 
 def same_call(op: Op, wanted: Op) -> bool:
-    """Whether a cut's op is the tree's, but for what it returns beside or instead."""
+    """Whether a cut's op is the tree's, but for its results."""
     if op.target is not wanted.target:
         return False
     if subgraphs_of(op):
@@ -77,7 +76,7 @@ def same_call(op: Op, wanted: Op) -> bool:
 
 
 def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
-    """The ops that have `value` among their outs: as written, then each below that made it."""
+    """The ops that have `value` among their outs: as written, then each one below."""
     for *_, op in _paths(ops, lambda _: True):
         if value in op.outs:
             return [op, *makers_of(op.region or (), value)]
@@ -85,14 +84,14 @@ def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
 
 
 class Levels:
-    """Tells the paths of one program's ops, in the cut of the given kind."""
+    """The paths of one program's ops in a cut."""
 
     def __init__(self, recorded: Recording, graph: Graph) -> None:
-        self.recorded, self.cut, self.made = recorded, graph.kind, graph.ops
+        self.recorded, self.cut = recorded, graph.kind
         self.target = recorded.target.name
 
     def links(self, op: Op) -> Iterator[Link]:
-        """The whole path of a forward op."""
+        """The path of a forward op."""
         whole, *pieces = pieces_to(op)
         yield from self._in_tree(whole, pieces)
         yield from table_links(whole, pieces)
@@ -100,11 +99,11 @@ class Levels:
             yield Link("leaf", "nothing is below it: the table has no entry that opens it")
 
     def _in_tree(self, op: Op, pieces: Sequence[Op]) -> Iterator[Link]:
-        """The path down to an op of the tree; what is below it, where no table opened it."""
+        """The path to an op of the tree, and why it ends there, unless a table opened the op."""
         path = path_to(self.recorded.ops, op)
         yield self._line(op)
         for call in op.origin.module.stack() if op.origin.module else ():
-            yield module_link(call)
+            yield _module_link(call)
         if not path and op.target is ASSERT_NUMBER:
             yield Link("asserted", "what the line asked of a number that data decides")
             return
@@ -139,11 +138,11 @@ class Levels:
         if above is None:
             return Link("written", print_call(op), _write_notes(op), facts)
         how, rule = self._opened(above, op)
-        facts |= {"by": rule, **choice_facts(above.choice)}
+        facts |= {"by": rule, **_choice_facts(above.choice)}
         return Link("opened", print_call(op), how + _write_notes(op), facts, missing=rule is None)
 
     def _opened(self, op: Op, inner: Op) -> tuple[tuple[str, ...], str | None]:
-        """What takes an op apart, as lines and as one word; None if nothing is known to.
+        """What opens an op, as lines and as one word; None if that is not known.
 
         `inner` is the op below.
         """
@@ -168,14 +167,14 @@ class Levels:
         return (f"what takes {name} apart is not known",), None
 
     def _end(self, op: Op) -> Link:
-        """Why nothing below it is shown."""
-        facts = choice_facts(op.choice)
+        """Why the path ends at an op."""
+        facts = _choice_facts(op.choice)
         if isinstance(op.target, ModuleCall):
             return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
         if isinstance(op.target, HookCall):
             return Link("leaf", f"{op.target.name} runs in the backward, as in eager", facts=facts)
-        if held := subgraphs_of(op):
-            names = [program.name for program in held]
+        if subgraphs := subgraphs_of(op):
+            names = [program.name for program in subgraphs]
             notes, facts = ("programs of their own",), {"programs": names, **facts}
             return Link("holds", ", ".join(names), (*notes, *choice_notes(op.choice)), facts)
         if not op.leaf:
@@ -199,27 +198,18 @@ class Levels:
 
 def line_link(frame: Frame) -> Link:
     """The user's line and the code on it."""
-    file = Path(frame.file)
-    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    facts = {
-        "file": frame.file,
-        "line": frame.line,
-        "function": frame.function,
-        "code": frame.text,
-    }
-    code = (frame.text,) if frame.text else ()
-    return Link("line", f"{here}:{frame.line} in {frame.function}", code, facts)
+    facts, code = frame.to_dict(), (frame.text,) if frame.text else ()
+    return Link("line", f"{shown_path(frame.file)}:{frame.line} in {frame.function}", code, facts)
 
 
-def module_link(call: ModuleCall) -> Link:
-    """One module call."""
+def _module_link(call: ModuleCall) -> Link:
     facts = {"path": call.path, "class": call.qualified_class}
     path = f"{call.path}: " if call.path else ""
     return Link("module", f"{path}{call.qualified_class}", facts=facts)
 
 
 def pieces_to(op: Op) -> list[Op]:
-    """The op of the cut that a decomposition table opened, and its pieces down to this one."""
+    """The op that a decomposition table opened, and its pieces down to this one."""
     way = [op]
     while way[-1].piece_of is not None:
         way.append(way[-1].piece_of)
@@ -227,9 +217,9 @@ def pieces_to(op: Op) -> list[Op]:
 
 
 def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
-    """What a decomposition table made of an op, level by level."""
+    """The links of a decomposition table's pieces, level by level."""
     for above, piece in zip((whole, *pieces), pieces, strict=False):
-        facts = {"op": name_of(piece), **choice_facts(piece.choice)}
+        facts = {"op": name_of(piece), **_choice_facts(piece.choice)}
         if piece.choice is not None and piece.choice.what == LAYOUT:
             yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
             continue
@@ -255,25 +245,25 @@ def _opened_by_table(piece: Op) -> bool:
 
 
 def of_history(op: Op) -> bool:
-    """Whether a forward cut has the op so that it trains as the program does."""
+    """Whether a forward cut has the op only for autograd to follow it as in the program."""
     return op.choice is not None and op.choice.what == HISTORY
 
 
 def _of_a_policy(op: Op) -> bool:
-    """Whether a step has the op a second time."""
+    """Whether a policy runs the op a second time."""
     return op.choice is not None and op.choice.what == AGAIN
 
 
 def choice_notes(choice: Choice | None) -> tuple[str, ...]:
-    """What was chosen and why, and what was not and why not."""
+    """The choice and its reason, and what was rejected."""
     if choice is None:
         return ()
     rejected = [f"not {name}: {reason}" for name, reason in choice.rejected]
     return (f"{choice.what} is {choice.value}: {choice.reason}", *rejected)
 
 
-def choice_facts(choice: Choice | None) -> dict[str, object]:
-    """A choice, for programs."""
+def _choice_facts(choice: Choice | None) -> dict[str, object]:
+    """A choice as data."""
     if choice is None:
         return {}
     rejected = [{"value": name, "reason": reason} for name, reason in choice.rejected]
@@ -288,7 +278,7 @@ def choice_facts(choice: Choice | None) -> dict[str, object]:
 
 
 def _write_notes(op: Op) -> tuple[str, ...]:
-    """What an in-place op writes to."""
+    """Notes about the writes of an op."""
     if isinstance(op.target, Write):
         way = " -> ".join(target_name(step.func) for step in op.target.steps)
         where = (f"it writes through a view of its base: {way}",) if way else ()
@@ -298,7 +288,7 @@ def _write_notes(op: Op) -> tuple[str, ...]:
 
 
 def has_composite_kernel(op: Op) -> bool:
-    """Whether the installed torch can take the op apart above autograd."""
+    """Whether the installed torch has a kernel that decomposes the op above autograd."""
     target = op.target
     return isinstance(target, torch_api.OpOverload) and torch_api.kernel_for(target, COMPOSITE)
 
@@ -310,6 +300,6 @@ def name_of(op: Op) -> str:
 
 
 def print_call(op: Op) -> str:
-    """The target and the types of what it makes."""
+    """The target and the types of its results."""
     outs = ", ".join(repr(out.type) for out in op.outs)
     return f"{name_of(op)} -> {outs}" if outs else name_of(op)

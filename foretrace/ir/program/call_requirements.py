@@ -11,8 +11,9 @@ import torch
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import Change, Contents, Entry, StateRead
+from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.symbols.substitution import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -30,25 +31,78 @@ How: TypeAlias = Literal["item", "attribute", "cell"]
 """Of what a place is one"""
 
 
+class ReadFact:
+    """What the program's code may have read, as it was when it ran; a guard asks for the same."""
+
+    __slots__ = ()
+
+    name: str
+    """for a message: `the global SCALE`, `net.config.bias`"""
+    holder: Any
+    """the container, the object or the cell"""
+
+    @property
+    def itself(self) -> bool:
+        """Whether it is the object that counts, as the program leaves things in it."""
+        return False
+
+    @property
+    def identity(self) -> tuple[int, object] | None:
+        """As `Location` has it; None where it is about more than one location."""
+        return None
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """What is to be the same object, or the same data."""
+        return ()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among these."""
+        return [each for each in self.objects if isinstance(each, torch.Tensor)]
+
+
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class ReadLocation:
+class ReadLocation(ReadFact):
     """A place outside of the program that its code may read, and what was there when it ran."""
 
     name: str
-    """as it is told: `the global SCALE`, `net.config.bias`"""
     how: How
-    holder: object
-    """the container, the object or the cell"""
+    holder: Any
     key: object
     """of an item or attribute"""
     before: object
     """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
     itself: bool = False
-    """whether it is the object that counts, as the program leaves things in it"""
     left: bool = False
     """whether the program itself leaves something else there"""
     at: Frame | LazyFrame | None = None
     """the line that does"""
+
+    @property
+    def variable(self) -> object:
+        """The name or key by which it is held; of a closure cell, that of the variable."""
+        return self.name.rpartition(" ")[2] if self.how == "cell" else self.key
+
+    @property
+    def identity(self) -> tuple[int, object]:
+        """As `Location` has it."""
+        return id(self.holder), self.variable
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return (self.before,)
+
+    @property
+    def location(self) -> Location | None:
+        """The location, to be bound; None of an item of what is no dict."""
+        if self.how != "item":
+            return Location(str(self.variable), self.holder, self.before)
+        if not isinstance(self.holder, dict):
+            return None
+        name = self.key if type(self.key) is str else self.name
+        return Entry(name, self.holder, self.key, self.before)
 
     @property
     def makes(self) -> bool:
@@ -57,7 +111,7 @@ class ReadLocation:
 
 
 @dataclass(slots=True, eq=False)
-class AttributeNames:
+class AttributeNames(ReadFact):
     """The attributes that an object or a class had: one more may be read, or hide another."""
 
     name: str
@@ -68,7 +122,7 @@ class AttributeNames:
 
 
 @dataclass(slots=True, eq=False)
-class ContainerLength:
+class ContainerLength(ReadFact):
     """How many items a container had."""
 
     name: str
@@ -81,6 +135,11 @@ class ContainerMembers(ContainerLength):
     """What a set had in it, that is no plain data: the very objects."""
 
     members: tuple[object, ...]
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return self.members
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
@@ -223,9 +282,9 @@ class PythonGuards:
     """the modules whose parameters and buffers are inputs"""
     met: list[ModuleState] = field(default_factory=list)
     """further modules that the program's code may read, if it was watched"""
-    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    held: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    of_hooks: list[ReadFact] = field(default_factory=list)
     """what its hooks may read beside that, in the backward: of a graph that has them"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
@@ -235,6 +294,11 @@ class PythonGuards:
     """further places of a state that is an input already, and its number"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+
+    @property
+    def locations(self) -> list[ReadLocation]:
+        """The single places among what it may read."""
+        return [each for each in self.held if isinstance(each, ReadLocation)]
 
 
 @dataclass(slots=True, eq=False)

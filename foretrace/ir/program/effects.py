@@ -20,9 +20,9 @@ from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import same_keys
-from foretrace.ir.pydata.places import Change, State, put_all
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
+from foretrace.ir.pydata.state import Change, State, put_all
 
 
 class InputEffect(Effect):

@@ -20,7 +20,8 @@ from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tr
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.places import Change, OnArguments, State, StateRead, tensor_of
+from foretrace.ir.pydata.location import OnArguments
+from foretrace.ir.pydata.state import Change, State, StateRead, tensor_of
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Guard, Symbols
 

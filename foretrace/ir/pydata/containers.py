@@ -18,14 +18,8 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.members import (
-    cell_content,
-    members,
-    names_in,
-    own_items,
-    reached,
-    slot_names,
-)
+from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.members import cell_content, members, names_in, own_items, slot_names
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9
@@ -257,7 +251,7 @@ def _leads_back(attributes: dict[str, Any], to: Any) -> bool:
     A weak reference, a method of its own, a function that closes over it: of a copy they show the
     original.
     """
-    found = reached([attributes], _inside, BACK)
+    found = walk_heap([attributes], _inside, depth=BACK)
     return any(end is to for item in found for end in _behind(item))
 
 

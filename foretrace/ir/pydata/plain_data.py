@@ -103,13 +103,3 @@ def same_state(now: Any, before: Any) -> bool:
     if isinstance(now, tuple) and not BY_VALUE.issuperset(map(type, now)):
         return all(map(same_state, now, before))
     return bool(now == before)  # Python's own generator has 625 numbers
-
-
-def refill(item: Any, copy: Any) -> None:
-    """Give a container the content that its snapshot has."""
-    if item is copy or same(item, copy):
-        return
-    if isinstance(item, (dict, list, set)):
-        item.clear()
-        add: Any = item.extend if isinstance(item, list) else item.update
-        add(copy)

@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from foretrace.ir.pydata.containers import object_attributes, shared_in
-from foretrace.ir.pydata.members import (
-    own_items,
-    own_kind,
-)
+from foretrace.ir.pydata.heap_walk import walk_nested
+from foretrace.ir.pydata.members import own_items, own_kind
 
 Path = tuple[tuple[bool, Any], ...]
 """Steps into a nested object: whether it is an attribute, and its key or name"""
@@ -58,19 +57,31 @@ def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any)
 
 def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
     """Containers that may be written to, and objects with tensors, with their paths."""
-    pending: list[tuple[Path, Any]] = [((), tree)]
-    seen = set[int]()
-    while pending:
-        path, item = pending.pop()
-        objects = None if own_kind(item) else object_attributes(item)
-        if id(item) in seen or not (own_kind(item) or objects):
-            continue
-        seen.add(id(item))
-        if not isinstance(item, (tuple, set, frozenset)):
-            yield path, item
-        if id(item) not in ends:
-            inside = own_items(item) if objects is None else iter(objects.items())
-            pending += [((*path, (objects is not None, key)), each) for key, each in inside]
+
+    def inside(step: Reached) -> Iterator[Reached]:
+        if id(step.item) not in ends:
+            found, named = step.attributes, step.attributes is not None
+            held = list(own_items(step.item) if found is None else found.items())
+            for key, each in reversed(held):
+                yield from _step((*step.path, (named, key)), each)
+
+    for each in walk_nested(_step((), tree), inside, attrgetter("item")):
+        if not isinstance(each.item, (tuple, set, frozenset)):
+            yield each.path, each.item
+
+
+class Reached(NamedTuple):
+    """A container, or an object with its attributes, and the way to it."""
+
+    path: Path
+    item: Any
+    attributes: dict[str, Any] | None
+
+
+def _step(path: Path, item: Any) -> Iterator[Reached]:
+    attributes = None if own_kind(item) else object_attributes(item)
+    if own_kind(item) or attributes:
+        yield Reached(path, item, attributes)
 
 
 def _at(tree: Any, path: Path) -> Any:

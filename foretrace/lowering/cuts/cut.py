@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.function_calls import apart, called, overwritten
+from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
+from foretrace.autograd.eager_history.function_calls import call_with_copies, called, overwritten
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
-from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.version_counters import applied
 from foretrace.ir.program.op import (
     Backward,
@@ -126,7 +126,7 @@ def flatten(
         elif not (level.whole(op) or stop(op)):
             stack.append(iter(body(op)))
         elif level.written and isinstance(op.target, FunctionCall):
-            call, beside = apart(op, body)
+            call, beside = call_with_copies(op, body)
             yield call
             stack.append(iter(beside))
         else:
@@ -147,7 +147,7 @@ def cut_inside(
         else:
             flat = list(flatten(held, level, history.stops, history.trained_body))
             told = replace(history, visible=visible(flat, results))
-            flat = list(flatten(spell_history(flat, told), level))
+            flat = list(flatten(emit_history(flat, told), level))
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 

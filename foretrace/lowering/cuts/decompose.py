@@ -73,7 +73,7 @@ def decompose(
 def _is_for_autograd(op: Op) -> bool:
     """Whether a forward cut has it so that it trains as the program does.
 
-    See `autograd/eager_history/spell_history.py`.
+    See `autograd/eager_history/emit_history.py`.
     """
     follows = FOR_AUTOGRAD.get(op.target)
     return follows is not None and (not follows or any(v.type.requires_grad for v in op.operands))

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from foretrace.ir.program.recording import Input
-from foretrace.lowering.emit.fx import module_of
+from foretrace.lowering.emit.graph_module import module_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def arranged(
         own: positions of outputs; those of one range have to be different nodes, as they are known
             by name.
     """
-    graph, root = fx.Graph(), _held_by(module)
+    graph, root = fx.Graph(), _attributes_of(module)
     old = dict(enumerate(module.graph.find_nodes(op="placeholder")))
     env: dict[fx.Node, fx.Node] = {}
     for slot in slots:
@@ -61,7 +61,7 @@ def arranged(
     results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
     picked = [None if i is None else results[i] for i in outputs]
     for positions in own:
-        _made_different(graph, picked, positions)
+        _copy_repeated(graph, picked, positions)
     graph.output(tuple(picked))
     return module_of(root, graph, type(module).__name__)
 
@@ -73,13 +73,13 @@ def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, t
     return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
 
 
-def _held_by(module: fx.GraphModule) -> dict[str, Any]:
+def _attributes_of(module: fx.GraphModule) -> dict[str, Any]:
     """What the module's nodes name."""
     named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
     return {name: attrgetter(name)(module) for name in map(str, named)}
 
 
-def _made_different(graph: fx.Graph, results: list[Any], positions: range) -> None:
+def _copy_repeated(graph: fx.Graph, results: list[Any], positions: range) -> None:
     """Put a copy in the place of a node that an earlier one of the positions has already."""
     seen: set[fx.Node] = set()
     for i in positions:

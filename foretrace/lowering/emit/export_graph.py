@@ -69,7 +69,7 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
-    """The pieces that an ExportedProgram is made of."""
+    """The parts of an ExportedProgram."""
 
     root: torch.nn.Module
     graph: fx.Graph
@@ -117,11 +117,11 @@ class ExportEmitter(Emitter):
         """A call of a Function that torch knows by name."""
         args = tuple(self._arguments(arg) for arg in op.args)
         flat = torch_api.flat_call(function, args)
-        held = [self._attribute(spec) for spec in flat[:2]]
+        first = [self._attribute(spec) for spec in flat[:2]]
         node = self.append(
             "call_function",
             torch.ops.higher_order.flat_apply,
-            (*held, *flat[2:]),
+            (*first, *flat[2:]),
             {},
             self.names.of(op),
         )

@@ -13,8 +13,8 @@ from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.names import Names, called_like_a_keyword, calls_target, spelled
-from foretrace.ir.program.nested import leaves, map_tree
+from foretrace.ir.program.names import Names, calls_target
+from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program.recording import Graph, Input, Output
 from foretrace.ir.program.walk import leaves_that_run, shows
@@ -23,24 +23,10 @@ from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx_sizes import write_size
+from foretrace.lowering.emit.graph_module import SPELLED, Complex, module_of, size_path
 from foretrace.lowering.emit.module_stack import ModuleStacks
 
-SPELLED = frozenset({
-    bool, int, float, str, bytes, type(None), type(...),
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch_api.OpOverload,
-})  # fmt: skip
-"""Types whose `repr` generated code reads as the same object"""
 Needs = Callable[[Op], Collection[Value]]
-
-
-class Complex(complex):
-    """A number that generated code reads as the same one.
-
-    Python reads `-1j` with the real part -0.0, and torch.fx has no word for an infinite part.
-    """
-
-    def __repr__(self) -> str:
-        return f"complex({self.real!r}, {self.imag!r})"
 
 
 class Emitter:
@@ -163,7 +149,7 @@ class Emitter:
             if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
                 found = sorted(filter(self._is_open, symbols), key=attrgetter("name"))
                 if found:
-                    meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
+                    meta["unbacked_bindings"] = {s: size_path(result, s) for s in found}
         if isinstance(result, Value):
             if result in op.outs:
                 self.nodes[result], meta["val"] = node, result
@@ -202,8 +188,6 @@ class Emitter:
         torch_api.set_meta(node, meta)
         return meta
 
-    # ---- arguments ----------------------------------------------------------------------------
-
     def _arguments(self, tree: Tree) -> Any:
         kind = type(tree)
         if kind is Value:
@@ -221,10 +205,10 @@ class Emitter:
         if isinstance(leaf, sympy.Basic):
             return self._size(leaf)
         if kind is Subgraph:
-            return self._held_program(leaf)
+            return self._subgraph(leaf)
         return Complex(leaf) if kind is complex else self._attribute(leaf)
 
-    def _held_program(self, subgraph: Subgraph) -> fx.Node:
+    def _subgraph(self, subgraph: Subgraph) -> fx.Node:
         """A program that an operator holds: a module, and the node that gets it."""
         numbers = (n for n in count() if not hasattr(self.root, f"{subgraph.name}_{n}"))
         name = self.names.new(f"{subgraph.name}_{next(numbers)}")
@@ -233,13 +217,13 @@ class Emitter:
         return self.append("get_attr", name, (), {}, name)
 
     def _attribute(self, item: Any) -> fx.Node:
-        """An argument that generated code cannot spell."""
+        """An argument that generated code cannot write."""
         name = self.names.new(type(item).__name__)
         setattr(self.root, name, item)
         return self.graph.create_node("get_attr", name, (), {}, name)
 
     def _size(self, expr: Any) -> Any:
-        """The node that computes an expression; made once, from the sizes of the inputs."""
+        """The node that computes an expression; created once, from the sizes of the inputs."""
         if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
             return self.sizes[expr]
         expr = self.symbols.simplify(expr)
@@ -254,10 +238,10 @@ class Emitter:
 
     def _condition(self, condition: Boolean) -> Any:
         """A condition as it was asked: what is known of sizes by now may follow from it."""
-        symbols = {symbol: self._given(symbol) for symbol in condition.free_symbols}
+        symbols = {symbol: self._size_of(symbol) for symbol in condition.free_symbols}
         return write_size(condition, symbols, self._create_size)
 
-    def _given(self, symbol: sympy.Symbol) -> Any:
+    def _size_of(self, symbol: sympy.Symbol) -> Any:
         if symbol not in self.sizes:
             self.sizes[symbol] = self._symbol(symbol)
         return self.sizes[symbol]
@@ -288,7 +272,7 @@ class Emitter:
         return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
 
     def _place(self, symbol: sympy.Symbol) -> fx.Node:
-        """A stride of an input that no size explains (of rows that are apart), or its offset."""
+        """A stride of an input that no size explains (of rows with gaps), or its offset."""
         for value, node in self.nodes.items():
             if node.op == "placeholder" and symbol in value.type.stride:
                 dim = value.type.stride.index(symbol)
@@ -304,10 +288,10 @@ class Emitter:
         name = self.names.new(f"{target_name(target)}_{size}")
         after = self._last_placeholder() if node.op == "placeholder" else node
         with self.graph.inserting_after(after):
-            made = self.graph.create_node("call_function", target, (node, *dim), {}, name)
-        made.meta["val"] = self.symbols.symbolic(size)
-        self.describe_size(made)
-        return made
+            created = self.graph.create_node("call_function", target, (node, *dim), {}, name)
+        created.meta["val"] = self.symbols.symbolic(size)
+        self.describe_size(created)
+        return created
 
     def _last_placeholder(self) -> fx.Node:
         return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
@@ -325,51 +309,11 @@ class Emitter:
     def describe_size(self, node: fx.Node) -> None:
         """Say where a node that computes a size comes from: from no line of the user."""
 
-    # ---- the whole ----------------------------------------------------------------------------
-
     def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
         """Close the graph."""
         self.graph.output(tuple(self._arguments(result) for result in results))
         class_name = "".join(part.capitalize() for part in name.split("_")) or "Graph"
         return module_of(self.root, self.graph, class_name)
-
-
-def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
-    """The way from what a call returns to the number that the symbol is, as torch has it."""
-    if result is symbol:
-        return ()
-    parts = [(None, result)] if isinstance(result, Value) else list(enumerate(result))
-    place, value = next((i, v) for i, v in parts if isinstance(v, Value) and symbol in v.type.shape)
-    return torch_api.size_of_result(value.type.shape.index(symbol), place)
-
-
-def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph with what it holds, as a module whose code Python reads."""
-    calls = {id(n.target): n.target for n in graph.nodes if n.op == "call_function"}
-    if any(map(called_like_a_keyword, calls.values())):
-        graph.on_generate_code(lambda _: spelled)
-    return torch_api.LazyGraphModule(root, graph, class_name=name)
-
-
-def interpretable(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with numbers in its graph that operators take: of complex ones, no subclass.
-
-    Its code, which stays as it is, reads them to the last bit.
-    """
-    found = [node for node in module.graph.nodes if _complex((*node.args, *node.kwargs.values()))]
-    if found:
-        module.code  # noqa: B018 - it is written while the graph has them
-    for node in found:
-        node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
-    return module
-
-
-def _complex(arguments: Tree) -> bool:
-    return any(type(leaf) is Complex for leaf in leaves(arguments))
-
-
-def _plain(leaf: Any) -> Any:
-    return complex(leaf) if type(leaf) is Complex else leaf
 
 
 def emit_flat(emitter: Emitter, op: Op) -> None:
@@ -390,7 +334,7 @@ def to_fx(
         emitter.input(item)
     for op in graph.ops:
         emitter.emit(op)
-    module = emitter.finish(map(_spelled, graph.outputs), graph.kind)
+    module = emitter.finish(map(_result_of, graph.outputs), graph.kind)
     torch_api.log_graph(graph.kind, module, symbols.log, _first_line(graph))
     return module
 
@@ -400,7 +344,7 @@ def _first_line(graph: Graph) -> tuple[str, int, str] | None:
     return next(((f.file, f.line, f.function) for f in frames if f is not None), None)
 
 
-def _spelled(output: Output) -> Tree:
-    """What the graph returns for an output; objects that code cannot spell are added by the run."""
+def _result_of(output: Output) -> Tree:
+    """What the graph returns for an output; objects that code cannot write are added by the run."""
     known = output.value is None or isinstance(output.value, (Value, sympy.Basic, bool, int, float))
     return output.value if known else None

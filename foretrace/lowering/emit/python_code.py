@@ -20,7 +20,7 @@ from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.bindings import quickest
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source
-from foretrace.operators.schemas.higher_order_schema import SIDES, holder_of
+from foretrace.operators.schemas.higher_order_schema import SIDES, higher_order_schema_of
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -29,7 +29,7 @@ class Statement:
     """One call: its text, what it makes, what it reads, and the user's line behind it."""
 
     text: str
-    made: tuple[Value, ...]
+    results: tuple[Value, ...]
     read: tuple[Value, ...]
     frame: Frame | None
 
@@ -102,7 +102,7 @@ class Straight:
 
         Of a Python `if`, the side that holds: of what the other reads autograd knows nothing then.
         """
-        holder = holder_of(op.target) if subgraphs_of(op) else None
+        holder = higher_order_schema_of(op.target) if subgraphs_of(op) else None
         if holder is not None and op.choice is SIDES:
             yes, no = map(self.tree, holder.programs(op.args))
             return f"({yes} if {self.tree(op.args[0])} else {no})", (*holder.split(op.args)[0],)
@@ -153,10 +153,10 @@ class Straight:
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))
         if isinstance(tree, Subgraph):
-            return self._held_program(tree)
+            return self._subgraph(tree)
         return self.source.literal(tree)
 
-    def _held_program(self, subgraph: Subgraph) -> str:
+    def _subgraph(self, subgraph: Subgraph) -> str:
         """A program that an operator holds, as a function inside this one."""
         inner, name = self.source.inner(), self.source.names.new(subgraph.name)
         values = {p: self.source.names.new(p.hint or "arg") for p in subgraph.values}
@@ -192,7 +192,7 @@ def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[
     """For each statement, the values that nothing reads after it."""
     seen, rows = set(kept), list[list[Value]]()
     for statement in reversed(statements):
-        both = dict.fromkeys((*statement.read, *statement.made))
+        both = dict.fromkeys((*statement.read, *statement.results))
         rows.append([value for value in both if value not in seen])
         seen.update(both)
     return rows[::-1]

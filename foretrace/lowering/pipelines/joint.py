@@ -109,7 +109,7 @@ NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
 
 
 def _seed(
-    recorded: Recording, walk: Differentiation, loss: int | None, given: TangentStrides | None
+    recorded: Recording, walk: Differentiation, loss: int | None, strides_of: TangentStrides | None
 ) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
@@ -122,7 +122,7 @@ def _seed(
     tangents = []
     followed = [output for output in recorded.returned if recorded.differentiable(output.value)]
     types = [output.value.type.without_gaps().with_grad(False) for output in followed]
-    for i, strides in enumerate(given or [type.laid for type in types]):
+    for i, strides in enumerate(strides_of or [type.laid for type in types]):
         if strides is not None:
             tangent, output = Value(types[i].arrived(strides)), followed[i]
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))

@@ -1,7 +1,7 @@
 """Each kind of cut as the list of its passes, in the order in which they run.
 
 `make_graph(EXPORT, "export", context)` makes the graph; it starts with the tree that was recorded.
-A pass that has nothing to do returns the graph that it was given.
+A pass that has nothing to do returns the graph that it was passed.
 """
 
 from collections.abc import Mapping

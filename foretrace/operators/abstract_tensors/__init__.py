@@ -1,1 +1,1 @@
-"""Abstract tensors, which the program computes with: types without memory, indexing, autocast."""
+"""Abstract tensors: types without memory, indexing, autocast."""

@@ -1,4 +1,4 @@
-"""Abstract tensors that stand for parameters; their names and those of the others; deep copies."""
+"""Abstract tensors in place of parameters; deep copies of abstract tensors."""
 
 import copy
 from typing import Any
@@ -9,25 +9,25 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import OURS, Abstract
-from foretrace.operators.abstract_tensors.metaclass import AsParameter, go_by_name
+from foretrace.operators.abstract_tensors.metaclass import AsParameter, copy_names
 
 
 class AbstractParameter(Abstract, metaclass=AsParameter):
-    """One that stands for an `nn.Parameter`."""
+    """An abstract tensor in place of an `nn.Parameter`."""
 
     __slots__ = ()
 
 
-go_by_name(Abstract, torch.Tensor)
-go_by_name(AbstractParameter, torch.nn.Parameter)
+copy_names(Abstract, torch.Tensor)
+copy_names(AbstractParameter, torch.nn.Parameter)
 
 
 def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
-    """As `Tensor.__deepcopy__` and that of `nn.Parameter`: a leaf with the same values.
+    """`__deepcopy__` of `Tensor` and `nn.Parameter`: a leaf with the same values.
 
     Raises:
         RuntimeError: it is no leaf, as in eager.
-        Refusal: eager copies more memory than the tensor shows.
+        Refusal: eager copies memory that is not the tensor's.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -37,11 +37,11 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
     if not parameter:
         _check_whole(tensor, memo)
     with torch.no_grad():
-        made: Any = tensor.data.clone(memory_format=torch.preserve_format)
+        data: Any = tensor.data.clone(memory_format=torch.preserve_format)
     memo[id(tensor)] = new = (
-        torch.nn.Parameter(made, tensor.requires_grad)
+        torch.nn.Parameter(data, tensor.requires_grad)
         if parameter
-        else made.requires_grad_(tensor.requires_grad)
+        else data.requires_grad_(tensor.requires_grad)
     )
     if not parameter:
         _copy_attributes(tensor, new, memo)
@@ -49,7 +49,7 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
 
 
 def _copy_attributes(tensor: Abstract, new: Any, memo: dict[Any, Any]) -> None:
-    """Of a parameter, torch copies none."""
+    """Copy `.grad` and attributes, of which torch copies none for a parameter."""
     if (grad := tensor.grad) is not None:
         new.grad = copy.deepcopy(grad, memo)
     own = {n: item for n, item in vars(tensor).items() if n not in OURS}
@@ -57,9 +57,9 @@ def _copy_attributes(tensor: Abstract, new: Any, memo: dict[Any, Any]) -> None:
 
 
 def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
-    """Refuse what shows less than its memory, and what shares it with another that is copied.
+    """Refuse a view of a part of its memory, and a second tensor with memory that is copied.
 
-    Eager copies all of a memory, once for all that is copied in one call.
+    Eager copies all of a storage, once for one call of `deepcopy`.
     """
     alias = tensor.ft_alias
     owner = tensor if alias is None else alias.root.tensor()
@@ -71,7 +71,7 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
         gradients, index = owner.ft_gradient
         count = owner.numel()
         memory = torch_api.attribute_of(gradients.real[index], "untyped_storage")().data_ptr()
-        whole = owner.ft_told.answers.room(owner, count, count) == count
+        whole = owner.ft_queries.answers.storage_size(owner, count, count) == count
     if not whole or memo.setdefault(("memory", memory), tensor) is not tensor:
         raise Refusal(
             "a deep copy of a tensor that shows a part of its memory, or whose memory another has"
@@ -82,7 +82,7 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
 
 
 def _all_of(type: TensorType, owner: TensorType) -> bool:
-    """Whether a view, or the owner itself, shows all of its memory, each element once."""
+    """Whether a view, or the owner itself, has each element of its memory once."""
     if type.symbols or owner.symbols:  # a symbolic stride is that of an operator's result
         return type is owner
     return type.numel == owner.numel and all(map(_dense, (type, owner)))

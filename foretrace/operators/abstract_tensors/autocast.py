@@ -1,11 +1,11 @@
-"""Autocast, as the recorder has to follow it: what is on, what it casts once, where it acts.
+"""The state of autocast during a capture: the devices, the cached casts, and where it acts.
 
-While a mode answers a call, torch says that autocast is off; so its switches are followed by
-standing in the place of the functions that `torch.autocast` calls.
+While a mode handles a call, torch says that autocast is off. So functions here replace those that
+`torch.autocast` calls.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -26,13 +26,13 @@ class Casts:
         self.devices = torch_api.autocast_devices()
         self._caching = torch.is_autocast_cache_enabled()
         self._known: dict[tuple[int, torch.dtype], Abstract] = {}
-        """by the leaf itself, not by its content: a write does not make torch cast it again"""
+        """by the leaf itself: after a write, torch does not cast it again"""
         self._shielded = False
 
-    # ---- in the place of torch's functions ------------------------------------------------------
+    # ---- replacements of torch's functions ------------------------------------------------------
 
     def switching(self, original: Callable[..., None]) -> Callable[..., None]:
-        """`torch.set_autocast_enabled`, followed."""
+        """`torch.set_autocast_enabled`, which updates the state."""
 
         def set_autocast_enabled(*args: Any) -> None:
             original(*args)
@@ -41,35 +41,35 @@ class Casts:
         return set_autocast_enabled
 
     def cache(self, enabled: bool) -> None:
-        """In the place of `torch.set_autocast_cache_enabled`: torch's own cache stays off.
+        """Replaces `torch.set_autocast_cache_enabled`. torch's own cache stays off.
 
-        It caches casts of leaves, and takes every abstract tensor for one.
+        It caches casts of leaves, and takes every abstract tensor for a leaf.
         """
         self._caching = enabled
 
     def caching(self) -> bool:
-        """In the place of `torch.is_autocast_cache_enabled`."""
+        """Replaces `torch.is_autocast_cache_enabled`."""
         return self._caching
 
     def forget(self) -> None:
-        """In the place of `torch.clear_autocast_cache`: an outermost region has ended."""
+        """Replaces `torch.clear_autocast_cache`: an outermost region has ended."""
         self._known.clear()
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
-        """What is cast inside is not known outside, nor what was outside inside."""
+    def separate_cache(self) -> Iterator[None]:
+        """Use an empty cache of casts inside, and the old one again outside."""
         with torch_api.switched(vars(self), _known={}):
             yield
 
     @property
     def kept(self) -> bool:
-        """Whether a cast of a leaf is kept for later calls."""
+        """Whether a cast of a leaf is cached."""
         return bool(self._known)
 
-    # ---- casts of leaves, each made once a region ------------------------------------------------
+    # ---- cached casts of leaves -----------------------------------------------------------------
 
     def remembers(self, tensor: Any, dtype: Any = None, *rest: Any) -> bool:
-        """Whether this is autocast's own cast, of a leaf, to its lower precision.
+        """Whether a call is autocast's own cast of a leaf to its lower precision.
 
         Source: cached_cast in aten/src/ATen/autocast_mode.cpp.
         """
@@ -78,7 +78,7 @@ class Casts:
         return self.keeps(tensor) and dtype in self._lower_precisions()
 
     def keeps(self, tensor: Abstract) -> bool:
-        """Whether a cast of this tensor to lower precision is made once a region.
+        """Whether autocast caches the cast of a tensor to lower precision.
 
         Not of a leaf that is a view (`t[::2].requires_grad_()`).
         """
@@ -86,9 +86,9 @@ class Casts:
         return leaf and tensor.dtype is torch.float32 and (alias is None or alias.based)
 
     def once(self, tensor: Abstract, dtype: torch.dtype, record: Callable[..., Any]) -> Any:
-        """The cast of this leaf that was made before, or else a new one.
+        """The cached cast of a leaf, or a new one.
 
-        It is followed by autograd under no_grad too, as a later use may be.
+        Autograd follows it under no_grad too, as a later use may need a gradient.
         """
         key = (id(tensor), dtype)
         if key not in self._known:
@@ -104,36 +104,32 @@ class Casts:
     # ---- inside composites -----------------------------------------------------------------------
 
     def state(self) -> Any:
-        """What a body depends on; None while autocast is off."""
+        """The state that a composite's body depends on; None while autocast is off."""
         if not self.devices:
             return None
         dtypes = tuple(map(torch.get_autocast_dtype, sorted(self.devices)))
         return (self.devices, dtypes, self._shielded)
 
     def acts_inside(self, func: Any) -> bool:
-        """Whether autocast sees the operators inside a composite, as it knows not itself."""
+        """Whether autocast acts on the operators inside a composite that it does not know."""
         if isinstance(func, torch_api.HigherOrderOperator):
-            return False  # what it holds runs as the program does
+            return False  # its subgraphs run as the program does
         known = any(torch_api.autocast_knows(func, device) for device in self.devices)
         return bool(self.devices) and not known and not self._shielded
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Run what a class does, where eager has no autocast: it is below."""
-        if not self.devices:
-            yield
-            return
-        shielded = torch_api.switched(vars(self), _shielded=True)
-        with shielded, torch_api.autocast_seen(frozenset()):
-            yield
+    def off(self) -> AbstractContextManager[None]:
+        """Turn autocast off, as eager has it off inside a `__torch_dispatch__`."""
+        return self._acting(acts=False)
+
+    def inside(self, func: Any) -> AbstractContextManager[None]:
+        """Set the autocast that eager has inside the body of a composite."""
+        return self._acting(acts=self.acts_inside(func))
 
     @contextmanager
-    def inside(self, func: Any) -> Iterator[None]:
-        """Run the body of a composite under the autocast that eager has there."""
+    def _acting(self, *, acts: bool) -> Iterator[None]:
         if not self.devices:
             yield
             return
-        seen = self.acts_inside(func)
-        shielded = torch_api.switched(vars(self), _shielded=not seen)
-        with shielded, torch_api.autocast_seen(self.devices if seen else frozenset()):
+        shielded = torch_api.switched(vars(self), _shielded=not acts)
+        with shielded, torch_api.autocast_seen(self.devices if acts else frozenset()):
             yield

@@ -1,4 +1,4 @@
-"""The parts of an index, each as the operator call that torch's Python binding makes of it.
+"""The parts of an index, each as the operator calls of torch's Python binding.
 
 Read in `TensorIndexing.h` and `python_variable_indexing.h` of torch 2.13.0 and 2.15.0.
 """
@@ -17,23 +17,23 @@ from foretrace.operators.abstract_tensors.index_binding import lifts_on_meta
 aten = torch.ops.aten
 
 SMALLEST = -(2**62)
-"""The smallest start, stop or step that torch can hold beside symbolic ones."""
+"""The smallest start, stop or step of torch besides symbolic ones."""
 LARGEST = 2**63 - 1
 LONG_SEQUENCE = 32
-"""A sequence from this length on is one index, as NumPy once had it."""
+"""A sequence from this length on is one index, as in old NumPy."""
 ON_HOST = (torch.device("cpu"), torch.device("cuda"))
-"""Devices, without a number, for which the binding fills the index of a bool itself."""
+"""Devices without a number for which the binding fills the index of a bool itself."""
 MASKS = (torch.bool, torch.uint8)
 KNOWN = frozenset({int, bool, type(None), type(...)})
-"""Types of parts and of bounds that are what they are"""
+"""Types of parts and of bounds with values that are known"""
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class Walk:
-    """One pass over the parts of an index: views for all but tensors, which are collected."""
+    """One pass over the parts of an index: views, and the tensors, which are collected."""
 
     def __init__(self, tensor: torch.Tensor, index: Any, *, on_device: bool = False) -> None:
-        """`on_device`: a number that a CUDA tensor holds may index from there."""
+        """`on_device`: a 0-dim CUDA tensor may index without a read."""
         parts = _parts_of(index)
         self.tensor, self.result, self.on_device = tensor, tensor, on_device
         self.indices: list[torch.Tensor | None] = []
@@ -45,7 +45,7 @@ class Walk:
             self.take(place, part)
 
     def take(self, place: int, part: Any) -> None:
-        """Apply one part to the dimension where the walk is."""
+        """Apply one part to the current dimension."""
         if isinstance(part, slice):
             self.result = sliced(self.result, self.dim, part, skip_whole=True)
             self.skip(1)
@@ -65,7 +65,7 @@ class Walk:
             self.result = selected(self.result, self.dim, integer(part), place)
 
     def take_tensor(self, place: int, index: torch.Tensor) -> None:
-        """A tensor of no dimensions is the number or bool that it holds."""
+        """Apply a tensor; one of no dimensions is its number or bool."""
         kept = self.on_device and _stays(index, self.tensor)
         if kept or index.dim() > 0 or index.dtype.is_floating_point or index.dtype.is_complex:
             self.collect(index)
@@ -76,13 +76,13 @@ class Walk:
             self.result = selected(self.result, self.dim, aten.item.default(index), place)
 
     def skip(self, count: int) -> None:
-        """Leave dimensions to themselves."""
+        """Keep dimensions whole."""
         self.dim += count
         if self.indices:
             self.indices += [None] * count
 
     def collect(self, index: torch.Tensor) -> None:
-        """Let a tensor index the dimension; a mask takes as many as it has."""
+        """Let a tensor index the current dimension; a mask, as many as it has."""
         self.indices = self.indices or [None] * self.dim
         self.indices.append(index)
         self.dim += index.dim() if index.dtype in MASKS else 1
@@ -98,10 +98,10 @@ def _stays(index: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def open_number(index: Any) -> bool:
-    """Whether a number in the index is not known, for which the binding in C++ would ask."""
+    """Whether a number in the index is not known, which the binding in C++ would read."""
     for part in index if type(index) is tuple else (index,):
         kind = type(part)
-        if kind is slice:  # a loop over its bounds would be calls, of each of which a watcher hears
+        if kind is slice:  # a loop over its bounds would be calls, which a profiler sees
             start, stop, step = part.start, part.stop, part.step
             known = type(start) in KNOWN and type(stop) in KNOWN and type(step) in KNOWN
             if not known and any(map(_holds_number, (start, stop, step))):
@@ -120,7 +120,7 @@ def _holds_number(part: Any) -> bool:
 
 
 def _parts_of(index: Any) -> tuple[Any, ...]:
-    """The index as a tuple; a short sequence of more than numbers counts as one."""
+    """The index as a tuple; a short sequence of more than numbers is one, too."""
     if isinstance(index, tuple):
         return index
     if isinstance(index, torch.Tensor) or _is_array(index) or not _is_sequence(index):
@@ -132,37 +132,33 @@ def _parts_of(index: Any) -> tuple[Any, ...]:
 
 
 def _makes_a_tuple(item: Any) -> bool:
-    return (
-        item is None
-        or item is Ellipsis
-        or isinstance(item, (torch.Tensor, slice))
-        or (_is_sequence(item))
-    )
+    plain = item is None or item is Ellipsis or isinstance(item, (torch.Tensor, slice))
+    return plain or _is_sequence(item)
 
 
 def _is_sequence(item: Any) -> bool:
     if isinstance(item, dict) or not hasattr(type(item), "__getitem__"):
         return False
-    return hasattr(type(item), "__len__")  # NumPy's scalars have the one and not the other
+    return hasattr(type(item), "__len__")  # NumPy's scalars lack it
 
 
 def _is_array(item: Any) -> bool:
-    """Whether it is a NumPy array; NumPy itself may be absent."""
+    """Whether it is a NumPy array; NumPy may be absent."""
     kind = type(item)
     return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
 
 
 def is_integer(item: Any) -> bool:
-    """Whether the binding takes it for an integer."""
+    """Whether the binding takes an item for an integer."""
     return isinstance(item, numbers.Integral) and not isinstance(item, bool)
 
 
 def integer(item: Any) -> Any:
-    """The integer that it stands for; an open one stays so.
+    """The integer of an item; a symbolic one stays symbolic.
 
     Raises:
-        IndexError: It stands for none.
-        ValueError: It does not fit 64 bits.
+        IndexError: it has none.
+        ValueError: it does not fit 64 bits.
     """
     if isinstance(item, torch.SymInt):
         return item
@@ -184,14 +180,14 @@ def within(number: int) -> int:
 
 
 def _dims_taken(part: Any) -> int:
-    """Dimensions of the tensor that a part of the index speaks of."""
+    """The number of dimensions of the tensor that a part of the index takes."""
     if isinstance(part, torch.Tensor):
         return part.dim() if part.dtype in MASKS else 1
     return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
 
 
 def _bounds(part: slice) -> tuple[Any, Any, Any]:
-    """Start, stop and step, clipped to what torch can hold."""
+    """Start, stop and step, clipped to the integers of torch."""
     step = _bound(part.step, 1)
     if step == 0:
         raise ValueError("slice step cannot be zero")
@@ -216,7 +212,7 @@ def _bound(item: Any, default: int) -> Any:
 
 
 def sliced(tensor: torch.Tensor, dim: int, part: slice, *, skip_whole: bool) -> torch.Tensor:
-    """A slice of one dimension; the tensor itself if `skip_whole` and the slice is known whole."""
+    """A slice of one dimension; the tensor itself if `skip_whole` and the slice takes all of it."""
     start, stop, step = _bounds(part)
     if not step > 0:
         raise ValueError("step must be greater than zero")
@@ -232,7 +228,7 @@ def _is_known(condition: Any) -> bool:
 
 
 def selected(tensor: torch.Tensor, dim: int, index: Any, place: int) -> torch.Tensor:
-    """One place of a dimension; `place` is that of the part in the index, for the error."""
+    """One element of a dimension; `place` is the part's position in the index, for the error."""
     shape = tensor.shape
     if not shape and dim == 0 and isinstance(index, int) and index == 0:
         raise IndexError(
@@ -246,7 +242,7 @@ def selected(tensor: torch.Tensor, dim: int, index: Any, place: int) -> torch.Te
 
 
 def single(tensor: torch.Tensor, index: Any) -> torch.Tensor | None:
-    """What an index that is a bool, number or slice by itself stands for; None for others."""
+    """The view for an index that is one bool, number or slice; None for others."""
     if index is True:
         return aten.unsqueeze.default(tensor, 0)
     if isinstance(index, torch.SymInt):
@@ -257,7 +253,7 @@ def single(tensor: torch.Tensor, index: Any) -> torch.Tensor | None:
 
 
 def _bool_index(value: bool, device: torch.device) -> torch.Tensor:
-    """The index by which True takes a new dimension whole, and False takes nothing of it."""
+    """The index tensor of a bool: True takes a new dimension whole, False nothing of it."""
     options = {"dtype": torch.int64, "layout": torch.strided, "device": device}
     if value and device not in ON_HOST:
         return aten.zeros.default([1], **options)
@@ -266,7 +262,7 @@ def _bool_index(value: bool, device: torch.device) -> torch.Tensor:
 
 
 def _index_tensor(sequence: Any, device: torch.device) -> torch.Tensor:
-    """A list, range or NumPy array as the constant by which the binding indexes."""
+    """The constant tensor of the binding for a list, range or NumPy array."""
     if _is_array(sequence):
         with torch_api.no_dispatch_modes():
             plain = torch.from_numpy(sequence)
@@ -283,7 +279,7 @@ def _index_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _known(item: Any) -> Any:
-    """The sequence with numbers for symbolic sizes and for abstract tensors, if they have one."""
+    """The sequence with numbers for symbolic sizes and for abstract tensors."""
     if isinstance(item, torch.SymInt):
         return int(item)
     if isinstance(item, torch.Tensor):
@@ -299,6 +295,6 @@ def without_end(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]
 
 
 def type_name(item: Any) -> str:
-    """The name as C has it, which for NumPy's types holds the module."""
+    """The name of a type in C, which for NumPy's types includes the module."""
     kind = type(item)
     return f"numpy.{kind.__name__}" if kind.__module__ == "numpy" else kind.__name__

@@ -1,9 +1,8 @@
-"""Indexing as torch's Python binding does it, by calling operators.
+"""Indexing by the operator calls of torch's Python binding.
 
-The binding asks for a guard of the tensor's device, so it raises for a device that the build
-lacks. What it then does is plain: each part of the index becomes one operator call. Read in
-`TensorIndexing.h` and `python_variable_indexing.h` of torch 2.13.0 and 2.15.0 and compared with
-the binding.
+The binding takes a guard of the tensor's device, so it raises for a device that the build lacks.
+Read in `TensorIndexing.h` and `python_variable_indexing.h` of torch 2.13.0 and 2.15.0, and compared
+with the binding.
 """
 
 from collections.abc import Sequence
@@ -31,38 +30,36 @@ aten = torch.ops.aten
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class Indexing:
-    """Answers `tensor[index]` and `tensor[index] = new` by operators alone."""
+def get_item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """The result of `tensor[index]`."""
+    if is_integer(index):
+        return selected(tensor, 0, integer(index), 0)
+    if isinstance(index, slice):
+        return sliced(tensor, 0, index, skip_whole=False)
+    walk = Walk(tensor, index)
+    if walk.indices:
+        return aten.index.Tensor(walk.result, without_end(walk.indices))
+    return aten.alias.default(tensor) if walk.result is tensor else walk.result
 
-    def get(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
-        """What `tensor[index]` is."""
-        if is_integer(index):
-            return selected(tensor, 0, integer(index), 0)
-        if isinstance(index, slice):
-            return sliced(tensor, 0, index, skip_whole=False)
-        walk = Walk(tensor, index)
-        if walk.indices:
-            return aten.index.Tensor(walk.result, without_end(walk.indices))
-        return aten.alias.default(tensor) if walk.result is tensor else walk.result
 
-    def set(self, tensor: torch.Tensor, index: Any, new: Any) -> None:
-        """Do `tensor[index] = new`."""
-        if str(tensor.layout).startswith("torch.sparse"):
-            raise TypeError("Cannot assign to a sparse tensor")
-        number = None if isinstance(new, torch.Tensor) else _number(new, tensor)
-        filled = number is not None and fills()
-        value = new if number is None or filled else _as_tensor(number, tensor)
-        if index is False:
-            return
-        if filled:
-            _set_number(tensor, index, number)
-        else:
-            on_cpu = value.device.type == "cpu" or _made_on_cpu(new, tensor)
-            _set_tensor(tensor, index, value, on_cpu=on_cpu)
+def set_item(tensor: torch.Tensor, index: Any, new: Any) -> None:
+    """Do `tensor[index] = new`."""
+    if str(tensor.layout).startswith("torch.sparse"):
+        raise TypeError("Cannot assign to a sparse tensor")
+    number = None if isinstance(new, torch.Tensor) else _number(new, tensor)
+    filled = number is not None and fills()
+    value = new if number is None or filled else _as_tensor(number, tensor)
+    if index is False:
+        return
+    if filled:
+        _set_number(tensor, index, number)
+    else:
+        on_cpu = value.device.type == "cpu" or _becomes_cpu_tensor(new, tensor)
+        _set_tensor(tensor, index, value, on_cpu=on_cpu)
 
 
 def _set_number(tensor: torch.Tensor, index: Any, number: Any) -> None:
-    """As from torch 2.15 on: nothing is made of the number but where two tensors index."""
+    """From torch 2.15 on: the number becomes a tensor only where two tensors index."""
     if (target := single(tensor, index)) is not None:
         aten.fill_.Scalar(target, number)
         return
@@ -99,7 +96,7 @@ def _set_tensor(tensor: torch.Tensor, index: Any, value: torch.Tensor, *, on_cpu
 
 
 def _only_mask(target: torch.Tensor, indices: list[Any]) -> torch.Tensor | None:
-    """The mask, if one alone indexes, with the dimensions after it: `canDispatchToMaskedFill`."""
+    """The mask expanded to the dimensions, if one mask indexes: `canDispatchToMaskedFill`."""
     first = next(place for place, index in enumerate(indices) if index is not None)
     mask = indices[first]
     if mask.dtype not in MASKS or mask.device != target.device:
@@ -122,7 +119,7 @@ def _check_mask(mask: torch.Tensor, target: torch.Tensor, first: int) -> None:
 
 
 def _only_places(target: torch.Tensor, indices: list[Any]) -> bool:
-    """Whether one tensor of places alone indexes: `try_dispatch_index_fill_`, torch 2.15.0."""
+    """Whether one tensor of integers alone indexes: `try_dispatch_index_fill_`, torch 2.15.0."""
     *before, places = indices
     if any(index is not None for index in before) or "float8" in str(target.dtype):
         return False
@@ -131,7 +128,7 @@ def _only_places(target: torch.Tensor, indices: list[Any]) -> bool:
 
 
 def _on_device(value: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """`allowsScalarIndexOnDevice` of torch 2.15.0, for a value that shares no memory with it."""
+    """`allowsScalarIndexOnDevice` of torch 2.15.0, for a value that does not share its memory."""
     return not value.dim() and value.device == tensor.device and value.dtype == tensor.dtype
 
 
@@ -139,7 +136,7 @@ def _on_device(value: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _number(new: Any, tensor: torch.Tensor) -> Any:
-    """What is assigned, as the binding takes it."""
+    """The assigned number, as the binding takes it."""
     if is_integer(new) or isinstance(new, bool):
         return within(int(new))
     if isinstance(new, (float, complex, *SYMBOLIC)):
@@ -148,8 +145,8 @@ def _number(new: Any, tensor: torch.Tensor) -> Any:
 
 
 def _as_tensor(number: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """A Python number as the tensor that the binding writes."""
-    if _made_on_cpu(number, tensor) and not isinstance(number, SYMBOLIC):
+    """The tensor that the binding writes for a Python number."""
+    if _becomes_cpu_tensor(number, tensor):
         with torch_api.no_dispatch_modes():
             plain = aten.scalar_tensor.default(number, dtype=tensor.dtype)
         return aten.lift_fresh.default(plain)
@@ -157,8 +154,8 @@ def _as_tensor(number: Any, tensor: torch.Tensor) -> torch.Tensor:
     return aten.scalar_tensor.default(number, **options)
 
 
-def _made_on_cpu(new: Any, tensor: torch.Tensor) -> bool:
-    """Whether the new value is a number that the binding makes a CPU tensor of."""
+def _becomes_cpu_tensor(new: Any, tensor: torch.Tensor) -> bool:
+    """Whether the new value is a number that the binding converts to a CPU tensor."""
     return not isinstance(new, (torch.Tensor, *SYMBOLIC)) and tensor.device.type in ("cpu", "cuda")
 
 

@@ -1,10 +1,10 @@
-"""Classes that go for those of torch where a program asks for the class of a tensor."""
+"""Metaclasses of abstract tensors, by which their classes equal those of torch."""
 
 import torch
 
 
 class AsTensor(type(torch.Tensor)):  # type: ignore[misc]
-    """A class that is `==` to `torch.Tensor`: so a cache by the types of tensors knows it."""
+    """A class that is `==` to `torch.Tensor`: caches by the types of tensors find it."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is torch.Tensor
@@ -14,7 +14,7 @@ class AsTensor(type(torch.Tensor)):  # type: ignore[misc]
 
 
 class AsParameter(AsTensor):
-    """The same for `nn.Parameter`."""
+    """A class that is `==` to `nn.Parameter`."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is torch.nn.Parameter
@@ -23,7 +23,7 @@ class AsParameter(AsTensor):
         return hash(torch.nn.Parameter)
 
 
-def go_by_name(kind: type, like: type) -> None:
-    """Give a class the names of another: opt_einsum finds a library by `__module__`."""
+def copy_names(kind: type, like: type) -> None:
+    """Set the names of a class to another's: opt_einsum finds a library by `__module__`."""
     for name in ("__name__", "__qualname__", "__module__"):
         setattr(kind, name, getattr(like, name))

@@ -1,7 +1,7 @@
-"""Sparse layouts, as a part of a type: how a tensor is sparse, without how much it stores.
+"""Sparse layouts as a part of a type, without how much a tensor stores.
 
-One in COO layout is told by how many of its dimensions are sparse; one in a compressed layout by a
-text: its layout, the dtype of its indices, and the sizes of a block.
+The description of a COO layout is the number of sparse dimensions. That of a compressed layout is a
+text: the layout, the dtype of the indices, and the sizes of a block.
 """
 
 from types import MappingProxyType
@@ -11,7 +11,7 @@ import torch
 from foretrace.errors import Refusal
 
 Sparse = int | str
-"""0 of a dense tensor"""
+"""The description; 0 of a dense tensor"""
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 SPARSE = (torch.sparse_coo, *COMPRESSED)
 OF_ROWS = (torch.sparse_csr, torch.sparse_bsr)
@@ -21,10 +21,10 @@ INDICES = MappingProxyType({"int32": torch.int32, "int64": torch.int64})
 
 
 def sparse_of(tensor: torch.Tensor) -> Sparse:
-    """How a tensor is sparse.
+    """The description of a tensor's layout.
 
     Raises:
-        Refusal: it has a layout that is not followed.
+        Refusal: the layout is not supported.
     """
     layout = tensor.layout
     if layout is torch.strided:
@@ -39,13 +39,13 @@ def sparse_of(tensor: torch.Tensor) -> Sparse:
 
 
 def is_compressed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a matrix in a compressed layout, and its elements are numbers."""
+    """Whether a tensor is a matrix of numbers in a compressed layout."""
     dims = tensor.dim(), tensor.dense_dim() if tensor.layout in COMPRESSED else None
     return dims == (ROWS_AND_COLUMNS, 0)
 
 
-def is_told(item: object) -> bool:
-    """Whether it tells how a tensor is sparse, or that it is not."""
+def is_layout_description(item: object) -> bool:
+    """Whether an item describes a layout."""
     if type(item) is not str:
         return type(item) is int
     name, index, *block = [*item.split(), "", ""][: max(ROWS_AND_COLUMNS, len(item.split()))]
@@ -55,12 +55,12 @@ def is_told(item: object) -> bool:
 
 
 def has_blocks(sparse: Sparse) -> bool:
-    """Whether one that is sparse so is made of blocks, which not every size can have."""
+    """Whether the layout stores blocks, which not every size can have."""
     return isinstance(sparse, str) and NAMES[sparse.split()[0]] in COMPRESSED[2:]
 
 
 def layout_of(sparse: Sparse) -> torch.layout:
-    """The layout of a tensor that is sparse so."""
+    """The layout that is described."""
     if isinstance(sparse, str):
         return NAMES[sparse.split()[0]]
     return torch.sparse_coo if sparse else torch.strided
@@ -69,7 +69,7 @@ def layout_of(sparse: Sparse) -> torch.layout:
 def compressed(
     sparse: str, shape: tuple[int, ...], dtype: torch.dtype, *, whole: bool, device: str = "cpu"
 ) -> torch.Tensor:
-    """A tensor that is sparse so and stores nothing, or every element."""
+    """A tensor of a compressed layout that stores nothing, or every element."""
     name, index, *block = sparse.split()
     layout, sizes = NAMES[name], tuple(map(int, block)) or (1, 1)
     rows, columns = (size // each for size, each in zip(shape, sizes, strict=True))
@@ -87,7 +87,7 @@ def compressed(
 
 
 def of_layout(layout: torch.layout) -> Refusal:
-    """The refusal of a program that makes a tensor of a layout that is not followed."""
+    """The refusal of a program that creates a tensor of an unsupported layout."""
     return Refusal(
         f"the program makes a tensor of layout {layout}",
         kind="unsupported tensor",

@@ -1,7 +1,7 @@
-"""Tensors of a class that wraps others: `__tensor_flatten__` names what they hold.
+"""Wrapper subclasses as a part of a type: the inner tensors that `__tensor_flatten__` names.
 
-What an op on one does is what the class's `__torch_dispatch__` does. To autograd, which is above
-it, such a tensor has a shape, strides and a dtype as any other, and no memory.
+The class's `__torch_dispatch__` says what an op does. To autograd, which is above it, such a tensor
+has a shape, strides and a dtype, and no memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,15 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import SPARSE
 
 DISPATCHED = Choice("wrapper", "dispatched", "the class of an operand says what the op does")
-"""Of an op on such tensors; its body is what that does"""
+"""The choice of an op on wrapper subclasses; its body is what `__torch_dispatch__` runs"""
 
 
 def wraps(kind: type) -> bool:
-    """Whether tensors of a class are made of those that they hold, and nothing else.
+    """Whether tensors of a class consist of their inner tensors and nothing else.
 
-    One that gives its part of what several processes hold (`to_local`) is more than that.
+    A class with `to_local` has a part of what several processes have, too.
     """
-    if kind is torch.Tensor or kind is Parameter:  # nearly all are, and to ask takes time
+    if kind is torch.Tensor or kind is Parameter:  # the common case, fast
         return False
     if not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
         return False
@@ -36,27 +36,27 @@ def wraps(kind: type) -> bool:
 
 
 class Metadata:
-    """The second thing that `__tensor_flatten__` gives; compared as its class compares it."""
+    """The context that `__tensor_flatten__` returns; compared by its own `==`."""
 
-    __slots__ = ("held",)
+    __slots__ = ("value",)
 
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __hash__(self) -> int:
-        return hash(type(self.held))
+        return hash(type(self.value))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Metadata) or type(other.held) is not type(self.held):
+        if not isinstance(other, Metadata) or type(other.value) is not type(self.value):
             return False
         with Attempt(Exception):
-            return self.held is other.held or bool(self.held == other.held)
+            return self.value is other.value or bool(self.value == other.value)
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What a tensor of such a class holds, and all that it is made of again with that."""
+    """The class of a wrapper, the types of its inner tensors, and its metadata."""
 
     kind: type
     names: tuple[str, ...]
@@ -66,28 +66,33 @@ class Wrapping:
     def __str__(self) -> str:
         return self.kind.__name__
 
+    @property
+    def form(self) -> tuple[type, tuple[str, ...], Metadata]:
+        """All but the types of the inner tensors."""
+        return self.kind, self.names, self.context
+
     def make(self, inner: tuple[Any, ...], shape: Any, stride: Any) -> Any:
-        """A tensor of the class that holds these.
+        """A tensor of the class with these inner tensors.
 
         Raises:
-            Refusal: its `__tensor_unflatten__` gives one of another class.
+            Refusal: its `__tensor_unflatten__` returns one of another class.
         """
         kind: Any = self.kind
-        held = dict(zip(self.names, inner, strict=True))
-        made = kind.__tensor_unflatten__(held, self.context.held, torch.Size(shape), tuple(stride))
-        if type(made) is not kind:
+        named, size = dict(zip(self.names, inner, strict=True)), torch.Size(shape)
+        new = kind.__tensor_unflatten__(named, self.context.value, size, tuple(stride))
+        if type(new) is not kind:
             raise Refusal(
-                f"{self}.__tensor_unflatten__ gives a {type(made).__name__}",
+                f"{self}.__tensor_unflatten__ gives a {type(new).__name__}",
                 kind="unsupported tensor",
                 do=f"let it give a {self}, as a classmethod of cls",
             )
-        return made
+        return new
 
 
 def wrapping_of(
     tensor: torch.Tensor, type_of: Callable[[torch.Tensor], TensorType]
 ) -> Wrapping | None:
-    """What a tensor holds, each of a type that is asked for; None of one that holds none."""
+    """The wrapping of a tensor, its inner types by `type_of`; None of a tensor that wraps none."""
     if not wraps(type(tensor)):
         return None
     names, context = flattened(tensor)
@@ -96,7 +101,7 @@ def wrapping_of(
 
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """The tensors that have the memory of one: what it holds or stores; else itself."""
+    """The plain tensors with the memory of a tensor: inner or stored ones, or itself."""
     if tensor.layout in SPARSE:
         yield from torch_api.stored_in(tensor)
         return
@@ -108,10 +113,10 @@ def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
 
 
 def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:
-    """What `__tensor_flatten__` gives.
+    """The names and the context that `__tensor_flatten__` returns.
 
     Raises:
-        Refusal: that is not names of tensors, and what else the class needs.
+        Refusal: it returns something else.
     """
     name, attempt = type(tensor).__name__, Attempt(Exception)
     with attempt:
@@ -126,47 +131,41 @@ def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:
     )
 
 
-def held_by(tensor: torch.Tensor) -> Wrapping | None:
-    """What a tensor of a call holds; open sizes are numbers. None of one that holds none."""
+def wrapping_now(tensor: torch.Tensor) -> Wrapping | None:
+    """The wrapping of a tensor of a call, with numbers for sizes; None of one that wraps none."""
     return wrapping_of(tensor, _type_now)
 
 
 def _type_now(tensor: torch.Tensor) -> TensorType:
     facts = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-    if tensor.layout is torch.strided and (wrapped := held_by(tensor)) is not None:
+    if tensor.layout is torch.strided and (wrapped := wrapping_now(tensor)) is not None:
         return TensorType(*facts, wrapped=wrapped)
     lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
     return TensorType(*facts, tensor.storage_offset(), lazy=lazy)
 
 
-def holding_alike(tensor: Any, stride: tuple[Any, ...], wrapped: Wrapping) -> Any:
-    """A tensor of a class that wraps others, of which what it holds lies as told.
+def with_inner_layouts(tensor: Any, stride: tuple[Any, ...], wrapped: Wrapping) -> Any:
+    """A wrapper tensor with the layouts of a wrapping: itself, or a copy.
 
     Raises:
-        Refusal: it holds something else.
+        Refusal: class, metadata, or an inner shape or dtype differ.
     """
-    now = held_by(tensor)
+    now = wrapping_now(tensor)
     if now == wrapped and tensor.stride() == tuple(stride):
         return tensor
-    told = Holds("a tangent", wrapped)
-    if now is None or (now.kind, now.names, now.context) != (
-        wrapped.kind,
-        wrapped.names,
-        wrapped.context,
-    ):
-        raise _other_tangent(told(tensor))
-    held = [
-        _lying(getattr(tensor, name), type, told)
-        for name, type in zip(wrapped.names, wrapped.inner, strict=True)
-    ]
-    return wrapped.make(tuple(held), tensor.shape, stride)
+    holds = Holds("a tangent", wrapped)
+    if now is None or now.form != wrapped.form:
+        raise _other_tangent(holds(tensor))
+    pairs = zip(wrapped.names, wrapped.inner, strict=True)
+    inner = tuple([_laid_out(getattr(tensor, name), type, holds) for name, type in pairs])
+    return wrapped.make(inner, tensor.shape, stride)
 
 
-def _lying(tensor: torch.Tensor, type: TensorType, told: "Holds") -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, type: TensorType, holds: "Holds") -> torch.Tensor:
     if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
-        raise _other_tangent(told(tensor))
+        raise _other_tangent(holds(tensor))
     if type.wrapped is not None:
-        laid: torch.Tensor = holding_alike(tensor, type.stride, type.wrapped)
+        laid: torch.Tensor = with_inner_layouts(tensor, type.stride, type.wrapped)
         return laid
     if tensor.stride() == type.stride:
         return tensor
@@ -183,51 +182,51 @@ def _other_tangent(what: str) -> Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Whether a tensor of a call holds what that of the capture held; calls give the difference."""
+    """Compares the wrapping of a call's tensor with that of the capture, `wrapped`."""
 
     name: str
     wrapped: Wrapping | None
 
     def __call__(self, tensor: Any) -> str:
-        """In words; empty if there is none."""
+        """The difference in words; empty if there is none."""
         try:
-            now = held_by(tensor)
+            now = wrapping_now(tensor)
         except Refusal as refusal:
             return refusal.what
-        return "" if now == self.wrapped else self._told(now)
+        return "" if now == self.wrapped else self._difference(now)
 
-    def _told(self, now: Wrapping | None) -> str:
+    def _difference(self, now: Wrapping | None) -> str:
         then = self.wrapped
         if now is None or then is None or now.kind is not then.kind:
             return f"{self.name} is a {now or 'plain tensor'}, in the capture a {then}"
-        if (now.names, now.context) != (then.names, then.context):
+        if now.form != then.form:
             return (
-                f"the metadata of {self.name} is {now.context.held!r:.60},"
-                f" in the capture {then.context.held!r:.60}"
+                f"the metadata of {self.name} is {now.context.value!r:.60},"
+                f" in the capture {then.context.value!r:.60}"
             )
         pairs = zip(then.names, now.inner, then.inner, strict=True)
         name, found, before = next((n, a, b) for n, a, b in pairs if a != b)
-        return f"{self.name}.{name} is {_lies(found)}, in the capture {_lies(before)}"
+        return f"{self.name}.{name} is {_described(found)}, in the capture {_described(before)}"
 
 
-def _lies(type: TensorType) -> str:
+def _described(type: TensorType) -> str:
     return f"{type!r} with strides {list(type.stride)} at {type.offset}"
 
 
 class _Called(torch.nn.Module):
-    """The call of such a target, for a graph."""
+    """The call of a target as a module."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
         super().__init__()
         self.target = target
 
     def forward(self, *args: Any) -> Any:
-        """What the target gives."""
+        """Call the target."""
         return self.target(*args)
 
 
 class Unwrap:
-    """Target that gives what a tensor holds; no gradient goes through it."""
+    """Target that returns the inner tensors of a wrapper; no gradient goes through it."""
 
     __name__ = "unwrap"
 
@@ -244,7 +243,7 @@ class Unwrap:
 
 
 class Wrap:
-    """Target that makes a tensor of those that it is to hold."""
+    """Target that wraps inner tensors."""
 
     __name__ = "wrap"
 
@@ -252,7 +251,7 @@ class Wrap:
         self.type = type
 
     def __call__(self, *inner: Any) -> Any:
-        """The tensor."""
+        """The wrapper tensor."""
         return self.type.wrapped.make(inner, self.type.shape, self.type.stride)
 
     def as_module(self) -> torch.nn.Module:
@@ -261,8 +260,8 @@ class Wrap:
 
 
 def dispatched(op: Op) -> bool:
-    """Whether an op is one on tensors that wrap others, and autograd is above what it is made of.
+    """Whether an op is one on wrapper subclasses, so that autograd is above its body.
 
-    A composite is not: eager takes it apart before the class is asked.
+    A composite is not: eager decomposes it before it calls the class.
     """
     return op.choice is DISPATCHED

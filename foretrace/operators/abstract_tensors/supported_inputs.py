@@ -1,7 +1,7 @@
-"""Which tensors a capture takes: those of torch's own two classes, dense or sparse.
+"""The tensors that a capture supports: of torch's own two classes, dense or sparse.
 
-A subclass of `torch.Tensor` may give every operator another meaning, in Python, or ask for its own
-class back. The record would not show that, so any other class is refused by its name.
+A subclass of `torch.Tensor` may override every operator in Python, or ask for its own class back,
+which a record does not have. So any other class is refused by its name.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 
 Found = tuple[str, str | tuple[str, ...]]
 OLD_VMAP = torch.ops.aten._add_batch_dim.default
-"""What `torch.autograd.functional` maps by, where it vectorizes"""
+"""The first `vmap` of torch, which a vectorized `torch.autograd.functional` calls"""
 DUAL = (
     "capture a function that calls torch.func.jvp",
     'or capture it with plain tensors, and give the dual number to its cut("export")',
@@ -28,20 +28,20 @@ QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quin
 
 
 def plain_class(kind: type) -> bool:
-    """Whether its operators are torch's; that of an abstract tensor is `==`, and another."""
+    """Whether a class is one of torch's own two; that of an abstract tensor is `==` to one."""
     return kind is torch.Tensor or kind is nn.Parameter
 
 
 def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
-    """Refuse a tensor that is of another class, or not dense, or has no data yet.
+    """Refuse a tensor of an unsupported class or layout, or one without data.
 
     Args:
-        tensor: what the program is about to use.
-        name: how the refusal calls it.
-        fake: whether a FakeTensor is what is expected.
+        tensor: an input, or a tensor that the program reads.
+        name: its name in the refusal.
+        fake: whether a FakeTensor is expected.
 
     Raises:
-        Refusal: with what the program can do instead.
+        Refusal: it is not supported.
     """
     found = _unlike(tensor, fake=fake)
     if found is not None:
@@ -50,7 +50,7 @@ def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
 
 
 def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
-    """What it is instead of a plain tensor, and the way out; None for a plain one."""
+    """What a tensor is if it is not supported, and the remedy; None for a supported one."""
     kind = type(tensor)
     plain = plain_class(kind)
     if not plain and is_lazy(tensor):
@@ -65,14 +65,14 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
     if not plain:
         if wraps(kind):
             return _unlike_inside(tensor, kind.__name__, fake=fake)
-        return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
+        return f"a {kind.__name__}, a tensor class of its own", _remedy(kind)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"
     return _transformed(tensor)
 
 
 def _transformed(tensor: torch.Tensor) -> Found | None:
-    """What a transform around the capture has made of it; None of a plain one."""
+    """The same for a tensor of a transform around the capture."""
     if torch_api.is_functional(tensor):
         return "a functional tensor, inside of torch.func.functionalize", (
             "capture the function, and functionalize nothing around it"
@@ -91,7 +91,7 @@ def _of_another_layout(tensor: torch.Tensor) -> Found:
 
 
 def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | None:
-    """The same of one that wraps others: what it holds may be of such a class, too."""
+    """The same for the inner tensors of a wrapper subclass."""
     for each in flattened(tensor)[0]:
         inner = getattr(tensor, each)
         found = _unlike(inner, fake=fake)
@@ -106,8 +106,8 @@ def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | No
     return None
 
 
-def way_out(kind: type[torch.Tensor]) -> str:
-    """How plain tensors are made of one of a class."""
+def _remedy(kind: type[torch.Tensor]) -> str:
+    """How to pass plain tensors in place of one of a class."""
     if hasattr(kind, "to_local"):
         return "pass what its to_local() gives, and let the module hold local parameters"
     if hasattr(kind, "__tensor_flatten__"):
@@ -118,10 +118,10 @@ def way_out(kind: type[torch.Tensor]) -> str:
 
 
 def check_sparse_here(tensor: torch.Tensor, device: torch.device, name: str) -> None:
-    """Refuse a sparse tensor in a capture for another device, whose kernels are not asked.
+    """Refuse a sparse tensor in a capture for another device, whose kernels cannot be asked.
 
     Raises:
-        Refusal: it is one.
+        Refusal: it is sparse, and on another device.
     """
     if tensor.layout is not torch.strided and device.type != tensor.device.type:
         raise Refusal(
@@ -132,10 +132,13 @@ def check_sparse_here(tensor: torch.Tensor, device: torch.device, name: str) -> 
 
 
 def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
-    """Refuse a call for a quantized result, or for one of a layout that is not followed.
+    """Refuse a call that returns a quantized tensor, or one of an unsupported layout.
 
-    Types do not tell a quantized one from a plain one; kernels ask what they compress for more
-    than stand-ins have. What torch's first `vmap` makes is no tensor of the run, and holds one.
+    A type does not distinguish a quantized tensor from a plain one, and has no sparse elements. The
+    results of torch's first `vmap` are not tensors of the run.
+
+    Raises:
+        Refusal: the call is one of these.
     """
     if func is OLD_VMAP:
         raise Refusal(
@@ -155,7 +158,7 @@ def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
 
 
 def makes_subclass(name: str) -> Refusal:
-    """The refusal of a program that makes a tensor of a class of its own."""
+    """The refusal of a program that creates a tensor of a class of its own."""
     return Refusal(
         f"the program makes a {name}, a tensor class of its own",
         kind="unsupported tensor",

@@ -1,8 +1,8 @@
-"""What talks to other processes is refused before it does: a graph has no place for it.
+"""Refuses calls that communicate with other processes before they run.
 
-A capture runs the program, so what it sent would be sent once more than in eager. The operators of
-`torch.ops.c10d`, and what in C++ is called past them (`torch_api.SILENCE`: stores, DDP's reducer,
-the agent of RPC), are one rule. Functional collectives are values, and no matter of this.
+A capture runs the program, so a message would be sent once more than in eager. The rule covers the
+operators of `torch.ops.c10d`, and the calls in C++ that do not reach them (`torch_api.SILENCE`:
+stores, DDP's reducer, the agent of RPC). The results of functional collectives are values.
 """
 
 import sys
@@ -21,17 +21,17 @@ DO: Final = (
 PARALLEL: Final = tuple(
     torch_api.TORCH_DIR + part for part in ("distributed/", "nn/parallel/distributed.py")
 )
-"""Files of the functions that a user calls to talk"""
+"""Files of the functions that a user calls to communicate"""
 AROUND: Final = "wrapper"
-"""The name of what decorates them, to log and to time"""
+"""The name of the decorator that logs and times them"""
 
 
 def communicates(name: str) -> Refusal:
-    """The refusal of a call that talks to other processes.
+    """The refusal of a call that communicates with other processes.
 
     Args:
-        name: what torch calls it in C++; the function of torch.distributed's that the user has
-            called is named first, if there is one.
+        name: torch's name for it in C++; the refusal names the function of torch.distributed that
+            the user has called first, if there is one.
     """
     called = _called(sys._getframe(1))
     what = f"{called}, which calls {name}," if called else name
@@ -44,7 +44,7 @@ def communicates(name: str) -> Refusal:
 
 
 def _called(at: FrameType | None) -> str:
-    """The outermost function of torch.distributed that is running here, above the user's line."""
+    """The outermost function of torch.distributed on the stack, inside the user's line."""
     found = ""
     while at is not None:
         code = at.f_code

@@ -1,6 +1,6 @@
-"""Types of a call's results by the CPU's kernel, run over zeros where no meta kernel can say.
+"""Types of a call's results by the CPU's kernel, run over zeros where no meta kernel answers.
 
-What the run gives does not matter, and nothing of it is seen: draws are undone, warnings held back.
+The run has no effects: the generator is restored, and warnings are suppressed.
 """
 
 import warnings
@@ -21,28 +21,28 @@ from foretrace.operators.abstract_tensors.sparse_layouts import compressed
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.numeric_probe import probe
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.operators.schemas.dispatch_result import Given
+from foretrace.operators.schemas.dispatch_result import ReturnedOperand
 from foretrace.operators.schemas.quirks import SIZED_BY_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
 
 RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
-"""By kernels, of calls that they do not take"""
+"""The errors of kernels for calls that they do not take"""
 NOT_SYMBOLIC: Final = "with symbolic sizes"
-"""Said by C++ that knows numbers only"""
+"""In the error of C++ that takes numbers only"""
 MOST_BYTES: Final = 2**28
-"""Of a call's operands, where a kernel is run"""
+"""The most bytes of operands with which a kernel is run"""
 MOST_ODD: Final = 2**18
-"""Elements of a tensor, where a kernel is run only to see how it lays out what it makes"""
+"""The most elements of a tensor, where a kernel is run only for the layout of its results"""
 INSTEAD: Final = {torch.uint8: torch.bool, torch.float32: torch.bfloat16}
-"""Dtypes that eager takes and a meta kernel need not (a mask's, `_grouped_mm`'s), and others."""
+"""Dtypes that eager takes and a meta kernel may not (a mask's, `_grouped_mm`'s), with another."""
 
 Make: TypeAlias = Callable[[TensorType], torch.Tensor]
-"""A tensor of a type; of its own where it may be written, as an op asks who shares memory"""
+"""Creates a tensor of a type; a new one where it may be written, as an op asks who shares memory"""
 
 
 @contextmanager
 def draws_undone() -> Iterator[None]:
-    """What is drawn inside from torch's generator was never drawn."""
+    """Restore torch's generator at the end."""
     state = torch.default_generator.get_state()
     try:
         yield
@@ -53,13 +53,13 @@ def draws_undone() -> Iterator[None]:
 class CpuKernels:
     """Runs kernels of the CPU over zeros."""
 
-    def __init__(self, types: Types, symbols: Symbols) -> None:
-        self.types, self.symbols = types, symbols
+    def __init__(self, types: Types) -> None:
+        self.types, self.symbols = types, types.symbols
 
     def may_run(self, func: Any, call: Tree) -> bool:
-        """Whether nothing comes of a run but types: of torch's own operators, over plain tensors.
+        """Whether a run has no effects: of torch's own operators, over plain tensors.
 
-        What is in a workspace no kernel checks. Where the build has CUDA, its kernels answer.
+        No kernel checks the content of a workspace. Where the build has CUDA, its kernels answer.
         """
         types = types_in(call)
         size = sum(self.symbols.hint(type.numel) * type.dtype.itemsize for type in types)
@@ -71,7 +71,7 @@ class CpuKernels:
         return own and plain and here and not drawn and size <= MOST_BYTES
 
     def ask(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
-        """Types of the results of a call on the CPU, or of its operands `after` it.
+        """Types of the results of a call on the CPU, or of its operands `after` the call.
 
         Raises:
             Refusal: a size of the results depends on a mask's elements.
@@ -86,31 +86,31 @@ class CpuKernels:
     def both(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
     ) -> list[Tree]:
-        """What it says of masks that are false, or true, everywhere; see `filled`."""
+        """The answers for masks that are false, and true, everywhere; see `filled`."""
         found = []
         for mask in (0, 1):
-            result, made = self.run(func, args, kwargs, partial(filled, mask))
-            described = (made, []) if after else (result, made)
+            result, operands = self.run(func, args, kwargs, partial(filled, mask))
+            described = (operands, []) if after else (result, operands)
             found.append(describe(self.types, *described))
         return found
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], make: Make
     ) -> tuple[Any, list[torch.Tensor]]:
-        """The result of a call of what `make` makes, and that.
+        """The result of a call, and its operands, which `make` creates.
 
         Raises:
             Exception: what the kernel raises of the call, in eager's words.
         """
-        made: list[torch.Tensor] = []
+        operands: list[torch.Tensor] = []
         with _unseen():
-            real_args, real_kwargs = with_tensors((args, kwargs), made, make, self.symbols)
-            return func(*real_args, **real_kwargs), made
+            real_args, real_kwargs = with_tensors((args, kwargs), operands, make, self.symbols)
+            return func(*real_args, **real_kwargs), operands
 
     def laid_out(self, func: Any, call: Tree, result: Tree) -> Tree:
-        """The types of a result in eager's layout, where operands have odd strides, or might.
+        """The types of a result in eager's layout, where operands may have unusual strides.
 
-        Of such, torch's Python kernels for meta tensors do not know what TensorIterator makes.
+        torch's Python meta kernels do not follow TensorIterator there.
         """
         types = types_in((call, result))
         if not any(type.odd for type in types_in(call)) or schema_of(func).viewed:
@@ -120,10 +120,10 @@ class CpuKernels:
         if not (small and cpu and self.may_run(func, call)):
             return result
         try:
-            told = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
+            found = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
         except RAISED:
             return result
-        return _restrided(result, told, self.symbols)
+        return _restrided(result, found, self.symbols)
 
 
 def recast(tree: Tree) -> Any:
@@ -142,24 +142,29 @@ def types_in(tree: Tree) -> list[TensorType]:
     return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
 
 
-def with_tensors(tree: Tree, made: list[torch.Tensor], make: Make, symbols: Symbols) -> Any:
-    """The structure with a tensor for each type, which `made` lists, and symbolic numbers."""
+def has_symbols(tree: Tree) -> bool:
+    """Whether a tensor's type in a structure has symbolic sizes."""
+    return any(type.symbols for type in types_in(tree))
+
+
+def with_tensors(tree: Tree, new: list[torch.Tensor], make: Make, symbols: Symbols) -> Any:
+    """The structure with a tensor for each type, appended to `new`, and symbolic numbers."""
 
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, TensorType):
             return symbols.symbolic(leaf)
-        made.append(make(leaf))
-        return made[-1]
+        new.append(make(leaf))
+        return new[-1]
 
     return map_tree(tree, of)
 
 
 def describe(types: Types, result: Any, operands: list[torch.Tensor]) -> Tree:
-    """A result with a TensorType for each new tensor, `Given(n)` for the n-th operand."""
+    """A result with a TensorType for each new tensor, `ReturnedOperand(n)` for the n-th operand."""
     if isinstance(result, torch.Tensor):
         for position, operand in enumerate(operands):
             if result is operand:
-                return Given(position)
+                return ReturnedOperand(position)
         return types.of(result).with_grad(False)
     if isinstance(result, (tuple, list)):
         return type(result)([describe(types, item, operands) for item in result])
@@ -167,7 +172,7 @@ def describe(types: Types, result: Any, operands: list[torch.Tensor]) -> Tree:
 
 
 def depends_on_data(func: Any) -> Refusal:
-    """The refusal of a call whose results have sizes that depend on data."""
+    """The refusal of a call with results whose sizes depend on data."""
     return Refusal(
         f"the size of what {func} returns depends on data",
         kind="data-dependent",
@@ -177,32 +182,32 @@ def depends_on_data(func: Any) -> Refusal:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Nothing of what runs inside is recorded, warned of, or drawn."""
+    """Record nothing of what runs inside; suppress its warnings; undo its draws."""
     quiet = warnings.catch_warnings(action="ignore")
     with ONE_AT_A_TIME, quiet, draws_undone(), torch_api.plain_torch():
         yield
 
 
 def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
-    """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks.
+    """A tensor of a type, full of `mask` if it has masks, of zeros if integers, else of a number.
 
-    One in a compressed layout stores nothing, or all.
+    One in a compressed layout stores nothing, or all if `mask` is 1.
     """
     if isinstance(type.sparse, str):
         return compressed(type.sparse, type.shape, type.dtype, whole=bool(mask))
-    made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
+    tensor = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
     full = number if type.differentiable else 0
-    made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
-    return torch_api.put_off(made, type.lazy)
+    tensor.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
+    return torch_api.put_off(tensor, type.lazy)
 
 
-def _restrided(result: Tree, told: Tree, symbols: Symbols) -> Tree:
+def _restrided(result: Tree, like: Tree, symbols: Symbols) -> Tree:
     """The types of a result with the strides of others of the same shape."""
     if isinstance(result, (tuple, list)):
-        pairs = zip(result, told, strict=True)
+        pairs = zip(result, like, strict=True)
         return type(result)([_restrided(one, other, symbols) for one, other in pairs])
-    if not (isinstance(result, TensorType) and isinstance(told, TensorType)):
+    if not (isinstance(result, TensorType) and isinstance(like, TensorType)):
         return result
-    same = len(result.shape) == len(told.shape)
-    same = same and all(map(symbols.equal, result.shape, told.shape))
-    return result.but(stride=told.stride) if same else result
+    same = len(result.shape) == len(like.shape)
+    same = same and all(map(symbols.equal, result.shape, like.shape))
+    return result.but(stride=like.stride) if same else result

@@ -1,4 +1,4 @@
-"""What torch's meta kernels say otherwise than eager, found by comparing all of OpInfo on 2.13."""
+"""Layouts of eager where torch's meta kernels say otherwise; found by all of OpInfo on 2.13."""
 
 from functools import reduce
 from typing import Any
@@ -27,14 +27,14 @@ aten = torch.ops.aten
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANNELS_LAST: dict[int, tuple[int, ...]] = {4: (4, 1, 3, 2), 5: (5, 1, 4, 3, 2)}
-"""By the number of dimensions, strides in whose order a tensor lies that has its channels last"""
+"""By the number of dimensions, strides in the order of a channels-last tensor"""
 
 
 def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
-    """The types that eager gives, where torch's meta kernel says otherwise.
+    """The types of eager's results, where torch's meta kernel says otherwise.
 
-    One example without a batch gives one number, whatever the reduction. Batch norm lays out what
-    it makes of its input in order, or with the channels last, and not as the input lies.
+    One example without a batch has one loss, whatever the reduction. The output of batch norm is
+    contiguous or channels-last, whatever the strides of its input.
     Sources: LossMultiLabelMargin.cpp, Normalization.cpp in aten/src/ATen/native, torch 2.13.
     """
     if func in ONE_EXAMPLE and len(args[0].shape) <= 1:
@@ -49,22 +49,22 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     if func in SUGGESTED:
         return _suggested(result, args[SUGGESTED[func]])
     if "batch_norm" in func.name():
-        given = args[schema_of(func).arguments.index("input")]
-        made, *rest = result if isinstance(result, tuple) else (None,)
-        if isinstance(made, TensorType) and made.shape == given.shape:
-            return _suggested(made, given), *rest
+        input = args[schema_of(func).arguments.index("input")]
+        out, *rest = result if isinstance(result, tuple) else (None,)
+        if isinstance(out, TensorType) and out.shape == input.shape:
+            return _suggested(out, input), *rest
     return result
 
 
 def _with_full_statistics(args: Tree, result: Tree) -> Tree:
     """The results of a norm, its statistics in float32 where its operands are of two dtypes."""
-    given, *others = [arg for arg in args if isinstance(arg, TensorType)]
+    input, *others = [arg for arg in args if isinstance(arg, TensorType)]
     mixed = any(other.dtype is torch.float32 for other in others)
-    if given.device.type != "cpu" or given.dtype not in HALVES or not mixed:
+    if input.device.type != "cpu" or input.dtype not in HALVES or not mixed:
         return result
-    made, mean, deviation, *rest = result
+    out, mean, deviation, *rest = result
     full = [t.but(dtype=torch.float32) for t in (mean, deviation)]
-    return (made, *full, *rest)
+    return (out, *full, *rest)
 
 
 def _in_order(leaf: Any) -> Any:
@@ -72,20 +72,20 @@ def _in_order(leaf: Any) -> Any:
     return leaf.contiguous() if here else leaf
 
 
-def _suggested(made: TensorType, given: TensorType) -> TensorType:
+def _suggested(out: TensorType, operand: TensorType) -> TensorType:
     """The type in the memory format that the layout of an operand suggests, on the CPU."""
-    if given.device.type != "cpu":
-        return made
-    if not (made.symbols or given.symbols):
-        return made.but(stride=torch_api.suggested_strides(given.shape, given.stride, made.shape))
-    last = CHANNELS_LAST.get(len(given.shape))
-    if last is not None and given.stride == given.ordered(last).stride:
-        return made.but(stride=made.ordered(last).stride)
-    return made.but(stride=made.contiguous().stride) if last is None or given.dense else made
+    if operand.device.type != "cpu":
+        return out
+    if not (out.symbols or operand.symbols):
+        return out.but(stride=torch_api.suggested_strides(operand.shape, operand.stride, out.shape))
+    last = CHANNELS_LAST.get(len(operand.shape))
+    if last is not None and operand.stride == operand.ordered(last).stride:
+        return out.but(stride=out.ordered(last).stride)
+    return out.but(stride=out.contiguous().stride) if last is None or operand.dense else out
 
 
 def as_iterated(func: Any, args: Any, result: Any) -> Any:
-    """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand."""
+    """The result in eager's layout, where torch's meta kernel misses an operand."""
     if func in ITERATED:
         order = ITERATED[func]
         if func in WHERE_IT_TRAINS and not args[WHERE_IT_TRAINS[func][0]]:
@@ -98,7 +98,7 @@ def as_iterated(func: Any, args: Any, result: Any) -> Any:
 
 
 def _iterated(func: Any, operands: list[Any], result: Any) -> Any:
-    """Lay out a result as TensorIterator does, which has cast the operands to one dtype before."""
+    """Lay out a result as TensorIterator does after it has cast the operands to one dtype."""
     if all(one.stride() == result.stride() for one in operands):
         return result
     dtype = result.dtype
@@ -113,17 +113,17 @@ def _iterated(func: Any, operands: list[Any], result: Any) -> Any:
 
 
 def _indexed(args: Any, result: Any) -> Any:
-    """Lay out what indexing gives by the strides of what is indexed and by those of the indices.
+    """Lay out the result of indexing by the strides of the indexed tensor and of the indices.
 
     Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
     """
-    given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
+    source, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
     indices, first = torch.broadcast_tensors(*(args[1][n] for n in places)), places[0]
-    if places[-1] - first >= len(places):  # not side by side: their dimensions are put in front
-        given, first = given.movedim(places, [*range(len(places))]), 0
-    before, after = given.stride()[:first], given.stride()[first + len(places) :]
+    if places[-1] - first >= len(places):  # not adjacent: their dimensions go first
+        source, first = source.movedim(places, [*range(len(places))]), 0
+    before, after = source.stride()[:first], source.stride()[first + len(places) :]
     sizes = (*indices[0].shape, *[1] * len(after))
     strides = (*before, *[0] * indices[0].dim(), *after)
     spread = [index.reshape(sizes).expand(result.shape) for index in indices]
-    laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
+    laid_out = torch_api.iterated_strides(source.as_strided(result.shape, strides), *spread)
     return result.as_strided(result.shape, laid_out)

@@ -1,6 +1,6 @@
-"""Types from torch's kernels for meta tensors, where these are all that FakeTensor would ask.
+"""Types by torch's meta kernels, called directly where FakeTensor would do nothing else.
 
-It asks the same kernels with much around them: ten microseconds here, hundreds there.
+A call takes ten microseconds here, and hundreds by FakeTensor.
 """
 
 from collections.abc import Callable
@@ -20,41 +20,41 @@ from foretrace.operators.schemas.schema import schema_of
 
 @cache
 def answers(func: Any) -> bool:
-    """Whether the operator's results are where its operands are, new, and of known types."""
+    """Whether the results are new tensors on the operands' device, by a plain meta kernel."""
     schema = schema_of(func)
     labelled = "device" in schema.arguments
     return not labelled and not schema.writes and torch_api.plain_meta_kernel(func)
 
 
 class MetaKernels:
-    """Answers calls of torch's own operators whose tensors are on one device, sizes numbers."""
+    """Types of calls of torch's own operators, of static sizes, with all tensors on one device."""
 
     def __init__(self, types: Types, meta: Callable[[TensorType], torch.Tensor]) -> None:
         self.types, self.meta = types, meta
 
     def ask(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree | None:
-        """Types of the results; None where FakeTensor is to be asked."""
+        """Types of the results; None where FakeTensor has to be asked."""
         if not answers(func):
             return None
         call, metas = (args, kwargs), list[torch.Tensor]()
         operands = types_in(call)
         devices = {type.device for type in operands}
         if len(devices) != 1 or any(type.lazy for type in operands):
-            return None  # what is put off is done before some kernels, and not before others
+            return None  # some kernels resolve a lazy conjugation first, and others do not
         with torch_api.no_dispatch_modes():
             real_args, real_kwargs = with_tensors(call, metas, self.meta, self.types.symbols)
             try:
                 result = as_iterated(func, real_args, func(*real_args, **real_kwargs))
             except RAISED:
-                return None  # FakeTensor says it in eager's words
+                return None  # FakeTensor raises it in eager's words
         return self._described(result, devices.pop(), metas)
 
     def _described(
         self, result: Any, device: torch.device, metas: list[torch.Tensor]
     ) -> Tree | None:
         if isinstance(result, torch.Tensor):
-            handed_back = any(result is meta for meta in metas)
-            return None if handed_back else self.types.of(result, device).with_grad(False)
+            returned = any(result is meta for meta in metas)
+            return None if returned else self.types.of(result, device).with_grad(False)
         if isinstance(result, (tuple, list)):
             found = [self._described(item, device, metas) for item in result]
             return None if None in found else type(result)(found)

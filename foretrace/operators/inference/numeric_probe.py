@@ -1,8 +1,7 @@
-"""Symbolic result types of operators whose meta kernel knows numbers only.
+"""Symbolic types of results, from runs of a kernel with numbers in place of the symbols.
 
-The kernel runs twice, with two sets of numbers for the symbols. A size of the result that equals
-the same operand's size both times is that size; one that is the same number both times is fixed.
-Strides without gaps are products of the sizes.
+The kernel runs with two sets of numbers. A result's size that equals one operand's size both times
+is that size; one that is the same number both times is static. Dense strides are products of sizes.
 """
 
 import math
@@ -22,9 +21,9 @@ from foretrace.ir.symbols.symbols import Symbols
 
 Numbers = dict[sympy.Symbol, int]
 ORDINARY: Final = (0.75, 2.5)
-"""Floats that nearly every kernel takes, of which no integer part is the other's"""
+"""Two floats that nearly every kernel takes, with different integer parts"""
 CLOSE: Final = 1e-6
-"""How far apart two are, if it takes no others"""
+"""The relative distance of the two, where a kernel takes only that of the captured run"""
 
 
 def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str) -> Tree:
@@ -40,7 +39,7 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str
     except RuntimeError as error:
         if isinstance(error, Refusal):
             raise
-        # the kernel wants sizes to be equal that are; it says so at each call
+        # the kernel requires sizes to be equal that are equal in the call
         other = {symbol: 2 * number + 6 for symbol, number in numbers.items()}
         two = infer(at_numbers(call, other))
     sizes = dict.fromkeys(_sizes(call))
@@ -50,7 +49,7 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str
 
 @dataclass(frozen=True)
 class _Merge:
-    """Makes one type of two, which were found with two sets of numbers."""
+    """Merges types that were found with two sets of numbers."""
 
     numbers: Numbers
     other: Numbers
@@ -87,7 +86,7 @@ class _Merge:
     def _stride(
         self, shape: tuple[Size, ...], one: TensorType, two: TensorType
     ) -> tuple[Size, ...]:
-        """Products of sizes where there are no gaps; else each is to be one that is known."""
+        """Products of sizes where the tensor is dense; else each has to be a known size."""
         stride: dict[int, Size] = {}
         step: Size = 1
         for dim in reversed(one.memory_order()):
@@ -127,10 +126,10 @@ def _number(size: Any, numbers: Numbers) -> int:
 
 
 def of_any_number(infer: Callable[[Tree], Any], call: Tree, symbols: Symbols) -> Any:
-    """The types of the results of a call that takes floats which data decides.
+    """The types of the results of a call with floats that depend on data.
 
-    They are asked with two sets of numbers; with those of the captured run where a kernel refuses
-    others, and with others close by. None: they depend on the numbers.
+    They are inferred with two sets of numbers. Where the kernel refuses these, with those of the
+    captured run, and numbers close to them. None: the types depend on the numbers.
     """
     known = symbols.floats.known
     try:
@@ -151,44 +150,44 @@ def at_floats(tree: Tree, numbers: Mapping[sympy.Symbol, float]) -> Tree:
     return map_tree(tree, of)
 
 
-# ---- what is recorded of any float --------------------------------------------------------------
+# ---- recordings that hold for any float ---------------------------------------------------------
 
 Floats = Mapping[sympy.Symbol, float]
 GENERIC: Final = (0.3137, 0.8713, 1.618, 2.71, 7.77, 123.4, -0.377, -5.3)
-"""Floats that no formula asks for, some in each interval that one may"""
+"""Floats without a special case in any formula, some in each interval that may have one"""
 SPECIAL: Final = (0.0, 1.0, 2.0, -1.0, 0.5, 3.0, math.inf, math.nan)
-"""Floats for which a formula may have a case of its own: `x * 1` is left out"""
+"""Floats that may have a special case in a formula: `x * 1` is skipped"""
 
 
 def with_any_number(
     record: Callable[[Floats], Subgraph], symbols: Collection[sympy.Symbol], known: Floats
 ) -> tuple[list[Op], list[tuple[sympy.Symbol, float]]] | None:
-    """What is recorded whatever floats the symbols are, and the floats that they must not be.
+    """The recording that holds for any floats in place of the symbols, but for a few.
 
-    It is recorded with many sets of numbers. What differs is to be these numbers themselves.
+    It is recorded with many sets of numbers. Only the numbers themselves may differ.
 
     Returns:
-        The ops of the first recording, with symbols in the place of its numbers. None: what is
-        recorded depends on the numbers in another way, or those of the captured run are special.
+        The ops, with symbols in place of numbers, and the floats that each symbol must not be.
+        None: the ops depend on the numbers, or the captured run has one of the special floats.
     """
     sets = [_numbers_for(symbols, number) for number in GENERIC]
     first, *others = map(record, sets)
     if not all(_same(first, sets[0], *pair) for pair in zip(others, sets[1:], strict=True)):
         return None
-    apart = list[tuple[sympy.Symbol, float]]()
+    excluded = list[tuple[sympy.Symbol, float]]()
     for symbol in symbols:
         for number in SPECIAL:
             numbers = {**sets[0], symbol: number}
             if not _same(first, sets[0], record(numbers), numbers):
-                apart.append((symbol, number))
-    special = any(same_constant(known[symbol], number) for symbol, number in apart)
-    if special or not all(math.isfinite(number) for _, number in apart):
+                excluded.append((symbol, number))
+    special = any(same_constant(known[symbol], number) for symbol, number in excluded)
+    if special or not all(math.isfinite(number) for _, number in excluded):
         return None
-    return with_symbols(record(sets[0]).ops, symbols), apart
+    return with_symbols(record(sets[0]).ops, symbols), excluded
 
 
 def stand_in_numbers(symbols: Collection[sympy.Symbol]) -> dict[sympy.Symbol, float]:
-    """Numbers by which `with_symbols` knows the symbols again."""
+    """Numbers that `with_symbols` replaces by the symbols."""
     return _numbers_for(symbols, GENERIC[0])
 
 
@@ -197,44 +196,44 @@ def _numbers_for(symbols: Collection[sympy.Symbol], number: float) -> dict[sympy
 
 
 def _same(one: Subgraph, its: Floats, other: Subgraph, others: Floats) -> bool:
-    """Whether two recordings are one, but for the numbers of each."""
+    """Whether two recordings are equal but for the numbers of each."""
     return equal(one, other, _OfAnyNumber(its, others))
 
 
 class _OfAnyNumber(Equality):
-    """A number that stands for a symbol in the one is that which stands for it in the other."""
+    """Equality in which the two numbers for one symbol are equal."""
 
     def __init__(self, its: Floats, others: Floats) -> None:
         super().__init__()
         self.numbers = {number: others[symbol] for symbol, number in its.items()}
 
     def leaf(self, one: Any, other: Any) -> bool:
-        """Whether two constants are one, or two numbers that stand for one symbol."""
+        """Whether two constants are equal, or are the two numbers for one symbol."""
         return same_constant(self.numbers.get(one, one) if type(one) is float else one, other)
 
 
 def with_symbols(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> list[Op]:
-    """Copies of new ops that speak of the symbols in whose place numbers stood."""
+    """Copies of ops with the symbols in place of their stand-in numbers."""
     return _WithSymbols(symbols).ops(ops)
 
 
 class _WithSymbols(Rewriter):
-    """Puts symbols in the place of the numbers that stand for them; the values stay."""
+    """Replaces stand-in numbers by their symbols; the values stay."""
 
     def __init__(self, symbols: Collection[sympy.Symbol]) -> None:
         super().__init__()
         self.symbols = {number: symbol for symbol, number in stand_in_numbers(symbols).items()}
 
     def leaf(self, leaf: Any) -> Any:
-        """The symbol for which a number stands."""
+        """The symbol of a stand-in number."""
         return self.symbols.get(leaf, leaf) if type(leaf) is float else leaf
 
     def out(self, value: Value) -> Value:
-        """The same."""
+        """The value itself."""
         return value
 
     def below(self, op: Op) -> list[Op] | SharedBody | None:
-        """A shared body with symbols is another."""
+        """The ops of a shared body, as another body."""
         shared = op.definition
         if shared is None:
             return super().below(op)

@@ -1,4 +1,4 @@
-"""What an operator means where it is recorded: the recorder asks; rules and the target answer."""
+"""The protocol by which the recorder asks about operators; rules and the target answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,24 +10,21 @@ from foretrace.operators.schemas.cache import Learned
 
 
 class Semantics:
-    """What the recorder asks about an operator.
-
-    Without a target no op is opened, and autograd follows none.
-    """
+    """Answers about operators where there is no target: no op is opened, autograd follows none."""
 
     inference: Inference
     learned: Learned
     """answers that hold in every capture"""
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """Results of a leaf: arguments have a TensorType for each tensor, results as well.
+        """Types of a leaf's results; the arguments have a TensorType for each tensor.
 
-        A result that is the n-th operand is `Given(n)`.
+        A result that is the n-th operand is `ReturnedOperand(n)`.
         """
         return self.inference.infer(func, args, kwargs)
 
     def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
-        """For each operand of an op that writes, its type afterwards; types as in `infer`.
+        """The type of each operand after an op that writes; types as in `infer`.
 
         Raises:
             Refusal: there is no kernel to ask.
@@ -38,21 +35,21 @@ class Semantics:
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        """The kernel that decomposes the op on the target, or None for a leaf; and why."""
         return None, None
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
-        """The kernel that writes to a list one tensor after the other, where eager has such."""
+        """The kernel that writes to a list one tensor after the other, where eager has one."""
         return None
 
     def ambient(self, func: Any) -> Any:
-        """What beside its arguments the body depends on (autocast, switches); None: nothing."""
+        """What the body depends on besides its arguments (autocast, switches); None: nothing."""
         return None
 
     def followed(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None
     ) -> tuple[bool, ...]:
-        """For each tensor a leaf returns, whether autograd follows it, given its operands."""
+        """For each tensor that a leaf returns, whether autograd follows it."""
         return ()
 
     def saved(

@@ -1,33 +1,32 @@
-"""Sparse operands: torch's formulas ask for the layout, which stand-ins do not show."""
+"""Types of calls with sparse operands."""
 
 from typing import Any
 
 import torch
 
-from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Tree
 from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.operators.inference.cpu_kernels import types_in
 
 aten = torch.ops.aten
 PLACES = frozenset({aten._indices.default, aten.indices.default})
 STORED_IN_COO = PLACES | {aten._values.default, aten.values.default}
-"""Views of what a tensor in COO layout stores"""
+"""Operators that return what a tensor in COO layout stores"""
 
 
 def reads_sparse(tree: Tree) -> bool:
-    """Whether an operand, given by type, is sparse."""
-    return any(isinstance(t, TensorType) and t.sparse for t in torch_api.tree_leaves(tree))
+    """Whether an operand, by its type, is sparse."""
+    return any(type.sparse for type in types_in(tree))
 
 
 def compressed_in(tree: Tree) -> bool:
-    """Whether one is in a compressed layout."""
-    leaves = torch_api.tree_leaves(tree)
-    return any(isinstance(t, TensorType) and isinstance(t.sparse, str) for t in leaves)
+    """Whether an operand is in a compressed layout."""
+    return any(isinstance(type.sparse, str) for type in types_in(tree))
 
 
 def stored_type(func: Any, type: TensorType, count: Size) -> TensorType:
-    """The type of what one in COO layout stores: of `count` elements, the places or the values."""
+    """The type of the indices or the values of a tensor in COO layout with `count` elements."""
     dims = int(type.sparse)
     if func in PLACES:
         return TensorType((dims, count), (), torch.int64, type.device).contiguous()
@@ -35,7 +34,7 @@ def stored_type(func: Any, type: TensorType, count: Size) -> TensorType:
 
 
 def no_derivative(func: Any) -> Refusal:
-    """The refusal of a gradient that goes through a call with a sparse operand."""
+    """The refusal of a gradient through a call with a sparse operand."""
     return Refusal(
         f"no derivative: {func} reads a sparse tensor, and the gradient of an output needs one",
         kind="no derivative",

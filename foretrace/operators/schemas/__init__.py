@@ -1,1 +1,1 @@
-"""What torch says of one operator: its schema, the types of its results. Records nothing."""
+"""Facts about operators: schemas, dispatch results, exceptions that torch does not state."""

@@ -1,11 +1,11 @@
-"""What was learned of operators: for this capture, and for every capture of the process.
+"""Answers about operators: those of this capture, and those of every capture of the process.
 
-What torch was once asked (types of results, bodies, derivatives) is the same in the next capture,
-as long as it is about torch's own operators. An answer about open sizes came with questions to the
-ShapeEnv of its capture; another ShapeEnv is asked them again first.
+What torch answers about its own operators (types of results, bodies, derivatives) holds in the next
+capture. An answer about symbolic sizes depends on questions to the ShapeEnv of its capture; another
+ShapeEnv is asked them again first.
 
-All of it is asked in one room (`torch_api.CleanRoom`), which `Cache.learn` enters: hooks and modes
-that are on around a capture, or around the making of a cut, do not act on what others get.
+`Cache.learn` asks in `torch_api.CleanRoom`: hooks and modes around a capture, or around a cut, do
+not change what other captures get.
 """
 
 from collections import OrderedDict
@@ -25,29 +25,29 @@ from foretrace.ir.symbols.symbols import Symbols
 T = TypeVar("T")
 
 ONE_AT_A_TIME = forks.Lock()
-"""Held by a capture, and where torch is asked: both stand in places that all threads share."""
+"""Taken by a capture, and where torch is asked: both change state that all threads share."""
 
 PLAIN = frozenset({
     int, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout,
     torch.memory_format,
 })  # fmt: skip
-"""Arguments that are constants and their own key; a float's is its hexadecimal form."""
+"""Types of constants that are their own key; the key of a float is its hexadecimal form."""
 
 
 OWN = frozenset({"aten", "prims"})
-"""Namespaces of torch's own operators; those of others may be registered anew."""
+"""Namespaces of torch's own operators; operators of others may be registered again."""
 
 MOST = 30_000
-"""How much of one kind is kept, in parts of keys; 30,000 hold some 5 MB."""
+"""How much of one kind is kept, in parts of keys; 30,000 are about 5 MB."""
 
 
 class Lasting:
-    """Answers by key; those that were asked for least recently are dropped first.
+    """Answers by key; the least recently used are dropped first.
 
-    What is kept is bounded by the size of the keys, as an answer is about as large as its question.
+    The size of the keys is the bound: an answer is about as large as its key.
 
     Args:
-        switches: those of torch's under which it is asked; found under others, it is not kept.
+        switches: torch's switches under which answers hold; one found under others is not kept.
     """
 
     __slots__ = ("_answers", "_size", "_switches")
@@ -78,7 +78,7 @@ def _parts(key: Any) -> int:
 
 
 class Learned:
-    """Everything that holds for all captures under the same surroundings, by kind.
+    """The answers that hold for all captures under the same switches of torch, by kind.
 
     Args:
         switches: the state of torch's switches, as `torch_api.switches` has it; None: any.
@@ -90,18 +90,18 @@ class Learned:
         """outcomes inside derivatives"""
         self.results, self.followed, self.rules = (Lasting(switches) for _ in range(3))
         self.slots = Lasting(switches)
-        """what autograd gives to hooks on what it saves"""
+        """what autograd passes to saved-tensor hooks"""
         self.raising = Lasting(switches)
         """whether a call may raise when it runs"""
         self.settled = set[Any]()
-        """questions about sizes, with what had been known when the answer followed from it"""
+        """questions about sizes, each with the facts from which its answer followed"""
         self.below_autograd = set[Any]()
-        """factories that Python calls below autograd, so that nothing follows their results"""
+        """factories that Python calls below autograd, which follows none of their results"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditional(Generic[T]):
-    """An answer about open sizes, and what their ShapeEnv was asked when it was found."""
+    """An answer about symbolic sizes, and the questions to their ShapeEnv that it depends on."""
 
     answer: T
     questions: tuple[Question, ...]
@@ -120,22 +120,22 @@ class Cache(Generic[T]):
     def get(self, key: Any) -> T | None:
         """The answer, if it is known.
 
-        One about open sizes holds if the ShapeEnv, asked what was asked then, says the same. So it
-        makes the guards that finding the answer would have made.
+        One about symbolic sizes holds if the ShapeEnv answers its questions in the same way. Asking
+        them creates the guards that finding the answer would create.
         """
         found = self._here.get(key)
         if found is not None:
             if self._asked and key in self._asked:
-                self._tell(self._asked[key])
+                self._report(self._asked[key])
             return found
         found = self._lasting.get(key)
         if found is not None:
-            self._here[key] = found  # under a key with this capture's own types: found faster
+            self._here[key] = found  # a key with this capture's own types is found faster
             return found
         return self._conditional(key, self._symbols.noting) if self._symbols.noting else None
 
-    def _tell(self, questions: tuple[Question, ...]) -> None:
-        """Whoever listens needs to know of these questions as if they were asked now."""
+    def _report(self, questions: tuple[Question, ...]) -> None:
+        """Report questions to the listeners of the ShapeEnv, as if they were asked now."""
         if self._symbols.noting is not None:
             self._symbols.noting.tell(questions)
 
@@ -144,7 +144,7 @@ class Cache(Generic[T]):
         found: Conditional[T] | None = self._lasting.get((key, known)) if known else None
         if found is None:
             return None
-        with env.listening():  # it is not the program that asks
+        with env.listening():  # the program does not ask
             same = env.asked_again(found.questions, self._settled)
         if not same:
             return None
@@ -152,12 +152,12 @@ class Cache(Generic[T]):
         return found.answer
 
     def learn(self, key: Any, ask: Callable[[], T], lasting: Callable[[T], bool]) -> T:
-        """Find the answer, in the clean room, and remember it.
+        """Find the answer in the clean room, and store it.
 
         Args:
             key: what the answer depends on.
             ask: finds it.
-            lasting: whether the answer may hold in other captures, if its key does.
+            lasting: whether the answer holds in other captures, if its key does.
         """
         symbols = symbols_of(key) if self._symbols.env else None
         with torch_api.CleanRoom():
@@ -184,7 +184,7 @@ class Cache(Generic[T]):
         with env.listening() as questions:
             answer = ask()
         self._asked[key] = tuple(questions)
-        there = {state[0] for state in known}  # what else is asked about, no other capture has
+        there = {state[0] for state in known}  # another capture has no other symbols
         own = all(question.symbols <= there for question in questions)
         if own and lasts(key) and lasting(answer):
             self._store((key, known), Conditional(answer, tuple(questions)))
@@ -197,7 +197,7 @@ class Cache(Generic[T]):
 
 
 def lasts(key: Any) -> bool:
-    """Whether a key means the same in every capture, as long as its symbols do."""
+    """Whether a key means the same in every capture in which its symbols do."""
     kind = type(key)
     if kind is tuple or kind is frozenset:
         return all(map(lasts, key))
@@ -220,7 +220,7 @@ def symbols_of(key: Any) -> frozenset[sympy.Symbol]:
 def frozen(tree: Tree, *, followed: bool = True) -> Any:
     """The structure as a key: numbers of different types, and zeros of different sign, differ.
 
-    Without `followed`, it does not matter which tensors autograd follows.
+    Without `followed`, the key does not depend on `requires_grad`.
     """
     if isinstance(tree, TensorType):
         return tree if followed else tree.with_grad(False)

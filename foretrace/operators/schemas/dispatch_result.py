@@ -1,4 +1,4 @@
-"""The outcome of a call, learned once for all calls with operands of the same types."""
+"""The result of dispatching a call, found once for all calls with operands of the same types."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from foretrace.ir.program.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A result that is the operand at this position, handed back."""
+class ReturnedOperand:
+    """A result that is the operand at this position."""
 
     operand: int
 
 
 class Share(IntEnum):
-    """What a result that shares an operand's memory has of it beside; each lacks more."""
+    """How much a result shares with the operand whose memory it has; each member shares less."""
 
     VIEW = 0
     """autograd follows a write to it back to the operand"""
@@ -36,9 +36,9 @@ View: TypeAlias = tuple[int, int, Share]
 class Outcome:
     """Types of the results, the body, and which results are views of operands.
 
-    `result` has a TensorType for each new value; `views` tells which of them share memory.
-    `inline` says that the body depends on more than the operands' types (it writes to an operand,
-    or reads a constant), so it is recorded anew for each call.
+    `result` has a TensorType for each new value; `views` names those that share memory.
+    `inline` is set where the body depends on more than the operands' types (it writes to an operand
+    or reads a constant), so it is recorded again for each call.
     """
 
     result: Tree
@@ -49,12 +49,12 @@ class Outcome:
     lasting: bool = True
     """whether it holds in other captures too"""
     factory: bool = False
-    """makes tensors of nothing, which torch's bindings may mark as leaves afterwards"""
+    """takes no tensors; torch's bindings may mark its results as leaves afterwards"""
     form: "Outcome | None" = None
-    """of one that writes, that of its functional form, once it was called"""
+    """of an op that writes: the outcome of its functional form, once that was called"""
 
     def again(self) -> "Outcome":
-        """The same of a call with other constants."""
+        """A copy for a call with other constants."""
         return Outcome(
             self.result, self.definition, self.choice, self.views, self.inline, self.lasting,
             self.factory, self.form and self.form.again(),
@@ -73,28 +73,28 @@ class Functional:
     call: Any
     dropped: frozenset[str]
     defaults: tuple[Any, ...] = ()
-    """what the op's positional arguments are when they are not given"""
+    """the default values of the op's positional arguments"""
     order: tuple[int, ...] = ()
-    """where each positional argument comes from, if they are in another order"""
+    """the position in the op's call of each positional argument, if the order differs"""
     options: frozenset[str] = frozenset()
-    """arguments that, where not given, are the written tensor's: dtype and device of a factory,
+    """arguments whose default is the written tensor's: dtype and device of a factory,
     the dtype in which a sum is computed"""
 
-    held: tuple[Any, tuple[str, ...]] | None = None
-    """of `auto_functionalized`: the op itself, which it takes, and the names of its arguments"""
+    wrapped: tuple[Any, tuple[str, ...]] | None = None
+    """of `auto_functionalized`: the op that it takes, and the names of that op's arguments"""
 
     def arguments(self, args: Tree, kwargs: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
         """The op's arguments as `call` takes them."""
-        if self.held is not None:
-            op, names = self.held
+        if self.wrapped is not None:
+            op, names = self.wrapped
             return (op,), dict(zip(names, args, strict=False)) | kwargs
         if not self.dropped and not self.order:
             return (*args, *self.defaults[len(args) :]), kwargs
         kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
-        given = values_in([kwargs.get(name) for name in self.dropped])
-        for name in self.options & {"dtype", "device"} if given else ():
+        written = values_in([kwargs.get(name) for name in self.dropped])
+        for name in self.options & {"dtype", "device"} if written else ():
             if kept.get(name) is None:
-                kept[name] = getattr(given[0].type, name)
+                kept[name] = getattr(written[0].type, name)
         args = (*args, *self.defaults[len(args) :])
         return tuple(args[i] for i in self.order) or args, kept
 
@@ -103,38 +103,38 @@ class Functional:
 class Schema:
     """Facts about an operator that do not depend on its operands' types."""
 
-    arguments: tuple[str, ...]
-    writes: tuple[str, ...]
-    """names of the arguments it writes to; those given as `out=` first"""
-    writes_lists: bool
+    arguments: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    """names of the arguments it writes to; those of `out=` first"""
+    writes_lists: bool = False
     """writes to lists of tensors, one after the other, as `_foreach_add_` does"""
-    writes_if: str | None
-    """the boolean argument without which it does not"""
-    viewed: tuple[str, ...]
+    writes_if: str | None = None
+    """the boolean argument without which it writes nothing"""
+    viewed: tuple[str, ...] = ()
     """the argument whose memory every result shares"""
-    share: Share
+    share: Share = Share.VIEW
     """what such a result has of that argument"""
-    random: bool
-    """draws from the generator, so runs exactly once and in order"""
-    draws_over: bool
+    random: bool = False
+    """draws from the generator, so it runs exactly once and in order"""
+    draws_over: bool = False
     """fills its first argument with what it draws, in the order of memory"""
-    reshapes_in_place: bool
+    reshapes_in_place: bool = False
     """changes the sizes of its argument, such as unsqueeze_"""
-    returns_tensors: bool
-    """or nothing at all; else it returns numbers, which depend on data"""
-    returns_something: bool
-    returns_written: bool
-    """hands back the arguments that it wrote to, and nothing else"""
-    multiple: bool
+    returns_tensors: bool = False
+    """or returns nothing; else it returns numbers, which depend on data"""
+    returns_something: bool = False
+    returns_written: bool = False
+    """returns the arguments that it wrote to, and nothing else"""
+    multiple: bool = False
     """returns a tuple or a list"""
-    outs: tuple[str, ...]
-    """names of the arguments that are there to be written alone, as `out`"""
-    keeps_shape: bool
+    outs: tuple[str, ...] = ()
+    """names of the arguments that are only written, such as `out`"""
+    keeps_shape: bool = False
     """an `out` of another shape is not resized if it has as many elements"""
-    functional: Functional | None
+    functional: Functional | None = None
 
     def bind(self, args: Tree, kwargs: dict[str, Tree]) -> dict[str, Tree]:
-        """The given arguments by name."""
+        """The arguments of a call by name."""
         return dict(zip(self.arguments, args, strict=False)) | kwargs
 
     def written_now(self, args: Tree, kwargs: dict[str, Tree]) -> list[Value]:
@@ -147,7 +147,7 @@ class Schema:
         return [value for name in self.writes for value in values_in(named.get(name))]
 
     def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
-        """Which of the results share memory with an operand."""
+        """The results that share memory with an operand."""
         if not self.viewed:
             return ()
         named, operands = self.bind(args, kwargs), values_in((args, kwargs))
@@ -159,13 +159,13 @@ class Schema:
         )
 
 
-def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
-    """The result structure with a new value for each type and the operand for each Given."""
+def fill(result: Tree, operands: list[Value], new: list[Value]) -> Tree:
+    """The result with operands in place, and a Value for each type, which `new` collects."""
 
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, TensorType):
-            return operands[leaf.operand] if isinstance(leaf, Given) else leaf
-        made.append(Value(leaf))
-        return made[-1]
+            return operands[leaf.operand] if isinstance(leaf, ReturnedOperand) else leaf
+        new.append(Value(leaf))
+        return new[-1]
 
     return map_tree(result, of)

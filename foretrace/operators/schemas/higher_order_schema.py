@@ -1,11 +1,11 @@
-"""Operators that hold programs, such as `torch.cond`: how each calls what it holds.
+"""Higher-order ops such as `torch.cond`: the subgraphs that each takes, and how it calls them.
 
-Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_ops, torch 2.13, and
-2.15 of `switch`.
+Source: the CompositeExplicitAutograd implementations in torch/_higher_order_ops, torch 2.13, and
+of `switch` 2.15.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -15,47 +15,47 @@ from foretrace.ir.program.op import Choice, Subgraph, Value
 from foretrace.ir.program.tensor_type import TensorType
 
 SIDES: Final = Choice("the answer", "both", "the program asks data, and each answer was run")
-"""Of a cond that is a Python `if`: what calls it in Python may run the one side alone"""
+"""The choice of a cond that is a Python `if`: a call from Python may run one side alone"""
 Groups: TypeAlias = list[list[Any]]
 """Operands, in the groups in which an operator takes them"""
 Hint: TypeAlias = Callable[[Any], int]
-"""The number that a size was in the captured run"""
+"""The number of a size in the captured run"""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """How an operator takes its programs and their operands.
+class HigherOrderSchema:
+    """How a higher-order op takes its subgraphs and their operands.
 
-    A program is called with the operands of all groups, in order. The last group is the one to
-    which that is added what a program reads from around it.
+    A subgraph is called with the operands of all groups, in order. Its free values are appended to
+    the last group.
     """
 
     subgraphs: tuple[tuple[int, str], ...]
-    """the programs among its arguments, by position, with torch's name for each"""
+    """the positions of the subgraphs among its arguments, with torch's name for each"""
     groups: tuple[int, ...]
     """positions of the arguments that are groups of operands"""
     branches: int | None = None
-    """the argument that is a tuple of any number of programs, besides `subgraphs`"""
+    """the argument that is a tuple of any number of subgraphs, besides `subgraphs`"""
     chooses: bool = False
-    """one of the programs runs, and data decides which: all give results of one kind"""
+    """data decides which one of the subgraphs runs: all return results of the same types"""
     rest: int | None = None
-    """from here on each argument is an operand by itself: one more group"""
+    """the position from which each argument is an operand: one more group"""
     rows: int | None = None
-    """the group of which a program is given one row after the other"""
+    """the group of which the subgraph takes one row at each call"""
     carried: int | None = None
-    """the group whose place the first results take at the next call"""
+    """the group that the first results replace at the next call"""
     stacks: bool = False
-    """gives rows: one for each call, of all results but those that are carried"""
+    """returns rows: one for each call, of all results but those that are carried"""
     condition: int | None = None
-    """which of the programs says yes or no, and gives no tuple"""
+    """the subgraph that returns a condition, and no tuple"""
     loops: bool = False
-    """how often a program runs is not known before it runs"""
+    """the number of runs is not known before it runs"""
     counted: bool = False
-    """gives rows: one for each round, of all results"""
+    """returns rows: one for each round, of all results"""
     trains: bool = True
     """whether torch has a derivative of it"""
     drops: bool = True
-    """an operand of the last group that no program reads is none; Dynamo passes none such"""
+    """an operand of the last group that no subgraph reads is dropped, as Dynamo drops it"""
 
     def split(self, args: Sequence[Any]) -> Groups:
         """The operands of a call."""
@@ -63,68 +63,73 @@ class Holder:
         return found if self.rest is None else [*found, list(args[self.rest :])]
 
     def join(self, args: Sequence[Any], programs: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
-        """The arguments of a call with other programs and operands."""
-        made = list(args if self.rest is None else args[: self.rest])
+        """The arguments of a call with other subgraphs and operands."""
+        joined = list(args if self.rest is None else args[: self.rest])
         if self.branches is not None:
-            made[self.branches] = tuple(programs)
+            joined[self.branches] = tuple(programs)
         for (place, _), program in zip(self.subgraphs, programs, strict=False):
-            made[place] = program
+            joined[place] = program
         for place, group in zip(self.groups, groups, strict=False):
-            made[place] = type(args[place])(group)
-        return (*made, *(groups[-1] if self.rest is not None else ()))
+            joined[place] = type(args[place])(group)
+        return (*joined, *(groups[-1] if self.rest is not None else ()))
 
     def programs(self, args: Sequence[Any]) -> list[Any]:
-        """The programs of a call."""
+        """The subgraphs of a call."""
         if self.branches is not None:
             return list(args[self.branches])
         return [args[place] for place, _ in self.subgraphs]
 
     def names(self, args: Sequence[Any]) -> list[str]:
-        """The name of each by torch."""
+        """Torch's name for each subgraph."""
         if self.branches is not None:
             return [f"branch{place}_graph" for place in range(len(args[self.branches]))]
         return [name for _, name in self.subgraphs]
 
 
-HOLDERS: Mapping[str, Holder] = MappingProxyType({
-    "cond": Holder(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
-    "switch": Holder((), (2,), branches=1, chooses=True),
-    "while_loop": Holder(
-        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
-        condition=0, loops=True,
-    ),
-    "while_loop_stack_output": Holder(
-        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
-        condition=0, loops=True, counted=True,
-    ),
-    "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
-    "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),
-    "invoke_subgraph": Holder(((0, "repeated_subgraph"),), (), rest=2),
-    "strict_mode": Holder(((0, "strict_graph"),), (1,), trains=False),
-    "hints_wrapper": Holder(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
-    "run_const_graph": Holder(((0, "const_graph"),), (1,), trains=False),
-    "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
-    "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
-})  # fmt: skip
-"""By the operator's name in `torch.ops.higher_order`"""
+WHILE_LOOP = HigherOrderSchema(
+    ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")),
+    (2, 3),
+    carried=0,
+    condition=0,
+    loops=True,
+)
+HIGHER_ORDER_SCHEMAS: Mapping[str, HigherOrderSchema] = MappingProxyType(
+    {
+        "cond": HigherOrderSchema(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
+        "switch": HigherOrderSchema((), (2,), branches=1, chooses=True),
+        "while_loop": WHILE_LOOP,
+        "while_loop_stack_output": replace(WHILE_LOOP, counted=True),
+        "map_impl": HigherOrderSchema(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
+        "scan": HigherOrderSchema(
+            ((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True
+        ),
+        "invoke_subgraph": HigherOrderSchema(((0, "repeated_subgraph"),), (), rest=2),
+        "strict_mode": HigherOrderSchema(((0, "strict_graph"),), (1,), trains=False),
+        "hints_wrapper": HigherOrderSchema(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
+        "run_const_graph": HigherOrderSchema(((0, "const_graph"),), (1,), trains=False),
+        "invoke_quant": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
+        "invoke_quant_packed": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
+    }
+)
+"""The higher-order ops that take subgraphs, by their names in `torch.ops.higher_order`"""
 
 
-def holder_of(func: Any) -> Holder | None:
-    """How an operator holds programs; None if that is not known, or it holds none."""
-    return HOLDERS.get(getattr(func, "__name__", ""))
+def higher_order_schema_of(func: Any) -> HigherOrderSchema | None:
+    """How an operator takes subgraphs; None if it takes none, or that is not known."""
+    return HIGHER_ORDER_SCHEMAS.get(getattr(func, "__name__", ""))
 
 
 ATTENTION = (
     *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
-"""The arguments of `flex_attention`; the last of the block mask is a program, too"""
+"""The arguments of `flex_attention`; the last of the block mask is a subgraph, too"""
 ATTENTION_BACKWARD = (
     *("query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp"),
     *("fw_graph", "joint_graph", "block_mask", "scale", "kernel_options"),
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
-"""Those of `flex_attention_backward`"""
+"""The arguments of `flex_attention_backward`"""
 
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -132,16 +137,16 @@ NARROW = (torch.float16, torch.bfloat16)
 
 
 def runs_wider(program: Subgraph) -> bool:
-    """Whether a program is given wider scores than it was recorded with.
+    """Whether a subgraph is called with scores of a wider dtype than it was recorded with.
 
-    What its ops are made of says how they compute with these, and has to be asked when it runs.
+    The bodies of its ops are then chosen when it runs.
     """
     scores = program.name in ("sdpa_score", "fw_graph")
     return scores and program.values[0].type.dtype in NARROW
 
 
 def attention_types(query: TensorType, value: TensorType, hint: Hint) -> tuple[TensorType, ...]:
-    """What `flex_attention` gives: [B, H, Q, E] laid out as the query, and twice [B, H, Q].
+    """Types of `flex_attention`'s results: [B, H, Q, E] laid out as the query, twice [B, H, Q].
 
     The last two are computed in float32, or float64 where the query is. torch's own FakeTensor
     says float32 always; source: `math_attention` in torch/_higher_order_ops/flex_attention.py.
@@ -153,9 +158,9 @@ def attention_types(query: TensorType, value: TensorType, hint: Hint) -> tuple[T
 
 
 def attention_gradients(args: Mapping[str, Any], hint: Hint) -> list[Any]:
-    """What `flex_attention_backward` gives, for its arguments by name.
+    """The results of `flex_attention_backward`, for its arguments by name.
 
-    The gradient of what requires none among the tensors that the scores follow from is None.
+    The gradient of a buffer that does not require one is None.
     """
     laid = [args[name].type.with_grad(False) for name in ATTENTION_BACKWARD[:3]]
     buffers = [item.type if isinstance(item, Value) else None for item in args[ATTENTION[7]]]
@@ -167,7 +172,7 @@ def attention_gradients(args: Mapping[str, Any], hint: Hint) -> list[Any]:
 
 
 def permuted(type: TensorType, like: TensorType, hint: Hint) -> TensorType:
-    """The type in the order of another's strides, the last dimension first of all.
+    """The type in the memory order of another, whose last dimension is dense.
 
     Source: `_permute_strides` in torch/_higher_order_ops/flex_attention.py, torch 2.13.
     """

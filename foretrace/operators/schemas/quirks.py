@@ -1,7 +1,7 @@
-"""What operators do otherwise than their schema, their meta kernel or their name says: one table.
+"""One table of what operators do otherwise than their schema, meta kernel or name says.
 
-Each entry has the operators by name, what its reader needs of each, and where torch's source has
-it. `tools/quirks.py` prints them as docs/torch-quirks.md. What follows from a rule is no quirk.
+Each entry has the operators by name, the value that its reader needs of each, and the place in
+torch's source. `tools/quirks.py` prints them as docs/torch-quirks.md.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ NATIVE = "aten/src/ATen/native/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quirk:
-    """One thing that some operators do."""
+    """One difference, and the operators that have it."""
 
     differs: str
-    """what eager does, and what would be thought instead"""
+    """what eager does, and what torch says or suggests"""
     operators: Mapping[str, Any]
-    """by an operator's name, what a reader needs of it: arguments, a name, positions; or None"""
+    """by an operator's name, what the reader needs: arguments, a name, positions; or None"""
     source: str
-    since: str
-    """the versions of torch on which it was seen"""
     asked: str
-    """the file that asks"""
+    """the file that reads it"""
+    since: str = "2.13, 2.14, 2.15"
+    """the versions of torch on which it was observed"""
 
     def __contains__(self, func: Any) -> bool:
         return func.name() in self.operators
@@ -35,16 +35,13 @@ class Quirk:
 
     @property
     def overloads(self) -> dict[Any, Any]:
-        """The same by torch's own objects, of which an older torch may lack some."""
+        """The same by torch's operator objects; an older torch may lack some."""
         found = ((overload(name), value) for name, value in self.operators.items())
         return {func: value for func, value in found if func is not None}
 
     def get(self, func: Any, otherwise: Any = None) -> Any:
-        """What is noted of an operator."""
+        """The value of an operator, or `otherwise`."""
         return self.operators.get(func.name(), otherwise)
-
-
-SEEN = "2.13, 2.14, 2.15"
 
 
 def overload(name: str) -> Any:
@@ -53,52 +50,44 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet, None), kind or "default", None)
 
 
-def _none(*names: str) -> dict[str, Any]:
-    return dict.fromkeys(f"aten::{name}" for name in names)
+def _each(value: Any, names: str) -> dict[str, Any]:
+    return {f"aten::{name}": value for name in names.split()}
 
 
-def _each(value: Any, *names: str) -> dict[str, Any]:
-    return {f"aten::{name}": value for name in names}
+def _none(names: str) -> dict[str, Any]:
+    return _each(None, names)
 
 
 # ---- schemas ------------------------------------------------------------------------------------
 
 HIDDEN_WRITES = Quirk(
     "writes to these arguments where `training` is set; the schema says nothing",
-    _each(
-        ("running_mean", "running_var"),
-        "native_batch_norm",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-    ),
+    _each(("running_mean", "running_var"), "native_batch_norm cudnn_batch_norm miopen_batch_norm"),
     NATIVE + "Normalization.cpp",
-    SEEN,
     "operators/schemas/schema.py",
 )
 HIDDEN_VIEWS = Quirk(
     "gives a result in the memory of these operands; neither schema nor autograd says so",
-    _each(
-        ("self",), "_unsafe_view", "unsafe_split.Tensor", "unsafe_split_with_sizes", "lift",
-    ),
-    NATIVE + "TensorShape.cpp", SEEN, "operators/schemas/schema.py",
-)  # fmt: skip
+    _each(("self",), "_unsafe_view unsafe_split.Tensor unsafe_split_with_sizes lift"),
+    NATIVE + "TensorShape.cpp",
+    "operators/schemas/schema.py",
+)
 KEPT_OPERANDS = Quirk(
     "gives a sparse tensor that keeps these operands as what it stores; its schema does not say so",
     _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
     NATIVE + "sparse/SparseTensor.cpp",
-    "2.13",
     "operators/schemas/schema.py",
+    since="2.13",
 )
 NO_VIEWS = Quirk(
-    "a view to the schema and none to autograd: it shares the version counter, and no history",
-    _none("detach", "view.dtype"),
+    "is a view to the schema and none to autograd: it shares the version counter, and no history",
+    _none("detach view.dtype"),
     "tools/autograd/derivatives.yaml: no differentiable output",
-    SEEN,
     "operators/schemas/schema.py",
 )
 FUNCTIONAL_NAMES = Quirk(
     "has a functional variant whose name does not follow from its own. One may write to the other"
-    " operands: the derivative of `rrelu_with_noise_functional` reads the noise that it was given,"
+    " operands: the derivative of `rrelu_with_noise_functional` reads the noise that was passed,"
     " not what it drew",
     {
         "aten::native_batch_norm": "_native_batch_norm_legit_functional",
@@ -109,22 +98,19 @@ FUNCTIONAL_NAMES = Quirk(
         "aten::rrelu_with_noise_": "rrelu_with_noise",
     },
     NATIVE + "native_functions.yaml",
-    SEEN,
     "operators/schemas/schema.py",
 )
 FUNCTIONAL_ORDER = Quirk(
     "has a functional variant that takes fewer arguments, in these positions: it chooses the"
     " library by itself, as the composite did",
-    _each((0, 1, 2, 3, 4, 6, 7), "cudnn_batch_norm", "miopen_batch_norm"),
+    _each((0, 1, 2, 3, 4, 6, 7), "cudnn_batch_norm miopen_batch_norm"),
     NATIVE + "Normalization.cpp: _select_batch_norm_backend",
-    SEEN,
     "operators/schemas/schema.py",
 )
 SHAPELESS = Quirk(
     "fills an `out` of any shape that has as many elements; torch's own Python kernels resize it",
-    _none("arange", "range", "linspace", "logspace"),
+    _none("arange range linspace logspace"),
     NATIVE + "RangeFactories.cpp",
-    SEEN,
     "operators/schemas/schema.py",
 )
 
@@ -132,14 +118,10 @@ MIXED = Quirk(
     "keeps mean and deviation of 16-bit numbers as float32 on the CPU, where a weight, a bias or a"
     " running statistic is float32; torch's decomposition says the input's dtype",
     _none(
-        "native_layer_norm",
-        "native_group_norm",
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
+        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit"
+        " _native_batch_norm_legit_functional"
     ),
     NATIVE + "mixed_data_type.h, layer_norm.cpp, group_norm.cpp, Normalization.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 
@@ -148,133 +130,111 @@ MIXED = Quirk(
 IN_ORDER = Quirk(
     "gives contiguous results on the CPU; its meta kernel keeps the operand's layout",
     _none(
-        "rrelu_with_noise",
-        "pow.Scalar",
-        "log_sigmoid_forward",
-        "normal.Tensor_Tensor",
-        "normal.Tensor_float",
-        "normal.float_Tensor",
-        "_log_softmax_backward_data",
-        "native_layer_norm_backward",
+        "rrelu_with_noise pow.Scalar log_sigmoid_forward normal.Tensor_Tensor normal.Tensor_float"
+        " normal.float_Tensor _log_softmax_backward_data native_layer_norm_backward"
     ),
     NATIVE + "Activation.cpp, DistributionTemplates.h, layer_norm.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 LOSSES = Quirk(
-    "the same, where nothing is broadcast",
-    _none("mse_loss_backward", "huber_loss_backward", "smooth_l1_loss_backward"),
+    "gives contiguous results on the CPU, where nothing is broadcast",
+    _none("mse_loss_backward huber_loss_backward smooth_l1_loss_backward"),
     NATIVE + "BinaryOps.cpp, Loss.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 SUGGESTED = Quirk(
     "has its channels last on the CPU if the operand at this position has; its meta kernel gives"
     " results in order",
-    _each(0, "channel_shuffle")
-    | _each(0, "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
+    _each(
+        0, "channel_shuffle reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
+    )
     | _each(
         1,
-        "reflection_pad2d_backward",
-        "reflection_pad3d_backward",
-        "replication_pad2d_backward",
-        "replication_pad3d_backward",
+        "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward"
+        " replication_pad3d_backward",
     ),
     NATIVE + "ReflectionPad.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 ITERATED = Quirk(
     "lays results out as TensorIterator does, which sees the operands at these positions in this"
     " order; its meta kernel misses one",
     _each(
-        (0, 1), "copysign.Tensor", "div.Tensor_mode", "floor_divide", "heaviside", "ldexp.Tensor",
-        "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "special_xlog1py",
-        "xlogy.Tensor", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward",
-        "logit_backward", "native_dropout_backward", "softplus_backward",
+        (0, 1),
+        "copysign.Tensor div.Tensor_mode floor_divide heaviside ldexp.Tensor logaddexp logaddexp2"
+        " logical_and logical_or logical_xor special_xlog1py xlogy.Tensor hardsigmoid_backward"
+        " hardswish_backward hardtanh_backward logit_backward native_dropout_backward"
+        " softplus_backward",
     )
     | _each((0, 1, 2), "clamp.Tensor")
     | _each((0, 5), "elu_backward")
-    | _each((0,), "index_fill.int_Scalar", "index_fill.int_Tensor")
-    | _each((1, 0), "leaky_relu_backward", "threshold_backward")
+    | _each((0,), "index_fill.int_Scalar index_fill.int_Tensor")
+    | _each((1, 0), "leaky_relu_backward threshold_backward")
     | _each((2, 0), "rrelu_with_noise_backward"),
-    "aten/src/ATen/TensorIterator.cpp", SEEN, "operators/inference/eager_strides.py",
-)  # fmt: skip
+    "aten/src/ATen/TensorIterator.cpp",
+    "operators/inference/eager_strides.py",
+)
 WHERE_IT_TRAINS = Quirk(
     "lays results out as TensorIterator does only where this argument is set; else as the operator"
     " that it calls then, which sees these operands",
     {"aten::rrelu_with_noise_backward": (5, (1, 0))},
     NATIVE + "Activation.cpp: rrelu_with_noise_backward calls leaky_relu_backward",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 COMPUTED_OPERAND = Quirk(
     "computes with a contiguous tensor that it makes of this operand",
     {"aten::ldexp.Tensor": 1},
     NATIVE + "BinaryOps.cpp: ldexp multiplies by `2 ** other`",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 INDEXING = Quirk(
     "lies by the strides of what is indexed and by those of the indices",
-    _none("index.Tensor", "_unsafe_index.Tensor"),
+    _none("index.Tensor _unsafe_index.Tensor"),
     NATIVE + "TensorAdvancedIndexing.cpp: AdvancedIndex",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 ONE_EXAMPLE = Quirk(
     "gives one number for one example without a batch, whatever the reduction is",
     _none("multilabel_margin_loss_forward"),
     NATIVE + "LossMultiLabelMargin.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 COMPLEX_IN_ORDER = Quirk(
     "gives contiguous results of complex numbers on the CPU",
     _none("angle"),
     NATIVE + "UnaryOps.cpp",
-    SEEN,
     "operators/inference/eager_strides.py",
 )
 
 # ---- kernels that do otherwise than a call of them shows ----------------------------------------
 
 CASTS_BELOW = Quirk(
-    "its kernel calls operators that autocast casts to lower precision",
-    _none("_trilinear", "convolution", "linalg_matrix_exp", "linalg_polar"),
+    "has a kernel that calls operators that autocast casts to lower precision",
+    _none("_trilinear convolution linalg_matrix_exp linalg_polar"),
     "aten/src/ATen/autocast_mode.h; seen by the profiler over OpInfo",
-    SEEN,
     "tracer/recorder/dispatch.py",
 )
 UNTRACED = Quirk(
     "takes another way while any mode is active than in eager (`isTensorSubclassLike` says yes of"
     " every tensor), takes numbers only, or writes to the memory of a tensor that it makes",
     _none(
-        "matmul", "linalg_eigvals", "linalg_eigvalsh", "linalg_svdvals",
-        "tensor_split.tensor_indices_or_sections", "ctc_loss.IntList", "one_hot", "lstm.input",
-        "unsafe_chunk", "upsample_linear1d.vec", "upsample_bilinear2d.vec",
-        "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec",
-        "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
-        "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
-        "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
+        "matmul linalg_eigvals linalg_eigvalsh linalg_svdvals"
+        " tensor_split.tensor_indices_or_sections ctc_loss.IntList one_hot lstm.input unsafe_chunk"
+        " upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec"
+        " upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec"
+        " upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec"
+        " _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec"
+        " _upsample_nearest_exact3d.vec _pad_packed_sequence"
     ),
     "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
-    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp", SEEN,
+    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp",
     "operators/targets/mode_sensitive_bodies.py",
-)  # fmt: skip
+)
 
 READS_NUMBERS = Quirk(
     "reads the numbers in this operand's memory, to decide what it calls",
-    _each(
-        "batch_sizes",
-        "lstm.data",
-        "gru.data",
-        "rnn_tanh.data",
-        "rnn_relu.data",
-        "_pad_packed_sequence",
-    ),
+    _each("batch_sizes", "lstm.data gru.data rnn_tanh.data rnn_relu.data _pad_packed_sequence"),
     NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
-    SEEN,
     "tracer/recorder/op_handlers.py",
 )
 
@@ -283,7 +243,6 @@ DRAWS_IN_ANY_ORDER = Quirk(
     " functional form gives a contiguous result, unlike all others that draw",
     _none("bernoulli_.float"),
     NATIVE + "cpu/DistributionKernels.cpp: bernoulli_scalar_kernel, as read in a torch before 2.5",
-    SEEN,
     "tracer/functionalization/written_layout.py",
 )
 
@@ -291,33 +250,29 @@ SIZED_BY_NUMBERS = Quirk(
     "is said to give a size that data decides; a list of Python numbers in its call does",
     _none("_ctc_loss"),
     NATIVE + "native_functions.yaml, LossCTC.cpp",
-    SEEN,
     "operators/inference/infer.py",
 )
 
 # ---- derivatives --------------------------------------------------------------------------------
 
-FIRST_MADE_LIKE_OPERAND = Quirk(
+FIRST_GRADIENT_LIKE_OPERAND = Quirk(
     "gives the gradient of its first operand in that one's layout, but in order for a tensor of a"
     " class of its own",
-    _none("linalg_householder_product", "ormqr"),
+    _none("linalg_householder_product ormqr"),
     "torch/csrc/autograd/FunctionsManual.cpp: householder_product_backward",
-    SEEN,
-    "autograd/derivatives/derive.py",
+    "autograd/derivatives/autograd_run.py",
 )
 BY_DATA = Quirk(
     "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
-    _none("prod", "prod.dim_int", "max", "min", "median", "nanmedian"),
+    _none("prod prod.dim_int max min median nanmedian"),
     "torch/csrc/autograd/FunctionsManual.cpp: prod_backward, evenly_distribute_backward",
-    SEEN,
-    "autograd/derivatives/registered_reductions.py",
+    "autograd/derivatives/registered_rules.py",
 )
 WRONG_NOISE = Quirk(
-    "has a derivative that reads the noise it was given, and not what it drew",
+    "has a derivative that reads the noise that was passed, and not what it drew",
     _none("rrelu_with_noise_functional"),
     "tools/autograd/derivatives.yaml",
-    SEEN,
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/emit_history.py",
 )
 SCATTERED = Quirk(
     "has a wrong derivative for some dtypes and layouts of the base, or none (complex numbers); a"
@@ -329,19 +284,22 @@ SCATTERED = Quirk(
         "aten::as_strided_scatter": "as_strided",
     },
     "tools/autograd/derivatives.yaml",
-    SEEN,
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/trained_writes.py",
 )
 
+OF_SCHEMAS = (
+    *(HIDDEN_WRITES, HIDDEN_VIEWS, KEPT_OPERANDS, NO_VIEWS),
+    *(FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS),
+)
+OF_META_KERNELS = (
+    *(MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, WHERE_IT_TRAINS),
+    *(COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER),
+)
+OF_KERNELS = (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER, SIZED_BY_NUMBERS)
 QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
-    ("What schemas leave out",
-     (HIDDEN_WRITES, HIDDEN_VIEWS, KEPT_OPERANDS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER,
-      SHAPELESS)),
-    ("What meta kernels say of layouts and dtypes",
-     (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, WHERE_IT_TRAINS,
-      COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
-    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER,
-      SIZED_BY_NUMBERS)),
-    ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
-)  # fmt: skip
+    ("What schemas leave out", OF_SCHEMAS),
+    ("What meta kernels say of layouts and dtypes", OF_META_KERNELS),
+    ("What a call does not show", OF_KERNELS),
+    ("Derivatives", (FIRST_GRADIENT_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
+)
 """All of them, under the headings of the page."""

@@ -1,4 +1,4 @@
-"""What an operator's schema says, and the few things it leaves out."""
+"""Facts about an operator: its schema, and the few things that the schema leaves out."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -22,22 +22,17 @@ HIDDEN_CONDITION = "training"
 """The argument by which `HIDDEN_WRITES` write"""
 
 OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Arguments of a factory that its `out=` form lacks: the tensor given has them."""
+"""Arguments of a factory that its `out=` form lacks: the `out` tensor has them."""
 
 
-HOLDS_PROGRAMS = Schema(
-    arguments=(), writes=(), writes_lists=False, writes_if=None, viewed=(), share=Share.VIEW,
-    random=False, draws_over=False, reshapes_in_place=False, returns_tensors=True,
-    returns_something=True, returns_written=False, multiple=True, outs=(), keeps_shape=False,
-    functional=None,
-)  # fmt: skip
+HIGHER_ORDER = Schema(returns_tensors=True, returns_something=True, multiple=True)
 
 
 @cache
 def schema_of(func: Any) -> Schema:
-    """The facts about an operator; read once. One that holds programs says none of them."""
+    """The facts about an operator; read once. The schema of a higher-order op says none of them."""
     if isinstance(func, torch_api.HigherOrderOperator):
-        return HOLDS_PROGRAMS
+        return HIGHER_ORDER
     schema = torch_api.schema_of(func)
     said = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     outs = tuple(a.name for a in said if a.is_out)
@@ -72,7 +67,7 @@ def schema_of(func: Any) -> Schema:
 
 
 def _viewed(schema: Any) -> tuple[str, ...]:
-    """The argument that a view operator looks at, if it is one."""
+    """The argument whose memory a view operator's results share; none of another operator."""
     shared = {
         name
         for r in schema.returns
@@ -87,7 +82,7 @@ def _viewed(schema: Any) -> tuple[str, ...]:
 
 
 def _functional(func: Any, schema: Any) -> Functional | None:
-    """The operator that returns what this one writes: found by its name and arguments."""
+    """The operator that returns what this one writes, found by its name and arguments."""
     outs = frozenset(a.name for a in schema.arguments if a.is_out)
     special = FUNCTIONAL_NAMES.get(func)
     if special:
@@ -106,28 +101,28 @@ def _functional(func: Any, schema: Any) -> Functional | None:
     if outs or not torch_api.can_auto_functionalize(func):
         return None
     names = tuple(a.name for a in schema.arguments)
-    return Functional(torch_api.AUTO_FUNCTIONALIZED, outs, held=(func, names))
+    return Functional(torch_api.AUTO_FUNCTIONALIZED, outs, wrapped=(func, names))
 
 
 def _as_arguments(
-    given: list[Any], wanted: list[Any]
+    arguments: list[Any], wanted: list[Any]
 ) -> tuple[tuple[int, ...], frozenset[str]] | None:
-    """How arguments become those of another operator; None if they do not.
+    """How the arguments of one operator become those of another; None if they do not.
 
-    Returns the places of the positional ones where they change (`polygamma_`), and the options of
-    a factory that are the written tensor's.
+    Returns the order of the positional ones where it changes (`polygamma_`), and the options of a
+    factory that are the written tensor's.
     """
-    names = {a.name for a in given}
-    # of `out` where it is not given: `get_dtype_from_result` in ReduceOps.cpp
-    own = frozenset(a.name for a in given if a.name == "dtype" and a.kwarg_only)
+    names = {a.name for a in arguments}
+    # the default is the dtype of `out`: `get_dtype_from_result` in ReduceOps.cpp
+    own = frozenset(a.name for a in arguments if a.name == "dtype" and a.kwarg_only)
     options = frozenset(a.name for a in wanted if a.name in OPTIONS - names)
     wanted = [a for a in wanted if a.name not in options]
-    if [str(a.type) for a in wanted] == [str(a.type) for a in given]:
+    if [str(a.type) for a in wanted] == [str(a.type) for a in arguments]:
         return (), options | own
-    typed = {a.name: str(a.type) for a in given}
+    typed = {a.name: str(a.type) for a in arguments}
     if typed != {a.name: str(a.type) for a in wanted} or options:
         return None
-    places = [a.name for a in given]
+    places = [a.name for a in arguments]
     return tuple(places.index(a.name) for a in wanted), options
 
 

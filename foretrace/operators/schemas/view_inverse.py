@@ -1,4 +1,4 @@
-"""Views turned round: what a tensor holds after a view of it got other content."""
+"""Inverses of views: the content of a base after a write to a view of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,18 +14,18 @@ aten = torch.ops.aten
 Append = Callable[..., Op]
 """Appends the call of an operator with (args, kwargs)"""
 Call = Callable[..., Value]
-"""Appends the call of an operator with these arguments, and gives its result"""
+"""Appends the call of an operator with these arguments, and returns its result"""
 Inverse = Callable[[ViewStep, Value, Value, Call], Value]
 
 
 def put_back(
     steps: Sequence[ViewStep], bases: Sequence[Value], new: Value, append: Append
 ) -> Value:
-    """The first base after the view that `steps` lead to got other content.
+    """The first base, with `new` as the content of the view at the end of `steps`.
 
     Args:
         steps: from the base to the view, at least one.
-        bases: what each step is taken of.
+        bases: the base of each step.
         new: the new content of the view.
         append: records a call.
 
@@ -47,7 +47,7 @@ def put_back(
 def _put_by_place(
     steps: Sequence[ViewStep], bases: Sequence[Value], new: Value, append: Append
 ) -> Value:
-    """The same for any view: the places of its elements are found by taking it of their numbers."""
+    """The same for any view: the view of `arange` has the positions of its elements."""
     whole, types = bases[0], [*(base.type for base in bases), new.type]
     same = (new.type.dtype, new.type.lazy) == (whole.type.dtype, whole.type.lazy)
     if not same or len({type.dtype.itemsize for type in types}) > 1:
@@ -81,7 +81,7 @@ def _check_contiguous(type: TensorType) -> None:
 
 
 def _scatter_of(func: Any) -> Inverse:
-    """The inverse of a view of a part: the scatter with the same arguments."""
+    """The inverse of a view of a part: the scatter op with the same arguments."""
     return lambda step, base, new, call: call(func, base, new, *step.args[1:])
 
 
@@ -129,9 +129,9 @@ def _part(step: ViewStep, base: Value, call: Call, part: int) -> Value:
 
 
 def _other_size(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    """The same bytes as elements of another size, which lie in order: torch asks for that.
+    """The same bytes as elements of another size. torch requires that they are contiguous.
 
-    Kernels give what has no elements strides that the type does not tell, where sizes are open.
+    Where sizes are symbolic, a kernel may return an empty tensor with other strides than its type.
     """
     straight = 0 not in new.type.shape and new.type.stride == new.type.contiguous().stride
     if not straight and new.type.dtype.itemsize != base.type.dtype.itemsize:
@@ -147,17 +147,18 @@ def _adjoint(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return _conjugate(step, base, call(aten.transpose.int, new, -2, -1), call)
 
 
-PUT_OFF: dict[Any, Any] = dict.fromkeys(
-    (aten._conj.default, aten.conj.default, aten.mH.default, aten.adjoint.default,
-     aten.matrix_H.default), aten.conj_physical.default,
-) | {aten._neg_view.default: aten.neg.default}  # fmt: skip
-"""Views that put off an operator, which is its own inverse"""
+CONJUGATIONS = (aten._conj, aten.conj, aten.mH, aten.adjoint, aten.matrix_H)
+PUT_OFF: dict[Any, Any] = {
+    **{packet.default: aten.conj_physical.default for packet in CONJUGATIONS},
+    aten._neg_view.default: aten.neg.default,
+}
+"""Lazy views, each with the operator that it puts off, which is its own inverse"""
 
-SAME_PLACES = frozenset((
-    aten.view.dtype, aten._conj.default, aten.conj.default, aten._neg_view.default,
-))  # fmt: skip
-"""Views whose elements lie where those of the base do, if both have one size. They read bytes as
-another type or sign, and numbers of places have neither"""
+SAME_PLACES = frozenset(
+    (aten.view.dtype, aten._conj.default, aten.conj.default, aten._neg_view.default)
+)
+"""Views whose elements are at the positions of the base's, if their sizes in bytes are equal. They
+read bytes as another type or sign, which positions do not have"""
 
 VIEW_INVERSES: dict[Any, Inverse] = {
     aten.select.int: _scatter_of(aten.select_scatter.default),
@@ -198,4 +199,4 @@ VIEW_INVERSES: dict[Any, Inverse] = {
     aten._neg_view.default: lambda step, base, new, call: call(aten.neg.default, new),
     aten.view.dtype: _other_size,
 }
-"""How the content of a base follows from new content of a view of it; the rest goes by place."""
+"""The content of a base, from new content of a view of it; other views go by position."""

@@ -1,1 +1,1 @@
-"""What a device decides: profiles, and choices with their reasons."""
+"""Target devices: profiles, bodies and kernels that depend on the device."""

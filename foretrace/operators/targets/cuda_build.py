@@ -1,4 +1,4 @@
-"""Which kernels a CUDA build of torch has for aten's operators, as data."""
+"""The kernels of a CUDA build of torch for aten's operators, as data."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ FILE: Final = Path(__file__).with_name("cuda_kernels.json")
 
 @cache
 def cuda_kernels() -> dict[str, frozenset[str]]:
-    """By operator ("aten::mul.Tensor"), the keys for which only a CUDA build has a kernel."""
+    """By operator ("aten::mul.Tensor"), the dispatch keys of kernels that only a CUDA build has."""
     found: dict[str, set[str]] = {}
     for key, names in json.loads(FILE.read_text())["kernels"].items():
         for name in names:
@@ -20,5 +20,5 @@ def cuda_kernels() -> dict[str, frozenset[str]]:
 
 @cache
 def read_from() -> str:
-    """The torch whose CUDA build the kernels were read off."""
+    """The version of torch whose CUDA build the kernels were read from."""
     return str(json.loads(FILE.read_text())["torch"])

@@ -1,9 +1,8 @@
 """Whether a call may raise when it runs, although the types of its operands fit.
 
-Eager runs what nobody reads, too, so only what cannot raise may be left out of a graph. That is
-asked of the CPU's kernel. An operand that has to be an integer may be an index, of what is outside;
-a kernel that looks at values raises of zeros, or of what is no number; and meta kernels, which have
-said that the types fit, overlook some that do not.
+Eager runs calls whose results nobody reads, so a graph drops only those that cannot raise. The
+CPU's kernel is asked. An operand that has to be an integer may be an index out of range; a kernel
+that reads values may raise for zeros or NaN; and meta kernels accept some types that do not fit.
 """
 
 from functools import partial
@@ -17,7 +16,14 @@ from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import AS_STRIDED, Op, Tree, map_values
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.operators.inference.cpu_kernels import RAISED, CpuKernels, Make, filled, types_in
+from foretrace.operators.inference.cpu_kernels import (
+    RAISED,
+    CpuKernels,
+    Make,
+    filled,
+    has_symbols,
+    types_in,
+)
 from foretrace.operators.inference.numeric_probe import GENERIC, SPECIAL, at_floats, at_numbers
 from foretrace.operators.schemas.cache import Lasting, frozen, lasts, symbols_of
 from foretrace.operators.schemas.schema import schema_of
@@ -26,27 +32,23 @@ CPU: Final = torch.device("cpu")
 ERRORS: Final = (*RAISED, ArithmeticError)
 FILLS: Final[tuple[Make, ...]] = (partial(filled, 0), partial(filled, 1, number=float("nan")))
 AS_FLOAT: Final = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float16}
-"""By the bytes of an integer: a kernel is to find no less memory"""
+"""By the bytes of an integer, a float of at least as many"""
 ANY: Final = (*SPECIAL, *GENERIC)
-"""What stands for any float"""
+"""Floats in place of one that depends on data"""
 
 Call: TypeAlias = tuple[Tree, dict[str, Tree]]
 
 
 class Raising:
-    """Asks the CPU's kernels what they raise, once for operands of the same types."""
+    """Asks the CPU's kernels whether they raise, once for operands of the same types."""
 
     def __init__(self, kernels: CpuKernels, lasting: Lasting) -> None:
         self.kernels, self._lasting = kernels, lasting
         self._known: dict[Any, bool] = {}
 
     def may_raise(self, op: Op) -> bool:
-        """Whether an operator's call may raise; what reads no tensor does not, nor does a view.
-
-        But `as_strided` may see more than there is.
-        """
-        part = schema_of(op.target).viewed and op.target is not AS_STRIDED
-        if not op.operands or part:
+        """Whether an operator's call may raise. Factories and views, but `as_strided`, do not."""
+        if not op.operands or (schema_of(op.target).viewed and op.target is not AS_STRIDED):
             return False
         args, kwargs = (map_values(tree, lambda v: v.type) for tree in (op.args, op.kwargs))
         key = frozen((op.target, args, kwargs), followed=False)
@@ -56,7 +58,7 @@ class Raising:
         return known
 
     def _learned(self, key: Any, func: Any, call: Call) -> bool:
-        """Of fixed sizes the answer is that of every capture."""
+        """The answer; for static sizes, that of every capture."""
         found: bool | None = self._lasting.get(key)
         if found is None:
             with torch_api.CleanRoom():
@@ -66,13 +68,13 @@ class Raising:
         return found
 
     def _asked(self, func: Any, call: Call) -> bool:
-        """Of these sizes, and of others where they are open; yes if it cannot be asked.
+        """Whether a call raises for its sizes, or for others where they are symbolic.
 
-        A float that data decides may be any.
+        A float that depends on data may be any. True where the kernel cannot be run.
         """
         if not self.kernels.may_run(func, call):
             return True
-        if not free_symbols(list(call)) and not any(type.symbols for type in types_in(call)):
+        if not (free_symbols(list(call)) or has_symbols(call)):
             return self._raises(func, call)
         symbols = self.kernels.symbols
         floats, sizes = symbols.floats.among(call), (symbols.numbers(), symbols.other_numbers())
@@ -105,7 +107,7 @@ def _integers(dtype: torch.dtype) -> bool:
 
 
 def _with_a_float(call: Call, place: int) -> Any:
-    """The call with floats in the place of one operand's integers."""
+    """The call with floats in place of one operand's integers."""
     before = count()
 
     def of(leaf: Any) -> Any:

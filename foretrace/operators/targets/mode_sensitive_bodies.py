@@ -1,9 +1,9 @@
-"""Bodies of composites whose C++ takes another way while it is traced, than it does in eager.
+"""Bodies of composites whose C++ takes another branch while it is traced than in eager.
 
-`isTensorSubclassLike` says yes of every tensor while a mode is active, so such a kernel, run by the
-recorder, does not show what eager does. Most of these kernels compute the same by both ways (`add`
-for `add_`); those that do not have a body here, which is eager's way in the kernel's own order.
-All callers in torch 2.13 were read off its binary; the leaves are compared by
+`isTensorSubclassLike` is true of every tensor while a mode is active, so such a kernel, run by the
+recorder, does not do what eager does. Most of these kernels compute the same in both branches
+(`add` for `add_`). The others have a body here: eager's branch, in the kernel's own order.
+All callers in torch 2.13 were read from its binary; the leaves are compared by
 tests/unit/operators/targets/test_leaves_are_eagers.py.
 Source: aten/src/ATen/TensorSubclassLikeUtils.h.
 """
@@ -21,27 +21,26 @@ from foretrace.operators.schemas.schema import schema_of
 aten = torch.ops.aten
 
 MEAN = 1
-"""How a loss is reduced. Source: aten/src/ATen/core/Reduction.h"""
+"""The reduction of a loss. Source: aten/src/ATen/core/Reduction.h"""
 LSTM = 2
-"""What kind of cell. Source: mkldnn_rnn_layer in aten/src/ATen/native/mkldnn/RNN.cpp"""
+"""The kind of cell. Source: mkldnn_rnn_layer in aten/src/ATen/native/mkldnn/RNN.cpp"""
 RESIZING = (
-    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
-    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
-    aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-)  # fmt: skip
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *(f"_upsample_nearest_exact{dims}d" for dims in (1, 2, 3)),
+)
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Batches of matrices are folded into one matrix only for the sake of a gradient."""
+    """A batch of matrices is folded into one matrix only where a gradient needs it."""
     if not _repeats(a, b):
         return _traced(aten.matmul.default, a, b)
     return aten._unsafe_view.default(aten.bmm.default(*_expanded(a, b)), _shape(a, b))
 
 
 def _repeats(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether one operand is a batch of one without a gradient, the other a larger batch.
+    """Whether one operand is a batch of one that requires no gradient, the other a larger batch.
 
     Source: _matmul_impl in aten/src/ATen/native/LinearAlgebra.cpp.
     """
@@ -65,7 +64,7 @@ def _expanded(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _eigvals(a: torch.Tensor) -> torch.Tensor:
-    """Eigenvectors are computed only where the derivative needs them, by another routine.
+    """Another routine computes eigenvectors, only where the derivative needs them.
 
     Source, of this and of the two below: aten/src/ATen/native/BatchLinearAlgebra.cpp.
     """
@@ -81,7 +80,7 @@ def _svdvals(a: torch.Tensor, *, driver: str | None = None) -> torch.Tensor:
 
 
 def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
-    """The kernel reads the memory of `places`; here it is asked what they are."""
+    """The kernel reads the memory of `places`; here `tolist` records that it is read."""
     if places.dtype is not torch.int64 or places.dim() > 1:
         return _traced(aten.tensor_split.tensor_indices_or_sections, x, places, dim)
     numbers = places.tolist()
@@ -93,7 +92,7 @@ def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
 def _padded(
     data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel calls an operator on `batch_sizes`, which are real; `length` fits or is -1.
+    """The kernel calls an operator on `batch_sizes`, a real tensor; `length` fits or is -1.
 
     Source: _pad_packed_sequence in aten/src/ATen/native/PackedSequence.cpp.
     """
@@ -118,29 +117,29 @@ def _padded(
 def _ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
-    heard: list[int],
-    said: list[int],
+    input_lengths: list[int],
+    target_lengths: list[int],
     blank: int = 0,
     reduction: int = MEAN,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """The kernel writes the lengths into what `empty` gives, which has no memory while recording.
+    """The kernel writes the lengths to an `empty` tensor, which has no memory while recording.
 
     Source: ctc_loss_impl in aten/src/ATen/native/LossCTC.cpp.
     """
-    plain = partial(_traced, aten.ctc_loss.IntList)
+    traced, lengths = partial(_traced, aten.ctc_loss.IntList), (input_lengths, target_lengths)
     batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)  # noqa: PLR2004
     rows = targets.shape[:1] if targets.dim() > 1 else ()
-    fits = all(size == len(heard) for size in (*batch.shape[1:2], *rows))  # else it raises
+    fits = all(size == len(input_lengths) for size in (*batch.shape[1:2], *rows))  # else it raises
     if reduction != MEAN or not fits:
-        return plain(log_probs, targets, heard, said, blank, reduction, zero_infinity)
-    losses = plain(batch, targets, heard, said, blank, 0, zero_infinity)
-    lengths = torch.tensor(said, dtype=losses.dtype).to(losses.device)
-    return (losses / lengths.clamp_min(1)).mean()
+        return traced(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+    losses = traced(batch, targets, *lengths, blank, 0, zero_infinity)
+    counts = torch.tensor(target_lengths, dtype=losses.dtype).to(losses.device)
+    return (losses / counts.clamp_min(1)).mean()
 
 
 def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
-    """Ones are put into zeros; where it is traced, each place is compared with all classes.
+    """Ones are scattered into zeros; while traced, the kernel compares with all classes.
 
     Source: aten/src/ATen/native/Onehot.cpp.
     """
@@ -151,28 +150,28 @@ def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
 
 
 def _resized(op: Any, plain: Any) -> Callable[..., Any]:
-    """Interpolation: the kernel takes numbers only, which would fix all open sizes.
+    """Interpolation: the kernel takes numbers only, which would specialize symbolic sizes.
 
     Source: compute_output_size in aten/src/ATen/native/UpSample.h.
     """
 
     def body(input: torch.Tensor, *options: Any, **named: Any) -> Any:
-        given = schema_of(op).bind((input, *options), named)
-        output, scales = given.get("output_size"), given.get("scale_factors")
+        bound = schema_of(op).bind((input, *options), named)
+        output, scales = bound.get("output_size"), bound.get("scale_factors")
         is_open = any(type(size) is not int for size in (*input.shape, *(output or ())))
         if not is_open or (output is None) == (scales is None):
             return _traced(op, input, *options, **named)
         if scales is not None:
             pairs = zip(input.shape[2:], scales, strict=True)
             output = [torch.sym_int(torch.sym_float(size) * scale) for size, scale in pairs]
-        corners = [given[name] for name in ("align_corners",) if name in given]
+        corners = [bound[name] for name in ("align_corners",) if name in bound]
         return plain(input, output, *corners, *(scales or ()))
 
     return body
 
 
 def _unsafe_chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """The kernel asks for one size, and C++ gives it all of them as numbers.
+    """The kernel reads one size; C++ converts all of them to numbers.
 
     Source: unsafe_chunk in aten/src/ATen/native/TensorShape.cpp.
     """
@@ -186,15 +185,15 @@ def _lstm(  # noqa: PLR0913, PLR0917 - the operator's own signature
     x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """By oneDNN, which the kernel does not call where a size is open.
+    """By oneDNN, which the kernel does not call where a size is symbolic.
 
     Source: lstm in aten/src/ATen/native/RNN.cpp; lstm_mkldnn in native/mkldnn/RNN.cpp.
     """
-    told = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
     plain = x.dtype is torch.float32 and x.device.type == "cpu"
     projected = hx[0].shape[2] != hx[1].shape[2]
     if not (_is_open(x) and plain and torch_api.mkldnn_on()) or projected:
-        return _traced(aten.lstm.input, x, hx, params, *told)
+        return _traced(aten.lstm.input, x, hx, params, *options)
     x = (aten.transpose.int(x, 0, 1) if batch_first else x).contiguous()
     h, c = (state.contiguous() for state in hx)
     ends, step, sides = list[Any](), 4 if has_biases else 2, 2 if bidirectional else 1
@@ -239,5 +238,5 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.one_hot.default: _one_hot,
     aten.unsafe_chunk.default: _unsafe_chunk,
     aten._pad_packed_sequence.default: _padded,
-    **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
+    **{p.vec: _resized(p.vec, p.default) for p in (getattr(aten, name) for name in RESIZING)},
 }

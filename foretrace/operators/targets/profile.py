@@ -1,4 +1,4 @@
-"""What a device decides, as data: its capabilities and the kernels it has of its own."""
+"""Target devices as data: capabilities, and the kernels that a device has of its own."""
 
 import re
 from functools import cache
@@ -19,11 +19,11 @@ BOTH_KINDS = (
 )
 """All aten operators of torch 2.13 that have a composite kernel and, on some device, their own.
 
-Where a device has its own, eager keeps the operator whole; elsewhere it takes it apart.
+Where a device has its own, eager keeps the operator whole; elsewhere it decomposes it.
 """
 
 CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
-"""Those with a CUDA kernel, read off the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
+"""Those with a CUDA kernel, read from the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
 
 KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 """Dispatch keys of the devices that every build has."""
@@ -40,14 +40,13 @@ VERIFIED_BY: dict[str, str] = {
         ("cuda:sm75", "cuda:sm80", "cuda:sm86", "cuda:sm90", "cuda:sm100"), ON_CUDA_BUILDS
     ),
 }
-"""What a target is held against; docs/targets.md has the same. Other `cuda:smNN`: the same, not
-compared"""
+"""What a target is compared with, as in docs/targets.md. Other `cuda:smNN` are not compared"""
 
 SM = re.compile(r"cuda:sm(\d+)(\d)")
 
 
 def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
-    """The target that `spec` names; for None, the one that the inputs are on.
+    """The target that `spec` names; for None, the device of the inputs.
 
     Raises:
         Refusal: there is no profile for it.
@@ -69,18 +68,18 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
 
 
 def _kernels_now(key: str) -> frozenset[str]:
-    """Those of BOTH_KINDS for which this process has a kernel under the dispatch key."""
+    """The operators of BOTH_KINDS with a kernel for the dispatch key in this process."""
     return _kernels_of(key, torch_api.kernels_by_python())
 
 
 @cache
 def _kernels_of(key: str, registered: int) -> frozenset[str]:
-    """The same, asked once for as long as Python registers no other: to ask takes 4 us each."""
+    """The same, cached until Python registers another kernel: each question takes 4 us."""
     return frozenset(op.name() for op in BOTH_KINDS if torch_api.kernel_for(op, key))
 
 
 def _cuda_here(device: torch.device) -> Target:
-    """The profile of a CUDA device that is there."""
+    """The profile of a CUDA device of this machine."""
     major, minor = torch.cuda.get_device_capability(device)
     version = torch.backends.cudnn.version()
     cudnn = None if version is None else (version // 10000, version // 100 % 100, version % 100)

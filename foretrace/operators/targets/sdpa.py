@@ -1,4 +1,4 @@
-"""Which kernel eager's scaled_dot_product_attention takes on a target, and why."""
+"""The kernel of eager's scaled_dot_product_attention on a target, and the reason."""
 
 import torch
 
@@ -9,8 +9,6 @@ from foretrace.ir.program.recording import Target
 from foretrace.operators.targets.sdpa_call import AttentionCall, Condition, Enabled, Question
 from foretrace.operators.targets.sdpa_conditions import CPU, META
 from foretrace.operators.targets.sdpa_cuda import CUDA
-
-__all__ = ["AttentionCall", "Enabled", "choose_attention"]
 
 WHAT = "attention kernel"
 ZEROS = "zeros"
@@ -27,7 +25,7 @@ CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
 def choose_attention(target: Target, call: AttentionCall) -> Choice:
     """The kernel that eager takes: "flash", "efficient", "cudnn" or "math", with the reason.
 
-    "zeros" where there is nothing to sum: eager then returns zeros without any kernel.
+    "zeros" where there is nothing to sum: eager returns zeros without a kernel.
 
     Raises:
         Refusal: eager would raise, too: a wrong call, or every kernel that fits is switched off.
@@ -46,7 +44,7 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
         reasons = (condition(ask) for condition in TABLES[target.device.type][kernel])
         refused = next((reason for reason in reasons if reason), None)
         if refused is None:
-            ask.same(call.key.shape[-2], call.value.shape[-2])  # which a kernel takes for granted
+            ask.same(call.key.shape[-2], call.value.shape[-2])  # kernels assume it
             later = tuple((other, f"{kernel} comes before it") for other in order[place + 1 :])
             reason = f"the first of {', '.join(order)} ({why}) that takes the call"
             return Choice(WHAT, kernel, _noting(reason, ask), (*rejected, *later))
@@ -55,7 +53,7 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
 
 
 def _order(target: Target, enabled: Enabled) -> tuple[tuple[str, ...], str]:
-    """The kernels in the order in which eager asks them, and where that order comes from."""
+    """The kernels in the order in which eager tries them, and the reason for that order."""
     kind = target.device.type
     if kind not in TABLES:
         raise Refusal(
@@ -79,7 +77,7 @@ def _noting(reason: str, ask: Question) -> str:
 
 
 def _check(call: AttentionCall) -> None:
-    """What eager asks of every call before it chooses."""
+    """Check what eager checks of every call before it chooses."""
     dtypes = {operand.dtype for operand in call.operands}
     if len(dtypes) > 1:
         raise _wrong("query, key and value differ in dtype: " + _each(call, "dtype"))

@@ -1,12 +1,12 @@
-"""Bodies of composites whose C++ asks what is linked into the build, not what is on the label.
+"""The body of scaled_dot_product_attention on CUDA, for builds of torch without CUDA.
 
-On a build without CUDA such a body takes the wrong branch for a CUDA tensor. Each body here calls
-the operators that the C++ of a CUDA build calls, in the same order and with the same arguments.
+Its C++ asks what is linked into the build, not the device of its operands. The body here calls the
+operators that the C++ of a CUDA build calls, in the same order and with the same arguments.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,13 +18,25 @@ from foretrace.operators.targets.sdpa_call import BATCHED
 aten = torch.ops.aten
 
 Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Kernel: TypeAlias = Callable[..., torch.Tensor]
+
+
+class Options(NamedTuple):
+    """The arguments besides query, key and value."""
+
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    gqa: bool
+
+
+Kernel: TypeAlias = Callable[[Operands, Options], torch.Tensor]
 VECTOR = 8
 """Elements to a multiple of which head dims (flash) and rows of a mask (efficient) are padded."""
 
 
-def attention_body(choice: Choice) -> Kernel:
-    """The body of aten::scaled_dot_product_attention on CUDA, where `choice` has been made."""
+def attention_body(choice: Choice) -> Callable[..., torch.Tensor]:
+    """The body of aten::scaled_dot_product_attention on CUDA, for the kernel of `choice`."""
     kernel = KERNELS[choice.value]
 
     def body(  # noqa: PLR0913 - the operator's own signature
@@ -44,8 +56,7 @@ def attention_body(choice: Choice) -> Kernel:
             qkv, mask = _batched(qkv, mask)
         if choice.value != ZEROS:
             mask = _additive(mask, query.dtype)
-        options = {"dropout": dropout_p, "causal": is_causal, "scale": scale, "gqa": enable_gqa}
-        out = kernel(qkv, mask=mask, **options)
+        out = kernel(qkv, Options(mask, dropout_p, is_causal, scale, enable_gqa))
         return aten.squeeze.dim(out, 0) if unbatched else out
 
     return body
@@ -60,15 +71,15 @@ def _batched(qkv: Operands, mask: torch.Tensor | None) -> tuple[Operands, torch.
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A boolean mask as numbers to add: 0 where a position takes part, -inf where not."""
+    """A boolean mask as numbers to add: 0 where it is true, -inf where it is false."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     out = aten.scalar_tensor.default(-math.inf, dtype=dtype, device=mask.device)
     return aten.where.ScalarSelf(mask, 0.0, out)
 
 
-def _zeros(qkv: Operands, **_: Any) -> torch.Tensor:
-    """Zeros that depend on all operands, so that each gets a gradient of its own shape."""
+def _zeros(qkv: Operands, _: Options) -> torch.Tensor:
+    """Zeros that depend on all operands, so that each has a gradient of its own shape."""
     query, key, value = qkv
     shape = [*query.shape[:-1], value.shape[-1]]
     options = {"dtype": query.dtype, "layout": query.layout, "device": query.device}
@@ -78,61 +89,37 @@ def _zeros(qkv: Operands, **_: Any) -> torch.Tensor:
     return aten.add.Tensor(out, aten.mul.Scalar(total, 0))
 
 
-def _flash(
-    qkv: Operands, *, dropout: float, causal: bool, scale: float | None, **_: Any
-) -> torch.Tensor:
-    size = qkv[0].shape[-1]
+def _flash(qkv: Operands, options: Options) -> torch.Tensor:
+    size, scale = qkv[0].shape[-1], options.scale
     padded = [_pad_head(tensor) for tensor in qkv]
     if scale is None:  # of the head dim before padding; eager fixes it as a number as well
         scale = 1.0 / math.sqrt(int(size))
     out = aten._scaled_dot_product_flash_attention.default(
-        *padded, dropout, causal, False, scale=scale
+        *padded, options.dropout, options.causal, False, scale=scale
     )[0]
     return aten.slice.Tensor(out, -1, 0, size) if out.shape[-1] != size else out
 
 
-def _efficient(
-    qkv: Operands,
-    *,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    **_: Any,
-) -> torch.Tensor:
-    query, key, value = qkv
-    keep_sums = _trains(qkv)
+def _efficient(qkv: Operands, options: Options) -> torch.Tensor:
+    query, key, _ = qkv
+    keep_sums, mask = _trains(qkv), options.mask
     if mask is not None:
         shape = [*query.shape[:3], key.shape[2]]
         mask = aten.expand.default(mask if _aligned(mask) else _pad_rows(mask), shape)
     return aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, mask, keep_sums, dropout, causal, scale=scale
+        *qkv, mask, keep_sums, options.dropout, options.causal, scale=options.scale
     )[0]
 
 
-def _cudnn(
-    qkv: Operands,
-    *,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    **_: Any,
-) -> torch.Tensor:
+def _cudnn(qkv: Operands, options: Options) -> torch.Tensor:
+    mask, dropout, causal, scale, _ = options
     return aten._scaled_dot_product_cudnn_attention.default(
         *qkv, mask, _trains(qkv), dropout, causal, False, scale=scale
     )[0]
 
 
-def _math(
-    qkv: Operands,
-    *,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-) -> torch.Tensor:
+def _math(qkv: Operands, options: Options) -> torch.Tensor:
+    mask, dropout, causal, scale, gqa = options
     return aten._scaled_dot_product_attention_math.default(
         *qkv, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
     )[0]
@@ -151,14 +138,14 @@ def _pad_head(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> bool:
-    """Whether every row starts at a multiple of eight elements; an unknown stride does not."""
+    """Whether every row starts at a multiple of eight elements; False if a stride is symbolic."""
     strides: tuple[Any, ...] = mask.stride()
     *outer, last = strides
     return last == 1 and all(isinstance(n, int) and n % VECTOR == 0 for n in outer)
 
 
 def _pad_rows(mask: torch.Tensor) -> torch.Tensor:
-    """The same values, in rows that start at a multiple of eight elements."""
+    """The same values in rows that start at a multiple of eight elements."""
     size = mask.shape[-1]
     return aten.slice.Tensor(aten.pad.default(mask, [0, VECTOR - size % VECTOR]), -1, 0, size)
 

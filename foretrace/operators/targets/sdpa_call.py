@@ -1,4 +1,4 @@
-"""A call of scaled_dot_product_attention, as the choice of its kernel sees it."""
+"""A call of scaled_dot_product_attention, by what the choice of its kernel depends on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from foretrace.ir.program.recording import Target
 from foretrace.ir.program.tensor_type import Size, TensorType
 
 BATCHED = 4
-"""Dimensions with those of batch and heads"""
+"""The number of dimensions with batch and heads"""
 
 
 class Enabled(NamedTuple):
@@ -29,7 +29,7 @@ class Enabled(NamedTuple):
 
     @classmethod
     def now(cls, order: tuple[str, ...] | None = None) -> "Enabled":
-        """The switches as they are."""
+        """The current switches."""
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         return cls(
             torch.backends.cuda.flash_sdp_enabled(),
@@ -48,9 +48,8 @@ ALL_ENABLED = Enabled()
 class AttentionCall:
     """One call of scaled_dot_product_attention, by the types of its operands.
 
-    `concrete` gives the number that a size had in the captured run. `decide` is asked about a
-    relation between unknown sizes, for example to make a guard of it; without it, the sizes of
-    the captured run decide.
+    `concrete` returns the number of a size in the captured run. `decide` answers a relation between
+    symbolic sizes, and may guard on it; without it, the sizes of the captured run decide.
     """
 
     query: TensorType
@@ -82,7 +81,7 @@ class AttentionCall:
         return replace(self, query=query, key=key, value=value, mask=mask)
 
     def _unsqueezed(self, operand: TensorType) -> TensorType:
-        """The type of `tensor.unsqueeze(0)`, which needs no gradient where none is recorded."""
+        """The type of `tensor.unsqueeze(0)`; without grad mode it requires no gradient."""
         shape, stride = operand.shape, operand.stride
         outer = shape[0] * stride[0] if shape else 1
         followed = self.grad_mode and operand.requires_grad
@@ -90,12 +89,12 @@ class AttentionCall:
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient will be asked of it."""
+        """Whether autograd follows the call."""
         return self.grad_mode and any(operand.requires_grad for operand in self.operands)
 
 
 class Question:
-    """One call on one target, and what had to be assumed of unknown sizes to answer."""
+    """One call on one target, and the relations of symbolic sizes that the answers assume."""
 
     def __init__(self, target: Target, call: AttentionCall) -> None:
         self.target, self.call = target, call
@@ -103,16 +102,16 @@ class Question:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Of the CUDA device."""
+        """The compute capability of the CUDA device."""
         return self.target.capability or (0, 0)
 
     @property
     def cudnn(self) -> tuple[int, ...]:
-        """The version; empty where there is none."""
+        """The version of cuDNN; empty where there is none."""
         return self.target.cudnn or ()
 
     def holds(self, relation: Any) -> bool:
-        """Whether a relation is true; one on unknown sizes is decided and noted."""
+        """Whether a relation is true; one of symbolic sizes is decided and noted."""
         if isinstance(relation, (bool, sympy.logic.boolalg.BooleanAtom)):
             return bool(relation)
         if self.call.decide is not None:
@@ -136,7 +135,7 @@ class Question:
 
 
 Condition: TypeAlias = Callable[[Question], str | None]
-"""Why the kernel cannot take the call; None where it can."""
+"""Returns the reason why the kernel cannot take the call; None where it can"""
 
 
 def _equal(left: Size, right: Size) -> Any:

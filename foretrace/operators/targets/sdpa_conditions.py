@@ -1,8 +1,8 @@
-"""What attention kernels ask of a call, in the same words on every device; CPU and meta.
+"""Conditions of attention kernels that all devices share, and the tables of CPU and meta.
 
-A condition answers with the reason why the kernel cannot take the call, or None where it can. A
-table keeps the order in which eager's C++ asks. Read in `sdp_utils_cpp.h` of torch 2.13.0 and
-compared with the installed build.
+A condition returns the reason why the kernel cannot take the call, or None where it can. A table
+keeps the order in which eager's C++ checks. Read in `sdp_utils_cpp.h` of torch 2.13.0 and compared
+with the installed build.
 """
 
 from typing import Any
@@ -27,12 +27,12 @@ def four_dimensions(ask: Question) -> str | None:
 
 
 def no_dropout(ask: Question) -> str | None:
-    """It has no dropout."""
+    """The kernel has no dropout."""
     return f"dropout is {ask.call.dropout}" if ask.call.dropout > 0 else None
 
 
 def no_mask(ask: Question) -> str | None:
-    """It adds nothing to the scores."""
+    """The kernel adds no mask to the scores."""
     return "it takes no attn_mask" if ask.call.mask is not None else None
 
 
@@ -53,7 +53,7 @@ def equal_or_grouped_heads(ask: Question) -> str | None:
 
 
 def equal_or_dividing_heads(ask: Question) -> str | None:
-    """As above, but key and value may have different numbers of heads."""
+    """As `equal_or_grouped_heads`, but key and value may have different numbers of heads."""
     query, key, value = (operand.shape[-3] for operand in ask.call.operands)
     if not ask.call.gqa:
         return equal_or_one_head(ask)
@@ -63,7 +63,7 @@ def equal_or_dividing_heads(ask: Question) -> str | None:
 
 
 def equal_or_one_head(ask: Question) -> str | None:
-    """Heads are not broadcast but for one head of key and value, from torch 2.14 on."""
+    """Heads are not broadcast; from torch 2.14 on, one head of key and value is."""
     _, key, value = (operand.shape[-3] for operand in ask.call.operands)
     differ = equal_heads(ask)
     shared = differ and torch_api.ONE_HEAD_IS_SHARED and ask.same(key, 1) and ask.same(value, 1)
@@ -93,19 +93,19 @@ def mask_broadcasts(ask: Question) -> str | None:
     if len(mask.shape) not in (2, 4):
         return f"attn_mask is {len(mask.shape)}-D, not 2-D or 4-D"
     pairs = zip(mask.shape, wanted[-len(mask.shape) :], strict=True)
-    if all(size in (1, other) for size, other in pairs):  # C++ as well asks what is certain here
+    if all(size in (1, other) for size, other in pairs):  # C++ does not guard here either
         return None
     return f"attn_mask of shape {list(mask.shape)} does not broadcast to {list(wanted)}"
 
 
 def some_positions(ask: Question) -> str | None:
-    """There is a position to attend from, and one to attend to."""
+    """Neither sequence length is 0."""
     lengths = [ask.call.query.shape[-2], ask.call.key.shape[-2]]
     return "a sequence length is 0" if any(ask.same(n, 0) for n in lengths) else None
 
 
 def dense_last_dimension(ask: Question) -> str | None:
-    """The elements of a head follow each other in memory."""
+    """The elements of a head are contiguous."""
     strides = [operand.stride[-1] for operand in ask.call.operands]
     if not ask.same(1, *strides):
         return f"strides of the last dimension are not 1: {listed(strides)}"
@@ -113,7 +113,7 @@ def dense_last_dimension(ask: Question) -> str | None:
 
 
 def dense_or_single_last_dimension(ask: Question) -> str | None:
-    """As above; of a single element the stride does not matter."""
+    """As `dense_last_dimension`; the stride of a single element does not matter."""
     if ask.same(ask.call.query.shape[-1], 1):
         return _dense_mask(ask)
     return dense_last_dimension(ask)
@@ -127,14 +127,14 @@ def _dense_mask(ask: Question) -> str | None:
 
 
 def equal_head_dims(ask: Question) -> str | None:
-    """Query, key and value have heads of one size."""
+    """Query, key and value have one head dim."""
     dims = [operand.shape[-1] for operand in ask.call.operands]
     return None if ask.same(*dims) else f"head dims differ: {listed(dims)}"
 
 
 def dtype_in(ask: Question, *dtypes: torch.dtype) -> str | None:
     """The kernel is compiled for the dtype."""
-    if ask.call.query.dtype in dtypes:  # that all three are equal was asked of the whole call
+    if ask.call.query.dtype in dtypes:  # all three are equal: `sdpa._check`
         return None
     return f"dtype {named(ask.call.query.dtype)} is not one of {listed(map(named, dtypes))}"
 
@@ -155,15 +155,15 @@ META: dict[str, tuple[Condition, ...]] = {"math": ()}
 
 
 def listed(items: Any) -> str:
-    """As a sentence has them."""
+    """The items with commas."""
     return ", ".join(map(str, items))
 
 
 def named(dtype: torch.dtype) -> str:
-    """The name that a user would say."""
+    """The dtype without its module."""
     return str(dtype).removeprefix("torch.")
 
 
 def version(numbers: tuple[int, ...]) -> str:
-    """As "9.20.0"."""
+    """The version as text: `9.20.0`."""
     return ".".join(map(str, numbers))

@@ -1,8 +1,7 @@
-"""What attention kernels ask of a call on CUDA.
+"""Conditions of attention kernels on CUDA.
 
-Read in `cuda/sdp_utils.cpp`, and compared with what the C++ of the CUDA 13.0 build of torch 2.13.0
-answers for devices from 7.0 to 12.1 and cuDNN from 9.0 to 9.23; so do 2.14.0 and 2.15.0, in their
-builds for CUDA 13.0 and 13.2.
+Read in `cuda/sdp_utils.cpp`, and compared with the C++ of torch 2.13.0 for CUDA 13.0, and of 2.14.0
+and 2.15.0 for CUDA 13.0 and 13.2, on devices from 7.0 to 12.1 with cuDNN from 9.0 to 9.23.
 """
 
 import torch
@@ -33,36 +32,25 @@ def efficient_heads(ask: Question) -> str | None:
     return (equal_or_grouped_heads if torch_api.ONE_HEAD_IS_SHARED else equal_heads)(ask)
 
 
-def low_precision_dtype(ask: Question) -> str | None:
-    """The matrix units multiply the dtype, and add in float32."""
-    newer = ask.capability >= (8, 0)
-    return dtype_in(ask, torch.float16, *([torch.bfloat16] if newer else []))
+def dtype_or_bfloat16(*dtypes: torch.dtype) -> Condition:
+    """The kernel is compiled for the dtype; for bfloat16 from compute capability 8.0 on."""
+    newer = (*dtypes, torch.bfloat16)
+    return lambda ask: dtype_in(ask, *(newer if ask.capability >= (8, 0) else dtypes))
 
 
-def efficient_dtype(ask: Question) -> str | None:
-    """The kernel is compiled for the dtype."""
-    newer = ask.capability >= (8, 0)
-    return dtype_in(ask, torch.float16, torch.float32, *([torch.bfloat16] if newer else []))
-
-
-def sm80_to_sm121(ask: Question) -> str | None:
+def capability_from(least: tuple[int, int]) -> Condition:
     """The kernel is compiled for the device."""
-    return _capability_from(ask, (8, 0))
 
+    def condition(ask: Question) -> str | None:
+        if least <= ask.capability <= (12, 1):
+            return None
+        return f"compute capability is not {version(least)} to 12.1 but {version(ask.capability)}"
 
-def sm50_to_sm121(ask: Question) -> str | None:
-    """The kernel is compiled for the device."""
-    return _capability_from(ask, (5, 0))
-
-
-def _capability_from(ask: Question, least: tuple[int, int]) -> str | None:
-    if least <= ask.capability <= (12, 1):
-        return None
-    return f"compute capability is not {version(least)} to 12.1 but {version(ask.capability)}"
+    return condition
 
 
 def flash_head_dim(ask: Question) -> str | None:
-    """Heads are of one size, at most 256."""
+    """There is one head dim, at most 256."""
     dim = ask.call.query.shape[-1]
     return equal_head_dims(ask) or (
         None if ask.at_most(dim, 256) else f"head dim {dim} is above 256"
@@ -70,7 +58,7 @@ def flash_head_dim(ask: Question) -> str | None:
 
 
 def flash_backward_head_dim(ask: Question) -> str | None:
-    """The backward kernel has not enough shared memory for large heads on these devices."""
+    """The backward kernel has too little shared memory for large heads on some devices."""
     small = (8, 6) <= ask.capability <= (8, 9) or (12, 0) <= ask.capability <= (12, 1)
     dim = ask.call.query.shape[-1]
     if not (ask.call.trains and small) or ask.at_most(dim, 192):
@@ -100,7 +88,7 @@ def efficient_head_dims(ask: Question) -> str | None:
 
 
 def aligned_offsets(ask: Question) -> str | None:
-    """The kernel reads whole vectors; what is unknown of an offset is taken to be right."""
+    """The kernel reads whole vectors; a symbolic offset is assumed to be aligned."""
     step = _alignment(ask)
     if ask.capability < (8, 0):
         return None
@@ -111,7 +99,7 @@ def aligned_offsets(ask: Question) -> str | None:
 
 
 def _alignment(ask: Question) -> int:
-    """Elements that the matrix units read at once."""
+    """The number of elements that the matrix units read at once."""
     half = ask.call.query.dtype in (torch.float16, torch.bfloat16)
     if ask.capability >= (8, 0):
         return 8 if half else 4
@@ -124,13 +112,13 @@ def cudnn_is_there(ask: Question) -> str | None:
 
 
 def cudnn_may_vary(ask: Question) -> str | None:
-    """Deterministic results are not asked for."""
+    """Deterministic results are not required."""
     deterministic = ask.call.enabled.deterministic
     return "deterministic results are asked for" if deterministic else None
 
 
 def cudnn_dropout(ask: Question) -> str | None:
-    """The version has dropout, and the probability is a multiple of its resolution."""
+    """The version has dropout, and the probability is a multiple of 1/16."""
     dropout = ask.call.dropout
     if dropout > 0 and (9, 11, 0) < ask.cudnn < (9, 14, 0):
         return f"cuDNN {version(ask.cudnn)} has no dropout"
@@ -139,7 +127,7 @@ def cudnn_dropout(ask: Question) -> str | None:
 
 
 def cudnn_head_dims(ask: Question) -> str | None:
-    """Head dims are multiples of 8 and within what the version has for the device."""
+    """Head dims are multiples of 8, and within the version's limit on the device."""
     query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
     limit = 128
     if _cudnn_takes_256(ask):
@@ -154,7 +142,7 @@ def cudnn_head_dims(ask: Question) -> str | None:
 
 
 def cudnn_backward_head_dims(ask: Question) -> str | None:
-    """The backward has few of the large heads, from torch 2.14 on."""
+    """The backward supports two pairs of large head dims, from torch 2.14 on."""
     query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
     asked = torch_api.CUDNN_FRONTEND_HAS_256 and ask.call.trains and _cudnn_takes_256(ask)
     if not asked or (ask.at_most(query, 128) and ask.at_most(value, 128)):
@@ -165,7 +153,7 @@ def cudnn_backward_head_dims(ask: Question) -> str | None:
 
 
 def _cudnn_takes_256(ask: Question) -> bool:
-    """Whether cuDNN, and the frontend that torch was built with, have heads up to 256."""
+    """Whether cuDNN, and the frontend in torch's build, support head dims up to 256."""
     if not torch_api.CUDNN_FRONTEND_HAS_256:
         return ask.capability == (9, 0) and ask.cudnn >= (9, 10)
     first = (9, 25, 1) if ask.capability == (10, 7) else (9, 22, 1)
@@ -177,7 +165,7 @@ def _sm90_or_sm10x(ask: Question) -> bool:
 
 
 def cudnn_decodes(ask: Question) -> str | None:
-    """The version is right for a query of length 1 on the device, from torch 2.14 on."""
+    """The version computes a query of length 1 correctly; checked from torch 2.14 on."""
     wrong = (9, 19) <= ask.cudnn <= (9, 25, 0) and not (9, 24, 1) <= ask.cudnn < (9, 25)
     asked = torch_api.CUDNN_MAY_NOT_DECODE and wrong and ask.capability[0] in (10, 11)
     if not asked or not ask.same(ask.call.query.shape[-2], 1):
@@ -186,7 +174,7 @@ def cudnn_decodes(ask: Question) -> str | None:
 
 
 def cudnn_gradient(ask: Question) -> str | None:
-    """The version is right for query's gradient on the device, from torch 2.15 on."""
+    """The version computes query's gradient correctly; checked from torch 2.15 on."""
     call, length = ask.call, ask.call.key.shape[-2]
     wrong = ask.capability == (9, 0) and ask.cudnn < (9, 26)
     asked = torch_api.CUDNN_GRADIENT_MAY_OVERFLOW and call.query.requires_grad and not call.causal
@@ -196,7 +184,7 @@ def cudnn_gradient(ask: Question) -> str | None:
 
 
 def cudnn_sizes(ask: Question) -> str | None:
-    """Sizes are within what the kernel counts, and not the single positions it lacks."""
+    """Sizes are within the kernel's limits."""
     batch, heads, length, _ = ask.call.query.shape
     if not (ask.at_most(batch, 65535) and ask.at_most(heads, 65535)):
         return f"batch size {batch} or number of heads {heads} is above 65535"
@@ -207,19 +195,24 @@ def cudnn_sizes(ask: Question) -> str | None:
     return None
 
 
+LOW_PRECISION = dtype_or_bfloat16(torch.float16)
+"""The matrix units multiply the dtype, and add in float32"""
+EFFICIENT_DTYPE = dtype_or_bfloat16(torch.float16, torch.float32)
+FROM_SM50, FROM_SM80 = capability_from((5, 0)), capability_from((8, 0))
+
 CUDA: dict[str, tuple[Condition, ...]] = {
     "flash": (
-        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, sm80_to_sm121),
-        *(flash_backward_head_dim, square_if_causal, low_precision_dtype, equal_batch),
+        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, FROM_SM80),
+        *(flash_backward_head_dim, square_if_causal, LOW_PRECISION, equal_batch),
         *(equal_or_grouped_heads, some_positions, dense_or_single_last_dimension),
     ),
     "efficient": (
-        *(is_on("efficient"), sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
-        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, efficient_dtype),
+        *(is_on("efficient"), FROM_SM50, four_dimensions, efficient_head_dims, aligned_offsets),
+        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, EFFICIENT_DTYPE),
     ),
     "cudnn": (
-        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, low_precision_dtype),
-        *(mask_broadcasts, sm80_to_sm121, cudnn_dropout, some_positions),
+        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, LOW_PRECISION),
+        *(mask_broadcasts, FROM_SM80, cudnn_dropout, some_positions),
         *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
         *(cudnn_sizes, cudnn_head_dims, cudnn_backward_head_dims, cudnn_decodes, cudnn_gradient),
     ),

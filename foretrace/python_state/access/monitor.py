@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
-from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
-from foretrace.python_state.snapshot.restore import changes_of
+from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -55,7 +56,7 @@ class BackwardReads:
     """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         self.codes: dict[int, types.CodeType] = {}
 
@@ -66,7 +67,7 @@ class AccessMonitor(Unmonitored):
     def __init__(self) -> None:
         self.holes: Refusing | None = None
         """refuses what the run is about to do outside of a graph; None: it may"""
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
         self.counts: set[str] = set()
@@ -250,7 +251,7 @@ class AccessMonitor(Unmonitored):
         known = name == ANNOTATED or (id(space), name) in notes.places
         if not known and type(space.get(name)) not in (Like, Chosen):
             held = self._as_it_was(space.get(name, MISSING))
-            notes.places[id(space), name] = Place(name, space, held)
+            notes.places[id(space), name] = Location(name, space, held)
 
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
@@ -295,7 +296,7 @@ class AccessMonitor(Unmonitored):
         for name, cell in cells_of(function).items():
             if name != "__class__" and (id(cell), "") not in self.places:
                 held = self._as_it_was(before.get(name, cell_content(cell)))
-                self.places[id(cell), ""] = Place(name, cell, held)
+                self.places[id(cell), ""] = Location(name, cell, held)
 
     def _as_it_was(self, item: Any) -> Any:
         return self.lent[id(item)][1] if id(item) in self.lent else item

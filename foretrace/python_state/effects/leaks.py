@@ -20,16 +20,11 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.members import (
-    attributes_of,
-    cell_content,
-    cells_of,
-    members,
-    own_kind,
-    reached,
-)
-from foretrace.ir.pydata.places import Change, Contents, Entry, Filling, State, StateRead
+from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.location import Contents, Entry, Filling
+from foretrace.ir.pydata.members import attributes_of, cell_content, cells_of, members, own_kind
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.state import Change, State, StateRead
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.returned_frames import let_go
@@ -171,12 +166,12 @@ def _needed(recorded: Recording) -> Iterator[Abstract]:
 
 def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     """The abstract tensors that objects, containers and closures hold."""
-    return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
+    return (item for item in walk_heap(roots, _inside, depth=depth) if isinstance(item, Abstract))
 
 
 def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
     """The tensors that they hold, of the run or from outside, and the numbers of the run."""
-    every = reached(roots, _inside, depth)
+    every = walk_heap(roots, _inside, depth=depth)
     return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
 
 
@@ -214,7 +209,7 @@ def comes_to(forward: Any, recorded: Recording) -> bool:
         space = attributes_of(item) if item is not function.__globals__ else {}
         return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
 
-    there = {id(each) for each in reached(roots, named, 4)}
+    there = {id(each) for each in walk_heap(roots, named, depth=4)}
     met = (id(e.holder) in there and (isinstance(e, Entry) or e.key in names) for e in bound)
     return not held.isdisjoint(there) or any(met)
 
@@ -248,7 +243,7 @@ def _inside(item: Any) -> Iterable[Any]:
 
 def _leads_to(tensor: Abstract, root: Any) -> bool:
     """Whether containers, memos and plain objects lead to a tensor."""
-    return any(each is tensor for each in reached([root], _known_by, 3))
+    return any(each is tensor for each in walk_heap([root], _known_by, depth=3))
 
 
 def _known_by(item: Any) -> Iterable[Any]:

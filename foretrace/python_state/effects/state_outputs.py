@@ -6,31 +6,23 @@ an earlier call has left there is an input, read at each call.
 
 from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
+from types import CellType
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
 from foretrace.ir.program.recording import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
+from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.places import (
-    NUMBERS,
-    Change,
-    Contents,
-    Entry,
-    Kept,
-    OnArguments,
-    OnInput,
-    State,
-)
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.access.reads import bound_before
 from foretrace.python_state.effects.counters import counted, is_open
 from foretrace.python_state.effects.leaks import carried_in
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
@@ -41,6 +33,7 @@ from foretrace.python_state.effects.state_inputs import (
     Run,
     role_of,
 )
+from foretrace.python_state.snapshot.changes import Called
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.tracer.subclasses.dispatch import of_the_run
@@ -74,16 +67,16 @@ def collect_state_outputs(
             requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
-            others.setdefault((id(change.place.holder), change.place.key), one)
+            others.setdefault(change.place.identity, one)
             continue
         elif not (made and change.rebound and _as_before(change, real)):
             if (made and not left) or not (held or left) or _as_before(change, real):
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
-            kind.setdefault((id(change.place.holder), change.place.key), one)
+            kind.setdefault(change.place.identity, one)
         change.undo()
     notes = requires.notes
-    notes.changed = [e for e in notes.changed if (id(e.place.holder), e.place.key) not in found]
+    notes.changed = [e for e in notes.changed if e.place.identity not in found]
     return [*found.values()], [*others.values()]
 
 
@@ -138,11 +131,7 @@ def told(change: Change, outside: AccessMonitor | None) -> Change:
     if outside is None or not isinstance(place, (Contents, Entry)):
         return change
     name = outside.names().get(id(place.holder))
-    if name is None:
-        return change
-    if isinstance(place, Contents):
-        return replace(change, place=Contents(name, place.holder, place.before))
-    return replace(change, place=Entry(name, place.holder, place.key, place.before))
+    return change if name is None else replace(change, place=place.named(name))
 
 
 def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
@@ -212,7 +201,7 @@ def all_given(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has made, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
-        isinstance(x, Kept) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
         for x in leaves
     )
 
@@ -225,11 +214,11 @@ def _by_place(change: Change) -> Any:
     if isinstance(after, set):
         return after
     pairs = isinstance(change.place.holder, dict)
-    old = dict[int, Kept]()
+    old = dict[int, ItemBefore]()
     for place, item in enumerate(before):
         for part, each in enumerate(item if pairs else (item,)):
             if type(each) not in NUMBERS:
-                old.setdefault(id(each), Kept(place, part) if pairs else Kept(place))
+                old.setdefault(id(each), ItemBefore(place, part) if pairs else ItemBefore(place))
     if pairs:
         return [tuple([old.get(id(each), each) for each in pair]) for pair in after]
     return [old.get(id(item), item) for item in after]
@@ -261,15 +250,28 @@ def states_of(
             continue
         leaves, structure = take_apart(_by_place(change))
         begin = first + len(outputs)
-        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
+        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, ItemBefore)}
         for path, leaf in leaves:
-            if not isinstance(leaf, Kept):
+            if not isinstance(leaf, ItemBefore):
                 role = role_of(change, path)
                 outputs.append(made(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
         states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
     return states, outputs
+
+
+def bound_before(change: Change) -> ReadLocation:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    if isinstance(place.name, Called):
+        name = place.name.of(place.key if entry else "the optimizer's state")
+    how: How = "cell" if isinstance(place.holder, CellType) else "attribute"
+    if isinstance(place.holder, dict):
+        how = "item"
+    return ReadLocation(name, how, place.holder, place.key, place.copy)
 
 
 def bound_to_data(

@@ -15,7 +15,8 @@ from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
-from foretrace.lowering.emit.fx import interpretable, to_fx
+from foretrace.lowering.emit.fx import to_fx
+from foretrace.lowering.emit.graph_module import interpretable
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.partition import Pair, partition

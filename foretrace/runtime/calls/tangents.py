@@ -11,7 +11,11 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.program.tensor_type import Size, SubclassStrides
 from foretrace.ir.symbols.substitution import Numbers
-from foretrace.operators.abstract_tensors.subclass_types import held_by, holding_alike, wraps
+from foretrace.operators.abstract_tensors.subclass_types import (
+    with_inner_layouts,
+    wrapping_now,
+    wraps,
+)
 
 APPLIED = (sympy.Function, sympy.Max, sympy.Min)
 """What sizes are made of beside sums and products"""
@@ -92,7 +96,7 @@ def _wrong(item: Input, tangent: Tensor, shape: Sequence[int]) -> Refusal:
 
 def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
     """The same of a tangent that wraps others, or should: what it holds decides the backward."""
-    now, then = held_by(tangent), item.value.type.wrapped
+    now, then = wrapping_now(tangent), item.value.type.wrapped
     if now is None or then is None or now.kind is not then.kind:
         raise Refusal(
             f"the {item.role} is a {now or 'plain tensor'}, its output is a {then or 'plain one'}",
@@ -105,7 +109,7 @@ def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
     if isinstance(stride, SubclassStrides):
-        return holding_alike(tangent, stride, stride.wrapped)
+        return with_inner_layouts(tangent, stride, stride.wrapped)
     steps = tuple([_number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()
     if not put_off and (tangent.stride() == steps or not tangent.numel()):

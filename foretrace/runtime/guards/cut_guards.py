@@ -19,7 +19,7 @@ from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import shown, telling
 from foretrace.runtime.guards.guard_list import Broken, GuardList, tell_lines
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
-from foretrace.session.run.aliased_inputs import apart, check_shared_memory
+from foretrace.session.run.aliased_inputs import check_shared_memory, without_views
 
 AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
@@ -75,7 +75,7 @@ class CallGuards:
             raise refusal_of(found)
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
-        shared = apart(tensors, self.recorded.requires)
+        shared = without_views(tensors, self.recorded.requires)
         check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 

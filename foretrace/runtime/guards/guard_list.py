@@ -14,10 +14,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, memory_of, one_memory
+from foretrace.ir.program.call_requirements import ValueGuard, memory_of, one_memory
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import tensor_of
+from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
@@ -190,7 +190,7 @@ class GuardList(Checks):
         """
         python, inputs = self.recorded.requires.python, self.recorded.inputs
         if python.rebound:
-            held = [each.before for each in python.held if isinstance(each, ReadLocation)]
+            held = [each.before for each in python.locations]
             elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
             first = [self.inputs[index] for index in python.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]

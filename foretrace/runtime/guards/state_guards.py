@@ -107,9 +107,7 @@ class StateGuards(Checks):
         """That no module has a tensor now that the program held elsewhere, and there alone."""
         tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
-        members = (each.members for each in python.held if isinstance(each, ContainerMembers))
-        held = [each.before for each in python.held if isinstance(each, ReadLocation)]
-        tensors = [x for x in (*held, *chain(*members)) if isinstance(x, torch.Tensor)]
+        tensors = chain.from_iterable(each.tensors for each in python.held)
         others = [each for each in tensors if id(each) not in own]
         if others and own:
             apart = self.source.bind(_Apart(others, tables).hold, "apart")

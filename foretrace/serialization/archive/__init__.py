@@ -1,1 +1,1 @@
-"""A program's tree, its cuts and its tensors in a file, and back: no pickle, no code."""
+"""Saves a program's tree, cuts and tensors to a file, and loads it: no pickle, no code."""

@@ -1,4 +1,4 @@
-"""Load a file: the record, its cuts, and the modules of its tensors. Nothing in it is run."""
+"""Load a file: the programs, their cuts and modules. No code of the file runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.tensor_types import Types
-from foretrace.serialization.archive.manifest import Manifest
 from foretrace.serialization.archive.modules import Loadable, parts_of
 from foretrace.serialization.archive.stored_cut import Stored, stored_of
 from foretrace.serialization.archive.tensors import tensors_of
@@ -31,32 +30,53 @@ from foretrace.serialization.schema.opaque import by_the_graph
 from foretrace.serialization.schema.requirement_fields import requirements_of
 from foretrace.serialization.schema.shape_env_json import fill
 from foretrace.serialization.state.decode_state import Restored, StateDecoder
+from foretrace.serialization.state.named_tensors import NamedTensors
 from foretrace.session.run.setup import RULES
 
 MALFORMED = (
     KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError,
     RuntimeError, ArithmeticError, AssertionError,
 )  # fmt: skip
-"""What Python says of data that is not as it was written"""
+"""What Python raises for damaged data"""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a file has."""
+    """The content of a file."""
 
-    manifest: Manifest
     captured: Captured
     cuts: tuple[Stored, ...]
     python: Restored
-    """what the program goes on from beside its modules"""
+    """optimizers, objects and other Python state"""
     missing: tuple[str, ...]
-    """classes that this process does not know, for which others stand"""
+    """names of classes that stand-ins replace"""
     more: tuple[Captured, ...] = ()
-    """further captures of the program, which answer other calls"""
+    """further captures of the program, for other calls"""
+
+    @property
+    def outside(self) -> dict[str, torch.Tensor]:
+        """The tensors that the program reads outside of its arguments and modules, by name."""
+        known = self.python.tensors
+        return {
+            item.role.name: item.tensor
+            for item in self.captured.recorded.inputs
+            if item.tensor is not None
+            and item.owner is None
+            and item.argument is None
+            and item.gradient_of is None
+            and id(item.tensor) not in known
+        }
+
+    @property
+    def python_state(self) -> NamedTensors:
+        """The tensors and open numbers in the Python state, by their names in the signature."""
+        every = (self.captured, *self.more)
+        inputs = [item for each in every for item in each.recorded.inputs]
+        return NamedTensors(inputs, self.python.tensors)
 
 
 def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
-    """Read a file; `root` becomes the module that the program was of.
+    """Read a file; `root` becomes the program's module.
 
     Raises:
         Refusal: the file is damaged, of another major version, or needs what is not here.
@@ -66,19 +86,17 @@ def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
         raise damaged(PROGRAM, "it is no program")
     check_schemas(manifest.operators)
     known = Classes(classes)
-    attempt, made = Attempt(*MALFORMED), list[Artifact]()
+    attempt, loaded = Attempt(*MALFORMED), list[Artifact]()
     with attempt:
-        made.append(_made(manifest, found, data, root, known))
+        loaded.append(_artifact(found, data, root, known))
     if attempt.error is not None:
         if isinstance(attempt.error, Refusal):
             raise attempt.error
         raise damaged(PROGRAM, f"{attempt.error!r:.160}") from attempt.error
-    return made[0]
+    return loaded[0]
 
 
-def _made(
-    manifest: Manifest, found: dict[str, Any], data: bytes, root: Loadable, classes: Classes
-) -> Artifact:
+def _artifact(found: dict[str, Any], data: bytes, root: Loadable, classes: Classes) -> Artifact:
     tensors = tensors_of(found["tensors"], found["storages"], data)
     parts = parts_of(found["parts"], tensors, root)
     decoder = Decoder(found["records"], tensors, parts, classes)
@@ -96,13 +114,11 @@ def _made(
     ]
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
     _check_stages([each.recorded for each in captured], cuts)
-    return Artifact(
-        manifest, captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:])
-    )
+    return Artifact(captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:]))
 
 
 def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
-    """Refuse a tree or a graph that no capture makes: an op of what nothing has made.
+    """Refuse a tree or a graph that is malformed, such as an op on an undefined value.
 
     Raises:
         Refusal: with the rule that it breaks.
@@ -112,9 +128,7 @@ def _check_stages(every: list[Recording], cuts: Iterable[Stored]) -> None:
         for recorded in every:
             verify_record(recorded, None)
         for stored in cuts:
-            graphs = [stored.graph]
-            graphs += [] if stored.pair is None else [stored.pair.forward, stored.pair.backward]
-            for graph in graphs:
+            for graph in stored.graphs:
                 verify_graph(graph, every[0], None)
     if isinstance(attempt.error, Refusal):
         raise damaged(PROGRAM, attempt.error.what) from attempt.error
@@ -128,61 +142,58 @@ def _record(
     symbols = Symbols()
     fill(symbols, found["symbols"], decoder)
     effects = loaded_effects(required)
-    made = Recording(
+    recording = Recording(
         **recorded, symbols=symbols, requires=requirements_of(required), again=by_the_graph,
         effects=ordered(effects),
     )  # fmt: skip
-    _check_indices(made)
-    if symbols.env is None and any(item.value.type.symbols for item in made.inputs):
+    _check_indices(recording)
+    if symbols.env is None and any(item.value.type.symbols for item in recording.inputs):
         raise damaged(PROGRAM, "an input has an open size, and no symbol is told")
-    _set_on(made)
-    told = decoder.item(found.get("python", NOTHING))
-    for index, module, name in told["owners"]:
+    _set_on(recording)
+    state = decoder.item(found.get("python", NOTHING))
+    for index, module, name in state["owners"]:
         if type(name) is not str or not isinstance(module, torch.nn.Module):
             raise damaged(PROGRAM, f"an input is {name!r:.60}")
-        made.inputs[index].owner = module, name
-    restoring.let(made, told)
-    for item in made.inputs:
+        recording.inputs[index].owner = module, name
+    restoring.connect(recording, state)
+    for item in recording.inputs:
         sources = (item.tensor, item.owner, item.argument, item.gradient_of, item.read, item.size)
         if all(each is None for each in sources):
             raise damaged(PROGRAM, f"nothing gives {item.role}")
-    return Captured(made, TargetSemantics(made.target, Types(symbols), RULES))
+    return Captured(recording, TargetSemantics(recording.target, Types(symbols), RULES))
 
 
 NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
     "states", "reads", "forms", "tied", "changed", "gradients", "held", "hooked", "owners",
     "objects", "optimizers",
 )] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
-"""The Python state of a program that has none"""
+"""The Python state of a program without any"""
 
 
 def _fields(found: Any, kinds: Any, decoder: Decoder) -> dict[str, Any]:
-    given = {name: decoder.item(found[name]) for name in kinds}
-    wrong = check(kinds, given)
+    values = {name: decoder.item(found[name]) for name in kinds}
+    wrong = check(kinds, values)
     if wrong:
         raise damaged(PROGRAM, wrong)
-    return given
+    return values
 
 
 def _check_inputs(missing: list[str]) -> None:
-    """Refuse arguments of a class that nobody here can make.
+    """Refuse arguments of an unknown class.
 
     Raises:
-        Refusal: with the class.
+        Refusal: always, with the first class.
     """
+    last = missing[0].rpartition(".")[2]
     raise Refusal(
         f"the program takes a {missing[0]}, and this process knows no such class",
         kind="unknown class",
-        do=f"import its library, or name it: foretrace.load(path, classes=[{_last(missing[0])}])",
+        do=f"import its library, or name it: foretrace.load(path, classes=[{last}])",
     )
 
 
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def _check_indices(recorded: Recording) -> None:
-    """Refuse places of inputs that are none."""
+    """Refuse indices of inputs that do not exist."""
     count = len(recorded.inputs)
     on = recorded.requires.inputs
     tables: tuple[Iterable[int], ...] = (
@@ -196,22 +207,8 @@ def _check_indices(recorded: Recording) -> None:
 
 
 def _set_on(recorded: Recording) -> None:
-    """Give tensors of the file the attributes of Python's that the program has read of them."""
+    """Set the Python attributes that the program has read of tensors of the file."""
     for index, name, item in recorded.requires.inputs.set_on:
         tensor = recorded.inputs[index].tensor
         if tensor is not None and item is not MISSING:
             vars(tensor)[name] = item
-
-
-def tensors_outside(recorded: Recording, python: Restored) -> dict[str, torch.Tensor]:
-    """The tensors that the program has read outside of its arguments and modules, by name."""
-    known = python.tensors
-    return {
-        item.role.name: item.tensor
-        for item in recorded.inputs
-        if item.tensor is not None
-        and item.owner is None
-        and item.argument is None
-        and item.gradient_of is None
-        and id(item.tensor) not in known
-    }

@@ -1,7 +1,7 @@
-"""What a file holds, by name and version, and how a damaged one is refused."""
+"""The manifest and the rows of a file, each a checked dataclass."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from foretrace.errors import Refusal
@@ -9,18 +9,18 @@ from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 FORMAT: Final = "foretrace artifact"
 VERSION: Final = (1, 2)
-"""Major: what an older reader would misread. Minor: what it may leave unread."""
+"""Major: an older reader would misread the file. Minor: it may ignore what is new."""
 MANIFEST: Final = "manifest.json"
 TENSORS: Final = "tensors.safetensors"
 MEMBERS: Final = (MANIFEST, PROGRAM, TENSORS)
-"""All that a file may hold; the tensors may lie beside it"""
+"""All members that a file may have; the tensors may be in a file beside"""
 LARGEST_TEXT: Final = 1 << 29
-"""Bytes of JSON that are read of a member; a 16-layer Llama's tree takes 3 MB"""
+"""Bytes that a member of JSON may have; the tree of a 16-layer Llama has 3 MB"""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member, or the file beside: how long it is, and the SHA-256 of its bytes."""
+    """One member, or the file beside: its length and its SHA-256."""
 
     bytes: int
     sha256: str
@@ -28,26 +28,22 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The first thing that is read of a file."""
+    """The head of a file."""
 
     format: str
     version: list[int]
     torch: str
-    """the version of torch that recorded it"""
+    """the version of torch that saved it"""
     members: dict[str, Member]
     beside: str
-    """the name of the file beside that has the tensors; empty where they are inside"""
+    """the name of the file beside with the tensors; empty where they are inside"""
     operators: dict[str, str]
     """the schema of each operator that a graph may call, by name"""
-
-    def to_json(self) -> dict[str, Any]:
-        """The same as JSON has it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """How a tensor sees the memory of a storage."""
+    """A tensor as a view of a storage."""
 
     storage: int
     dtype: str
@@ -58,12 +54,12 @@ class Tensor:
     kind: str
     """"tensor" or "parameter": its class"""
     lazy: str
-    """"conj", "neg" or both where torch has put that off"""
+    """"conj", "neg" or both where that is pending"""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One memory: an entry of the safetensors, which has its bytes in order."""
+    """A storage: an entry of the safetensors with its bytes."""
 
     name: str
     device: str
@@ -71,22 +67,22 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One module: its tensors by number, its submodules by number, None for what is not there."""
+    """A module: its tensors and its submodules by number; None for a name without one."""
 
     class_name: str
     training: bool
     parameters: dict[str, int | None]
     buffers: dict[str, int | None]
     transient: list[str]
-    """buffers that the state_dict leaves out"""
+    """non-persistent buffers"""
     children: dict[str, int | None]
 
 
 def manifest_of(found: Any) -> Manifest:
-    """The manifest that JSON holds.
+    """The manifest of JSON.
 
     Raises:
-        Refusal: it is another format, another major version, or none.
+        Refusal: it has another format or another major version, or is malformed.
     """
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise damaged(MANIFEST, f"it does not say that it is a {FORMAT}")
@@ -103,27 +99,28 @@ def manifest_of(found: Any) -> Manifest:
                 f"or load it with a foretrace that reads version {version[0]}",
             ),
         )
-    members = {name: row(Member, each, MANIFEST) for name, each in _dict(found, "members").items()}
+    members = {
+        name: from_json(Member, each, MANIFEST) for name, each in _dict(found, "members").items()
+    }
     operators = _dict(found, "operators")
-    told = {**found, "members": members, "operators": operators}
-    return row(Manifest, told, MANIFEST)
+    return from_json(Manifest, {**found, "members": members, "operators": operators}, MANIFEST)
 
 
-def row(kind: type, found: Any, member: str) -> Any:
-    """A dataclass of this page, of what JSON holds; names that it does not know are left out.
+def from_json(kind: type, found: Any, member: str) -> Any:
+    """A dataclass of this file from JSON; unknown names are ignored.
 
     Raises:
-        Refusal: a name is missing, or is of another type.
+        Refusal: a name is missing, or has another type.
     """
-    made = {}
+    values = {}
     for each in fields(kind):
         if not isinstance(found, dict) or each.name not in found:
             raise damaged(member, f"{kind.__name__} without {each.name}")
         item = found[each.name]
         if not CHECKS[str(each.type)](item):
             raise damaged(member, f"{kind.__name__}.{each.name} is {item!r:.60}")
-        made[each.name] = item
-    return kind(**made)
+        values[each.name] = item
+    return kind(**values)
 
 
 def _dict(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -164,4 +161,4 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     )
     for repr_ in [str(kind)]
 }
-"""By the type that a field is declared with"""
+"""By the declared type of a field"""

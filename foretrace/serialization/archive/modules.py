@@ -1,23 +1,24 @@
-"""A program's modules without their Python: tensors and submodules by name, in their order."""
+"""Modules without their code: tensors and submodules by name, in order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from torch import Tensor, nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.serialization.archive.manifest import Part, row
+from foretrace.serialization.archive.manifest import Part, from_json
 from foretrace.serialization.archive.tensors import Tensors
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 
 class Loadable(nn.Module):
-    """A module of a file: what it has registered, and no code of its own."""
+    """A module of a file: what it has registered, without code."""
 
     stands_for = ""
-    """the name of the class that it was of"""
+    """the name of its class when it was saved"""
 
     def _get_name(self) -> str:
         return self.stands_for or type(self).__name__
@@ -27,21 +28,22 @@ class Parts:
     """The modules of a file, each by its number; the first is the root.
 
     Args:
-        roots: the modules that the program reaches, by the prefix of their parameters' names; one
-            alone has none, as a program that is a module.
+        roots: the modules that the program reaches, by the prefix of their parameters' names; a
+            single one is the root itself, without a prefix.
+        tensors: of the file.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module], tensors: Tensors) -> None:
         self.tensors = tensors
         self.numbers: dict[int, int] = {}
         self.rows: list[dict[str, Any]] = []
-        if len(roots) == 1:  # all names are those of its one module
+        if len(roots) == 1:
             self._add(next(iter(roots.values())), "")
         else:
-            children: dict[str, int | None] = {}
             self.rows.append({})
-            for name, module in roots.items():
-                children[name] = self._add(module, name)
+            children: dict[str, int | None] = {
+                name: self._add(m, name) for name, m in roots.items()
+            }
             self.rows[0] = asdict(Part("", True, {}, {}, [], children))
 
     def _add(self, module: nn.Module, path: str) -> int:
@@ -57,7 +59,7 @@ class Parts:
             }
             for table in torch_api.tensor_tables(module)
         )
-        kept = {
+        children = {
             name: None if each is None else self._add(each, _joined(path, name))
             for name, each in torch_api.submodule_table(module).items()
         }
@@ -67,14 +69,14 @@ class Parts:
             parameters,
             buffers,
             torch_api.transient_buffers(module),
-            kept,
+            children,
         )
         self.rows[number] = asdict(part)
         return number
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of a module's class; of one of a file, that of the class that it was of."""
+    """The name of a module's class; of a loaded one, that of the saved module."""
     return module.stands_for if isinstance(module, Loadable) else type(module).__name__
 
 
@@ -86,14 +88,14 @@ RESERVED = frozenset({
     "cut", "cuts", "pair", "program", "outside", "missing_classes", "python_state", "objects",
     "others",
 })  # fmt: skip
-"""Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
+"""Attributes of a loaded program: no tensor of its root may have these names; a submodule may"""
 
 
 def check_state(roots: Mapping[str, nn.Module]) -> None:
-    """Refuse modules whose state_dict has more, or other names, than what they have registered.
+    """Refuse modules whose state_dict differs from what they have registered.
 
     Raises:
-        Refusal: a module has written its own, or has a tensor of a name that is taken.
+        Refusal: a module writes its own, or the root has a tensor with a reserved name.
     """
     for root in roots.values():
         tensors = (
@@ -120,29 +122,29 @@ def check_state(roots: Mapping[str, nn.Module]) -> None:
 
 
 def parts_of(rows: Sequence[Any], tensors: Sequence[Tensor], root: Loadable) -> list[nn.Module]:
-    """The modules that a file has, by number; the first is `root`, which is filled.
+    """The modules of a file, by number; the first is `root`, which is filled.
 
     Raises:
-        Refusal: a module has a tensor or a submodule that is not there, or holds itself.
+        Refusal: a tensor or a submodule of a module is missing, or a module contains itself.
     """
-    told = [row(Part, each, PROGRAM) for each in rows]
-    made: list[nn.Module] = [root, *(Loadable() for _ in told[1:])]
-    if not told:
+    parts = [from_json(Part, each, PROGRAM) for each in rows]
+    modules: list[nn.Module] = [root, *(Loadable() for _ in parts[1:])]
+    if not parts:
         raise damaged(PROGRAM, "it has no modules")
-    for module, part in zip(made, told, strict=True):
-        _fill(module, part, tensors, made)
-    _check_no_circle(told)
-    return made
+    for module, part in zip(modules, parts, strict=True):
+        _fill(module, part, tensors, modules)
+    _check_acyclic(parts)
+    return modules
 
 
-def _fill(module: Any, part: Part, tensors: Sequence[Tensor], made: Sequence[nn.Module]) -> None:
+def _fill(module: Any, part: Part, tensors: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
     module.stands_for, module.training = part.class_name, part.training
     for table, names in zip(
         (*torch_api.tensor_tables(module), torch_api.submodule_table(module)),
         (part.parameters, part.buffers, part.children),
         strict=True,
     ):
-        items: Sequence[Any] = made if names is part.children else tensors
+        items: Sequence[Any] = modules if names is part.children else tensors
         for name, number in names.items():
             if number is not None and not 0 <= number < len(items):
                 raise damaged(PROGRAM, f"a module has {name!r:.60} at {number}")
@@ -155,21 +157,10 @@ def _fill(module: Any, part: Part, tensors: Sequence[Tensor], made: Sequence[nn.
     torch_api.set_transient(module, part.transient)
 
 
-def _check_no_circle(told: Sequence[Part]) -> None:
-    """Each module holds only later ones, or is held more than once: never itself."""
-    done, path = set[int](), list[tuple[int, Any]]()
-    for start in range(len(told)):
-        path.append((start, iter(told[start].children.values())))
-        inside = {start}
-        while path:
-            number, rest = path[-1]
-            below = next((n for n in rest if n is not None and n not in done), None)
-            if below is None:
-                done.add(number)
-                inside.discard(number)
-                path.pop()
-            elif below in inside:
-                raise damaged(PROGRAM, f"module {below} holds itself")
-            else:
-                inside.add(below)
-                path.append((below, iter(told[below].children.values())))
+def _check_acyclic(parts: Sequence[Part]) -> None:
+    """Refuse a module that contains itself. Several modules may share one."""
+    children = ([n for n in part.children.values() if n is not None] for part in parts)
+    try:
+        TopologicalSorter(dict(enumerate(children))).prepare()
+    except CycleError as error:
+        raise damaged(PROGRAM, f"module {error.args[1][0]} holds itself") from error

@@ -1,6 +1,6 @@
-"""Save a program: its tree, the cuts that are asked for, its tensors."""
+"""Save a program: its tree, its tensors, and cuts of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
@@ -19,26 +18,26 @@ from foretrace.serialization.archive.stored_cut import Stored, stored_json
 from foretrace.serialization.archive.tensors import Tensors
 from foretrace.serialization.archive.zip_file import write
 from foretrace.serialization.schema.effect_schema import stored_effects
-from foretrace.serialization.schema.encode import Encoder, no_form
+from foretrace.serialization.schema.encode import Encoder, located, no_form
 from foretrace.serialization.schema.names import schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import python
 from foretrace.serialization.schema.requirement_fields import fields_of
 from foretrace.serialization.schema.shape_env_json import symbols_json
 from foretrace.serialization.state.containers import bare
-from foretrace.serialization.state.encode_state import told_all
+from foretrace.serialization.state.encode_state import encode_states
 from foretrace.serialization.state.savable import check_python
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 
 PLACES = ("inside", "beside")
-"""Where a file's tensors may be"""
+"""Where the tensors of a file may be"""
 
 
-def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
-    """Refuse two cuts of one name, and a word that says nothing of parameters.
+def _check_call(cuts: Sequence[Stored], parameters: str) -> None:
+    """Refuse two cuts of one name, and an unknown place of the parameters.
 
     Raises:
-        Refusal: there are such.
+        Refusal: with the first of these.
     """
     names = [stored.name for stored in cuts]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -55,54 +54,52 @@ def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
 
 
 def save(
-    path: Path, recorded: Recording, cuts: Sequence[Stored], also: Sequence[Recording] = (), *,
-    beside: bool,
-) -> None:  # fmt: skip
+    path: Path, programs: Sequence[Recording], cuts: Sequence[Stored], parameters: str
+) -> None:
     """Write a file.
 
     Args:
-        path: where.
-        recorded: the program.
-        cuts: those that the file is to have.
-        also: further captures of it, which answer other calls.
-        beside: whether the tensors go into a file beside, `path` with `.safetensors`.
+        path: of the file.
+        programs: the program, and further captures of it for other calls.
+        cuts: to store.
+        parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
 
     Raises:
-        Refusal: the program needs what no file holds: Python of its own, state outside of it, what
-            another class of tensors does. It has the line.
+        Refusal: no file can have the program: it calls Python of its own, uses state outside of it,
+            or computes with a tensor subclass. It has the line.
     """
-    programs = (recorded, *also)
+    _check_call(cuts, parameters)
     for each in programs:
         check_python(each)
     for stored in cuts:
-        for graph in _graphs(stored):
-            _check_calls(graph)
+        for graph in stored.graphs:
+            _check_graph(graph)
     tensors = Tensors()
     parts = _parts(programs, tensors)
     encoder = Encoder(partial(_number_of, tensors, parts))
-    attempt, told = Attempt(RecursionError), dict[str, Any]()
+    attempt, found = Attempt(RecursionError), dict[str, Any]()
     with attempt:
-        told = _told(programs, cuts, parts, encoder)
+        found = _programs_json(programs, cuts, parts, encoder)
     if attempt.error is not None:
         raise Refusal(
             "the program is nested too deep for Python's stack", kind="not saved",
             do="raise sys.setrecursionlimit",
         )  # fmt: skip
-    told["tensors"], told["storages"], data = tensors.written()
-    write(path, told, data, schemas(encoder.operators), beside=beside)
+    found["tensors"], found["storages"], data = tensors.written()
+    write(path, found, data, schemas(encoder.operators), beside=parameters == "beside")
 
 
-def _told(
+def _programs_json(
     programs: Sequence[Recording], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
 ) -> dict[str, Any]:
-    """What the file has of the programs, but its tensors."""
-    every = [_told_record(each, parts, encoder) for each in programs]
+    """The programs as JSON, without the tensors."""
+    every = [_recording_json(each, parts, encoder) for each in programs]
     stored = [stored_json(each, encoder) for each in cuts]
     pieces = encoder.pieces()
     owned = _owned(programs, parts)
-    shared, own = told_all(programs, encoder, owned)
-    for told, recorded, mine in zip(every, programs, own, strict=True):
-        told["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
+    shared, own = encode_states(programs, encoder, owned)
+    for each, recorded, mine in zip(every, programs, own, strict=True):
+        each["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
     return {
         **every[0],
         "more": every[1:],
@@ -114,11 +111,11 @@ def _told(
     }
 
 
-def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
-    told = {name: encoder.item(getattr(recorded, name)) for name in RECORDED}
+def _recording_json(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    found = {name: encoder.item(getattr(recorded, name)) for name in RECORDED}
     return {
         "requires": _required(recorded, parts, encoder),
-        "recorded": told | {"asked_of_sizes": encoder.item({})},  # readers of (1, 2) look for it
+        "recorded": found | {"asked_of_sizes": encoder.item({})},  # readers of (1, 2) look for it
         "symbols": symbols_json(recorded.symbols, encoder),
     }
 
@@ -127,7 +124,7 @@ Owned = Mapping[int, tuple[nn.Module, str]]
 
 
 def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
-    """By id, whose the tensors of modules are."""
+    """The module and the name of each tensor of a module, by its id."""
     owned = dict[int, tuple[nn.Module, str]]()
     for recorded in programs:
         for state in (*recorded.requires.python.modules, *recorded.requires.python.met):
@@ -138,7 +135,7 @@ def _owned(programs: Sequence[Recording], parts: Parts) -> Owned:
 
 
 def _owners(recorded: Recording, owned: Owned) -> list[tuple[int, nn.Module, str]]:
-    """The inputs that the program has found as constants, and modules have."""
+    """The inputs that the program has as constants, and that modules own."""
     return [
         (index, *owned[id(item.tensor)])
         for index, item in enumerate(recorded.inputs)
@@ -150,7 +147,7 @@ def _owners(recorded: Recording, owned: Owned) -> list[tuple[int, nn.Module, str
 
 
 def _parts(programs: Sequence[Recording], tensors: Tensors) -> Parts:
-    """The modules of programs; all tensors that they have get their numbers and names."""
+    """The modules of the programs; adds their tensors and those of the inputs."""
     roots: dict[str, nn.Module] = {}
     for recorded in programs:
         for path, module in _roots(recorded).items():
@@ -166,10 +163,10 @@ def _parts(programs: Sequence[Recording], tensors: Tensors) -> Parts:
 
 
 def _there(item: Input) -> torch.Tensor | None:
-    """The tensor that a program goes on from, where its calls leave it; None for a number.
+    """The tensor at the place that a program reads; None for a number.
 
     Raises:
-        Refusal: it is gone.
+        Refusal: the place is gone.
     """
     read, attempt, found = item.read, Attempt(KeyError), None
     with attempt:
@@ -197,7 +194,7 @@ def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
 
 
 def _required(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
-    """What a call has to be like; of modules that are no part of the file, nothing."""
+    """The requirements of a call, without modules that the file lacks."""
     known, found = fields_of(recorded.requires) | stored_effects(recorded.effects), {}
     for name in REQUIRED:
         item = known[name]
@@ -208,7 +205,7 @@ def _required(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, 
 
 
 def _roots(recorded: Recording) -> Mapping[str, nn.Module]:
-    """The modules that no other one holds, by their paths."""
+    """The outermost modules, by their paths."""
     requires = recorded.requires
     constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
     used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
@@ -231,14 +228,8 @@ def _holds(prefix: str, path: str) -> bool:
     return not prefix or path == prefix or path.startswith(f"{prefix}.")
 
 
-def _graphs(stored: Stored) -> Iterable[Graph]:
-    yield stored.graph
-    if stored.pair is not None:
-        yield from (stored.pair.forward, stored.pair.backward)
-
-
-def _check_calls(graph: Graph) -> None:
-    """Refuse a graph that calls Python of the program's own.
+def _check_graph(graph: Graph) -> None:
+    """Refuse a graph that calls Python of the program.
 
     Raises:
         Refusal: with the line.
@@ -247,12 +238,7 @@ def _check_calls(graph: Graph) -> None:
         if isinstance(op.target, (Wrap, Unwrap)):
             types = [value.type for value in (*op.outs, *op.operands)]
             wrapping = next(type for type in types if type.wrapped is not None)
-            raise no_form(wrapping).located(op.origin.frame, _modules(op), ())
+            raise located(no_form(wrapping), op)
         keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
         if hasattr(op.target, "as_module") and not keeps:
-            refusal = python(str(getattr(op.target, "name", op.target)))
-            raise refusal.located(op.origin.frame, _modules(op), ())
-
-
-def _modules(op: Op) -> list[str]:
-    return [str(each) for each in op.origin.module.stack()] if op.origin.module else []
+            raise located(python(str(getattr(op.target, "name", op.target))), op)

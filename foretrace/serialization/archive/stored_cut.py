@@ -1,4 +1,4 @@
-"""A cut as a file has it: its graphs, and how it was asked for, so that it can be made anew."""
+"""A cut in a file: its graphs, and the arguments by which it can be built again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,30 +25,56 @@ from foretrace.serialization.schema.opaque import GONE
 
 CALLED, PAIR = "name", "pair"
 FORWARD_ALONE = frozenset({"export", "aten"})
-"""Cuts that no loss changes"""
+"""Cuts that do not depend on a loss"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One cut, or both halves of one.
-
-    A half is known by its pair: `graph` is the joint graph that was split.
-    """
+    """One cut, or both halves of one: then `graph` is the joint graph of `pair`."""
 
     name: str
     graph: Graph
     loss: int | None
     level: Level
-    """predicates are `GONE` where it was read from a file"""
+    """of a file, `GONE` in place of predicates"""
     opened: bool
-    """whether a decomposition table opened it, which is no part of a file"""
+    """whether a decomposition table was applied, which no file has"""
     pair: Pair | None = None
     policy: Any = None
     """a name, or `GONE`"""
 
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of the cut, and of each half."""
+        pair = self.pair
+        return (self.graph,) if pair is None else (self.graph, pair.forward, pair.backward)
+
+    def unlike(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
+        """The arguments of `Program.cut` in `asked` that the cut was not built with.
+
+        Each with its value in the file: "loss=0". A function equals no other, as a file has none.
+        """
+        level = self.level
+        built_with: dict[str, tuple[Any, ...]] = {
+            "loss": (self.loss,),
+            "keep": _named(level.keep),
+            "open": _named(level.open),
+            "policy": _named((self.policy,)),
+            "decompositions": (None,) * self.opened,
+        }
+        if self.name in FORWARD_ALONE:
+            del built_with["loss"]
+        return tuple(
+            [
+                f"{name}={_shown(name, own)}"
+                for name, own in built_with.items()
+                if name in asked and not _equal(name, own, asked[name])
+            ]
+        )
+
 
 def stored_json(stored: Stored, encoder: Encoder) -> Any:
-    """A cut; functions of the user's are left out."""
+    """A cut as JSON, without functions of the user."""
     level = stored.level
     return encoder.item({
         CALLED: stored.name, "graph": stored.graph, "loss": stored.loss,
@@ -60,43 +86,18 @@ def stored_json(stored: Stored, encoder: Encoder) -> Any:
 def _named(selectors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Selectors by name, or as operators; None for a function."""
     named = [
-        [getattr(each, overload).name() for overload in each.overloads()]
-        if hasattr(each, "overloads")
-        else [each]
+        part
         for each in selectors
+        for part in (
+            [getattr(each, overload).name() for overload in each.overloads()]
+            if hasattr(each, "overloads")
+            else [each]
+        )
     ]
-    known = [part for parts in named for part in parts]
-    return tuple(
-        [each if type(each) is str or hasattr(each, "overloadpacket") else None for each in known]
-    )
+    return tuple([each if _selector(each) else None for each in named])
 
 
-def unlike(stored: Stored, asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """The arguments of `Program.cut` that are asked for and that the cut was not made with.
-
-    Each with what it was made with: "loss=0". A function, as a selector, a policy or a table, is
-    like no other, as a file has none.
-    """
-    level = stored.level
-    given: dict[str, tuple[Any, ...]] = {
-        "loss": (stored.loss,),
-        "keep": _named(level.keep),
-        "open": _named(level.open),
-        "policy": _named((stored.policy,)),
-        "decompositions": (None,) * stored.opened,
-    }
-    if stored.name in FORWARD_ALONE:
-        del given["loss"]
-    return tuple(
-        [
-            f"{name}={_shown(name, own)}"
-            for name, own in given.items()
-            if name in asked and not _alike(name, own, asked[name])
-        ]
-    )
-
-
-def _alike(name: str, own: tuple[Any, ...], asked: Any) -> bool:
+def _equal(name: str, own: tuple[Any, ...], asked: Any) -> bool:
     if name == "loss":
         return own == (asked,)
     wanted = _named((asked,) if name == "policy" else tuple(asked))
@@ -106,29 +107,28 @@ def _alike(name: str, own: tuple[Any, ...], asked: Any) -> bool:
 def _shown(name: str, own: tuple[Any, ...]) -> str:
     if name == "loss":
         return f"{own[0]}"
-    told = ["a function" if each is None else f"{each}" for each in own]
-    return ", ".join(told) or "nothing"
+    return ", ".join(["a function" if each is None else f"{each}" for each in own]) or "nothing"
 
 
 def stored_of(found: Any, decoder: Decoder) -> Stored:
-    """The cut that JSON tells.
+    """The cut of JSON.
 
     Raises:
-        Refusal: it tells none.
+        Refusal: the JSON is malformed.
     """
-    told = decoder.item(found)
-    if type(told) is not dict or told.keys() != KINDS.keys():
+    cut = decoder.item(found)
+    if type(cut) is not dict or cut.keys() != KINDS.keys():
         raise damaged(PROGRAM, "a cut is malformed")
-    wrong = check(KINDS, told)
+    wrong = check(KINDS, cut)
     if wrong:
         raise damaged(PROGRAM, f"a cut: {wrong}")
     keep, opening, policy = (
-        tuple([GONE if each is None else each for each in told[name]])
+        tuple([GONE if each is None else each for each in cut[name]])
         for name in ("keep", "open", "policy")
     )
-    level = Level(told["written"], keep, opening)
+    level = Level(cut["written"], keep, opening)
     return Stored(
-        told[CALLED], told["graph"], told["loss"], level, told["opened"], told["pair"], *policy[:1]
+        cut[CALLED], cut["graph"], cut["loss"], level, cut["opened"], cut["pair"], *policy[:1]
     )
 
 

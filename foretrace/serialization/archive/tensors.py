@@ -1,7 +1,7 @@
-"""Tensors as safetensors: one entry for each memory, and how each tensor sees it.
+"""Tensors as safetensors: one entry for each storage, and each tensor as a view of one.
 
-What shares memory shares it again, with the same strides and offsets. A memory that one tensor
-fills in order has the tensor's name, shape and dtype; any other is a row of bytes.
+Tensors that share memory share it after a load, with the same strides and offsets. A storage that
+one contiguous tensor fills has its name, shape and dtype; any other is a row of bytes.
 """
 
 import ctypes
@@ -18,14 +18,11 @@ from safetensors import SafetensorError
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.serialization.archive.manifest import TENSORS, Storage, Tensor, row
+from foretrace.serialization.archive.manifest import TENSORS, Storage, Tensor, from_json
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 KINDS: Mapping[str, type[torch.Tensor]] = MappingProxyType(
-    {
-        "tensor": torch.Tensor,
-        "parameter": torch.nn.Parameter,
-    }
+    {"tensor": torch.Tensor, "parameter": torch.nn.Parameter}
 )
 NAMED: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -33,9 +30,9 @@ NAMED: Mapping[torch.dtype, str] = MappingProxyType({
     torch.uint8: "U8", torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 })  # fmt: skip
-"""Dtypes that every reader of safetensors knows, as it calls them; another is a row of bytes"""
+"""Dtypes that every reader of safetensors knows, by its names; others are rows of bytes"""
 RESERVED: Final = "__metadata__"
-"""What no entry of safetensors may be called"""
+"""A name that no entry of safetensors may have"""
 ALIGNMENT: Final = 8
 LAZY: Final = ("", "conj", "neg", "conjneg")
 
@@ -49,10 +46,10 @@ class Tensors:
         self._names: list[str] = []
 
     def add(self, tensor: torch.Tensor, name: str) -> int:
-        """The number of a tensor; `name` is for people.
+        """Add a tensor; return its number. `name` is for people.
 
         Raises:
-            Refusal: its memory cannot be told.
+            Refusal: a file cannot have it.
         """
         known = self.numbers.get(id(tensor))
         if known is None:
@@ -63,7 +60,7 @@ class Tensors:
         return known
 
     def written(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bytes]:
-        """How each tensor sees its memory, what each memory is called, and the safetensors."""
+        """The rows of the tensors, the rows of the storages, and the safetensors."""
         storages: dict[Any, int] = {}
         entries: dict[str, torch.Tensor] = {}
         places, rows = list[Storage](), list[Tensor]()
@@ -98,7 +95,7 @@ def _check(tensor: torch.Tensor, name: str) -> None:
 
 
 def _entry(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory in order: as the tensor, if it fills it, else as bytes."""
+    """The storage of a tensor: as the tensor, if it fills it in order, else as bytes."""
     with torch.no_grad():
         memory = tensor.untyped_storage()
         plain = tensor.detach()
@@ -112,14 +109,15 @@ def _entry(tensor: torch.Tensor) -> torch.Tensor:
 def _safetensors(entries: Mapping[str, torch.Tensor]) -> bytes:
     """The tensors as safetensors; the package's own writer needs numpy.
 
-    The form: the length of the header in eight bytes, the header in JSON, and the bytes, of which
-    those of the widest dtypes come first, so that each entry is aligned.
+    The format: the length of the header in eight bytes, the header in JSON, and the bytes, widest
+    dtypes first, so that each entry is aligned.
     """
     header, parts, end = dict[str, Any](), list[Any](), 0
     for name, tensor in sorted(entries.items(), key=lambda each: (-each[1].itemsize, each[0])):
         begin, end = end, end + tensor.nbytes
-        told = {"dtype": NAMED[tensor.dtype], "shape": list(tensor.shape)}
-        header[name] = {**told, "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": NAMED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end],
+        }  # fmt: skip
         parts.append(_bytes_of(tensor))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
@@ -127,7 +125,7 @@ def _safetensors(entries: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU, in the order of bytes that files have."""
+    """The memory of a contiguous tensor on the CPU, in little-endian order."""
     if sys.byteorder == "big":
         wide = tensor.reshape(-1, 1).view(torch.uint8)
         return bytearray(wide.flip(1).flatten().tolist())
@@ -149,54 +147,54 @@ def _row(tensor: torch.Tensor, storage: int) -> Tensor:
 
 
 def tensors_of(rows: Iterable[Any], storages: Iterable[Any], data: bytes) -> list[torch.Tensor]:
-    """The tensors that a file has, by number.
+    """The tensors of a file, by number.
 
     Raises:
-        Refusal: the bytes are none of safetensors, or a tensor reaches beyond its memory.
+        Refusal: the bytes are no safetensors, or a tensor reaches beyond its storage.
     """
     try:
         entries = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise damaged(TENSORS, f"{error}".splitlines()[0][:200]) from error
-    memories = [_memory(row(Storage, each, PROGRAM), entries) for each in storages]
-    return [_tensor(row(Tensor, each, PROGRAM), memories) for each in rows]
+    memories = [_memory(from_json(Storage, each, PROGRAM), entries) for each in storages]
+    return [_tensor(from_json(Tensor, each, PROGRAM), memories) for each in rows]
 
 
-def _memory(told: Storage, entries: Mapping[str, torch.Tensor]) -> torch.UntypedStorage:
-    if told.name not in entries:
-        raise damaged(TENSORS, f"it has no {told.name!r:.60}")
+def _memory(row: Storage, entries: Mapping[str, torch.Tensor]) -> torch.UntypedStorage:
+    if row.name not in entries:
+        raise damaged(TENSORS, f"it has no {row.name!r:.60}")
     try:
-        there = entries[told.name].to(torch.device(told.device))
+        there = entries[row.name].to(torch.device(row.device))
     except (RuntimeError, AssertionError) as error:
         raise Refusal(
-            f"{told.name} lay on {told.device}, which this machine lacks",
+            f"{row.name} lay on {row.device}, which this machine lacks",
             kind="no such device",
             do="capture the program for a device that is here",
         ) from error
     return there.untyped_storage()
 
 
-def _tensor(told: Tensor, memories: Sequence[torch.UntypedStorage]) -> torch.Tensor:
-    dtype = vars(torch).get(told.dtype)
-    kind = KINDS.get(told.kind)
-    known = type(dtype) is torch.dtype and kind is not None and told.lazy in LAZY
-    if not (known and 0 <= told.storage < len(memories) and _inside(told, memories, dtype)):
-        raise damaged(PROGRAM, f"a tensor is {asdict(told)!r:.120}")
-    memory = memories[told.storage]
+def _tensor(row: Tensor, memories: Sequence[torch.UntypedStorage]) -> torch.Tensor:
+    dtype = vars(torch).get(row.dtype)
+    kind = KINDS.get(row.kind)
+    known = type(dtype) is torch.dtype and kind is not None and row.lazy in LAZY
+    if not (known and 0 <= row.storage < len(memories) and _inside(row, memories, dtype)):
+        raise damaged(PROGRAM, f"a tensor is {asdict(row)!r:.120}")
+    memory = memories[row.storage]
     tensor = torch.empty(0, dtype=dtype, device=memory.device)
     with torch.no_grad():
-        tensor.set_(memory, told.offset, told.shape, told.stride)
-    tensor = torch_api.put_off(tensor, told.lazy) if told.lazy else tensor
+        tensor.set_(memory, row.offset, row.shape, row.stride)
+    tensor = torch_api.put_off(tensor, row.lazy) if row.lazy else tensor
     if kind is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor, told.requires_grad)
-    return tensor.requires_grad_(told.requires_grad)
+        return torch.nn.Parameter(tensor, row.requires_grad)
+    return tensor.requires_grad_(row.requires_grad)
 
 
-def _inside(told: Tensor, memories: Sequence[torch.UntypedStorage], dtype: Any) -> bool:
-    """Whether it sees no more than its memory."""
-    if len(told.shape) != len(told.stride) or min((*told.shape, *told.stride, told.offset)) < 0:
+def _inside(row: Tensor, memories: Sequence[torch.UntypedStorage], dtype: Any) -> bool:
+    """Whether a tensor stays within its storage."""
+    if len(row.shape) != len(row.stride) or min((*row.shape, *row.stride, row.offset)) < 0:
         return False
-    last = sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
-    count = 0 if 0 in told.shape else told.offset + last + 1
+    last = sum((n - 1) * step for n, step in zip(row.shape, row.stride, strict=True))
+    count = 0 if 0 in row.shape else row.offset + last + 1
     reach: int = count * dtype.itemsize
-    return reach <= memories[told.storage].nbytes()
+    return reach <= memories[row.storage].nbytes()

@@ -16,27 +16,29 @@ from foretrace.runtime.backends.autograd_function import Flat, TrainableCall
 from foretrace.runtime.backends.graph_backend import straight_call
 from foretrace.runtime.calls.epilogue import core_of
 from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
+from foretrace.serialization.archive.stored_cut import Stored
 
 
 def trained_by(
-    forward: Called, backward: Called, pair: Pair, joint: Graph, semantics: TargetSemantics
-) -> Callable[..., Any]:
-    """A call like the program's that trains by these halves; see `tells_all`.
+    forward: Called, backward: Called, stored: Stored, semantics: TargetSemantics
+) -> Callable[..., Any] | None:
+    """A call like the program's that trains by these halves; None where a call does more.
 
     Args:
         forward: the first half.
         backward: the second.
-        pair: both as graphs.
-        joint: the graph that they are of.
-        semantics: what operators mean in it.
+        stored: both as graphs, with the joint graph.
+        semantics: of its operators.
     """
-    recorded = forward.calls.recorded
+    recorded, pair = forward.calls.recorded, stored.pair
+    if pair is None or not _trains_by_pair(recorded, stored.loss):
+        return None
     halves = TrainableCall(
         recorded,
         pair,
         forward.graph_module,
         None,
-        partial(_second, recorded, semantics, joint, pair, backward),
+        partial(_backward, recorded, semantics, stored.graph, pair, backward),
         relaid=True,
     )
 
@@ -50,28 +52,28 @@ def trained_by(
     return run
 
 
-def _second(
+def _backward(
     recorded: Recording,
     semantics: TargetSemantics,
     joint: Graph,
     pair: Pair,
     backward: Called,
-    given: TangentStrides,
+    strides: TangentStrides,
 ) -> Flat:
-    """The second half for tangents that lie so: the stored one, or one made of the tree."""
-    if given == pair.strides:
+    """The second half for tangents with such strides: the stored one, or another from the tree."""
+    if strides == pair.strides:
         return backward.graph_module
     graph = partial_backward(
-        joint, pair, Context(recorded, semantics, Level(False), tangents=given)
+        joint, pair, Context(recorded, semantics, Level(False), tangents=strides)
     )
     return straight_call(graph, recorded.symbols)
 
 
-def tells_all(recorded: Recording, loss: int | None) -> bool:
-    """Whether the halves of a joint graph are all that a call does that trains.
+def _trains_by_pair(recorded: Recording, loss: int | None) -> bool:
+    """Whether the halves of a joint graph are all that a training call does.
 
-    They are where tangents are inputs, and each result is a tensor of its own that autograd follows
-    as the graph has it.
+    So it is where tangents are inputs, and each result is a separate tensor with the autograd
+    history that the graph has.
     """
     if loss is not None or recorded.makes_leaves or not recorded.requires.grad_mode:
         return False

@@ -1,10 +1,11 @@
-"""The file itself: a zip with fixed names, each member with its length and hash in the manifest."""
+"""The zip: members of fixed names, each with its length and hash in the manifest."""
 
 import hashlib
 import io
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 SUFFIX: Final = ".safetensors"
 DAMAGED = (zipfile.BadZipFile, EOFError, zipfile.LargeZipFile, NotImplementedError, OSError)
-"""What Python says of a file that is no zip, or is cut short, or cannot be read"""
+"""What Python raises for a file that is no zip, is cut short, or cannot be read"""
 STAMP: Final = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that equal programs give equal files"""
 
@@ -34,13 +35,13 @@ STAMP: Final = (1980, 1, 1, 0, 0, 0)
 def write(
     path: Path, program: Any, tensors: bytes, operators: dict[str, str], *, beside: bool
 ) -> None:
-    """Write a file, at once: what was there is there until all is written.
+    """Write a file. An old one is replaced when all is written.
 
     Raises:
-        Refusal: it cannot be written, or the file beside would be the same.
+        Refusal: it cannot be written, or the file beside would have its name.
     """
-    told = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = told.encode(errors="backslashreplace")  # what UTF-8 has not, JSON spells like Python
+    whole = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = whole.encode(errors="backslashreplace")  # surrogates: JSON's escapes are Python's
     other = path.with_suffix(SUFFIX)
     if beside and other == path:
         raise _not_written(path, f"the tensors beside have this name, {other.name}")
@@ -48,15 +49,15 @@ def write(
     manifest = Manifest(
         FORMAT, list(VERSION), torch.__version__, members, other.name if beside else "", operators
     )
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as file:
-        _add(file, MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        _add(file, MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
         _add(file, PROGRAM, text)
         if not beside:
             _add(file, TENSORS, tensors, zipfile.ZIP_STORED)
     if beside:
         _put(other, tensors)
-    _put(path, whole.getvalue())  # bytes: a view would hold the buffer as long as a traceback lives
+    _put(path, buffer.getvalue())  # bytes: a traceback would keep a view of the buffer alive
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -65,7 +66,7 @@ def _put(path: Path, data: bytes) -> None:
         part.write_bytes(data)
         part.replace(path)
     except OSError as error:
-        with Attempt(OSError):  # the folder cannot be written to, or is none
+        with Attempt(OSError):  # the folder cannot be written to, or is missing
             part.unlink(missing_ok=True)
         raise _not_written(path, f"{error}") from error
 
@@ -93,7 +94,7 @@ def read(path: Path) -> tuple[Manifest, Any, bytes]:
     """The manifest, the program's JSON, and the safetensors; nothing is written to the disk.
 
     Raises:
-        Refusal: there is no such file, it is another kind of file, or a member is not as written.
+        Refusal: there is no such file, it is of another kind, or a member is damaged.
     """
     if not path.is_file():
         raise Refusal(
@@ -104,16 +105,17 @@ def read(path: Path) -> tuple[Manifest, Any, bytes]:
     try:
         with zipfile.ZipFile(path) as file:
             infos = _infos(path, file)
-            manifest = manifest_of(_json(MANIFEST, _text(file, infos, MANIFEST)))
-            text = _checked(manifest, PROGRAM, _text(file, infos, PROGRAM))
-            data = _beside(path, manifest) if manifest.beside else _stored(file, infos)
+            manifest = manifest_of(_json(MANIFEST, _bytes_of(file, infos, MANIFEST)))
+            text = _checked(manifest, PROGRAM, _bytes_of(file, infos, PROGRAM))
+            beside = manifest.beside
+            data = _beside(path, beside) if beside else _bytes_of(file, infos, TENSORS)
     except DAMAGED as error:
         raise damaged(path.name, f"{error}") from error
     return manifest, _json(PROGRAM, text), _checked(manifest, TENSORS, data)
 
 
 def _infos(path: Path, file: zipfile.ZipFile) -> Mapping[str, zipfile.ZipInfo]:
-    """The members by name, of which each is known, and there once."""
+    """The members by name; each name is known and occurs once."""
     names = file.namelist()
     for name in names:
         if name not in MEMBERS:
@@ -123,42 +125,28 @@ def _infos(path: Path, file: zipfile.ZipFile) -> Mapping[str, zipfile.ZipInfo]:
     return {info.filename: info for info in file.infolist()}
 
 
-def _text(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
-    info = _info(infos, name)
-    if info.file_size > LARGEST_TEXT:
+def _bytes_of(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:
+    """A member: JSON of a limited length, or tensors, which are never compressed."""
+    info = infos.get(name)
+    if info is None:
+        raise damaged(name, "it is not there")
+    if name != TENSORS and info.file_size > LARGEST_TEXT:
         raise damaged(
             name, f"it says that it has {info.file_size} bytes, the most is {LARGEST_TEXT}"
         )
-    with _opened(file, info) as member:
-        data: bytes = member.read(info.file_size + 1)
-    return data
-
-
-def _stored(file: zipfile.ZipFile, infos: Mapping[str, zipfile.ZipInfo]) -> bytes:
-    info = _info(infos, TENSORS)
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+    stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+    if name == TENSORS and not stored:
         raise damaged(TENSORS, "it is compressed, and tensors never are")
-    with _opened(file, info) as member:
-        data: bytes = member.read()
-    return data
-
-
-def _opened(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
     try:
-        return file.open(info)
-    except (RuntimeError, zipfile.BadZipFile) as error:  # one that asks for a password
-        raise damaged(info.filename, f"{error}") from error
+        member = file.open(info)
+    except (RuntimeError, zipfile.BadZipFile) as error:  # an encrypted member
+        raise damaged(name, f"{error}") from error
+    with member:
+        return member.read(info.file_size + 1)
 
 
-def _info(infos: Mapping[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    if name not in infos:
-        raise damaged(name, "it is not there")
-    return infos[name]
-
-
-def _beside(path: Path, manifest: Manifest) -> bytes:
-    """The file beside; its name is one of this folder."""
-    name = manifest.beside
+def _beside(path: Path, name: str) -> bytes:
+    """The tensors in the file beside; its name may have no folder."""
     if Path(name).name != name or name in {".", ".."}:
         raise damaged(MANIFEST, f"{name!r:.80} is no name of a file beside")
     other = path.with_name(name)
@@ -172,10 +160,10 @@ def _beside(path: Path, manifest: Manifest) -> bytes:
 
 
 def _checked(manifest: Manifest, name: str, data: bytes) -> bytes:
-    told = manifest.members.get(name)
-    if told is None:
+    member = manifest.members.get(name)
+    if member is None:
         raise damaged(MANIFEST, f"it has no {name}")
-    if _member(data) != told:
+    if _member(data) != member:
         raise damaged(name, f"{len(data)} bytes with another hash than when it was saved")
     return data
 

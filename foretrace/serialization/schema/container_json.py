@@ -1,8 +1,8 @@
-"""How arguments and results are nested, as JSON: the classes by name.
+"""The nesting of arguments and results as JSON, with classes by name.
 
-No class is looked for in modules: a file could name any. One is known if torch takes it apart in
-this process (its library has registered it), or if whoever loads the file names it. In the place of
-another comes a stand-in: `Fields` for what has names, a plain named tuple, a list.
+No class is imported by its name: a file could name any. A class is known if pytree has it (its
+library has registered it), or if the caller of `load` passes it. A stand-in replaces any other:
+`Fields` for what has names, a plain named tuple, a list.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -18,7 +18,7 @@ from foretrace.ir.pydata.containers import CONTAINERS, ITEMS, Structure
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 NAMED: Any = torch_api.registered_containers()["collections.namedtuple"]
-"""The kind of every named tuple to torch, which makes its class, too"""
+"""pytree's type of every named tuple, which also creates its class"""
 PYTHONS: Mapping[str, Any] = MappingProxyType({
     "tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedDict, "deque": deque,
     "defaultdict": defaultdict, "Size": torch.Size, "namedtuple": NAMED,
@@ -30,7 +30,7 @@ Json = Callable[[Any], Any]
 
 
 class Fields(OrderedDict[str, Any]):
-    """Stands for an object whose class this process does not know: by name, attribute and place."""
+    """Stands for an object of an unknown class: items by name, by attribute and by index."""
 
     stands_for = ""
     """the full name of the class"""
@@ -44,21 +44,21 @@ class Fields(OrderedDict[str, Any]):
         return [*self.values()][key] if isinstance(key, int) else super().__getitem__(key)
 
 
-def _apart(item: Fields) -> tuple[list[Any], Any]:
+def _flatten(item: Fields) -> tuple[list[Any], Any]:
     return list(item.values()), (item.stands_for, tuple(item))
 
 
-def _built(children: Iterable[Any], context: Any) -> Fields:
-    made = Fields(zip(context[1], children, strict=True))
-    object.__setattr__(made, "stands_for", context[0])
-    return made
+def _unflatten(children: Iterable[Any], context: Any) -> Fields:
+    fields = Fields(zip(context[1], children, strict=True))
+    object.__setattr__(fields, "stands_for", context[0])
+    return fields
 
 
-torch_api.register_container(Fields, _apart, _built)
+torch_api.register_container(Fields, _flatten, _unflatten)
 
 
 def structure_json(structure: Structure, item: Json) -> Any:
-    """A structure; `item` gives keys and other plain data."""
+    """A structure as JSON; `item` encodes keys and other plain data."""
     objects = [
         [place, full_name(kind), structure_json(below, item)]
         for place, kind, below in structure.objects
@@ -67,7 +67,7 @@ def structure_json(structure: Structure, item: Json) -> Any:
 
 
 def full_name(kind: Any) -> str:
-    """The name by which a class is told."""
+    """The full name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -84,11 +84,8 @@ def _spec_json(spec: Any, item: Json) -> Any:
         if known is None:
             raise _no_form(f"a defaultdict of {factory!r:.60}")
         context = [known, item(list(keys))]
-    elif name is None:
-        name = full_name(spec.type)
-        context = item(context)
     else:
-        context = item(context)
+        name, context = name or full_name(spec.type), item(context)
     return [name, context, [_spec_json(each, item) for each in spec.children()]]
 
 
@@ -104,26 +101,25 @@ class Classes:
     """The classes that a file may name.
 
     Args:
-        given: those that whoever loads it has named.
+        classes: those that the caller of `load` passes.
     """
 
-    def __init__(self, given: Iterable[type] = ()) -> None:
-        self.known = {**torch_api.registered_containers(), **{full_name(k): k for k in given}}
-        self._made: dict[tuple[str, ...], Any] = {}
+    def __init__(self, classes: Iterable[type] = ()) -> None:
+        self.known = {**torch_api.registered_containers(), **{full_name(k): k for k in classes}}
+        self._tuples: dict[tuple[str, ...], Any] = {}
         self.missing: list[str] = []
-        """those for which something else stands"""
+        """names of classes that stand-ins replace"""
 
     def structure(self, found: Any, of: Json) -> Structure:
-        """The structure that JSON holds.
+        """The structure of JSON.
 
         Raises:
-            Refusal: it is none.
+            Refusal: the JSON is malformed.
         """
         match found:
             case {"spec": spec, "objects": list(objects)}:
-                made = self._spec(spec, of)
-                inner = [self._object(each, of) for each in objects]
-                return Structure(made, tuple(inner))
+                outer = self._spec(spec, of)
+                return Structure(outer, tuple([self._object(each, of) for each in objects]))
         raise damaged(PROGRAM, f"{found!r:.60} is no structure")
 
     def _object(self, found: Any, of: Json) -> tuple[int, type, Structure]:
@@ -170,16 +166,16 @@ class Classes:
             return known
         if not all(type(each) is str and each.isidentifier() for each in fields):
             raise damaged(PROGRAM, f"{fields!r:.60} are no names")
-        if (name, *fields) not in self._made:
+        if (name, *fields) not in self._tuples:
             self.missing.append(name)
             last = name.rpartition(".")[2]
             last = last if last.isidentifier() else "Fields"
-            self._made[name, *fields] = NAMED(last, fields)
-        return self._made[name, *fields]
+            self._tuples[name, *fields] = NAMED(last, fields)
+        return self._tuples[name, *fields]
 
 
 class Attributes:
-    """Stands for an object whose class this process does not know: it has its attributes."""
+    """Stands for an object of an unknown class, with its attributes."""
 
     stands_for = ""
 
@@ -189,8 +185,8 @@ class Attributes:
 
 
 def _stand_in(name: str, inside: Structure) -> type:
-    """A class for an object with such attributes; one that is a container is one of that kind."""
-    held = dict(zip(inside.spec.context or (), inside.spec.children(), strict=False))
-    base = held[ITEMS].type if ITEMS in held else object
+    """A class for an object with such attributes; of a container, a subclass of its base."""
+    known = dict(zip(inside.spec.context or (), inside.spec.children(), strict=False))
+    base = known[ITEMS].type if ITEMS in known else object
     bases = (Attributes, base) if base in CONTAINERS else (Attributes,)
     return type("Attributes", bases, {"stands_for": name, "__module__": __name__})

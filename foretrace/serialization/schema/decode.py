@@ -1,10 +1,11 @@
-"""Objects of records, in order. Nothing is looked up by a name that the file chooses, or called.
+"""Decodes records to objects, in order. No name of a file is imported or called.
 
-Each field is checked before anything is made of it, so that a file that was written to do harm
-gives at worst another program.
+Each field is checked before an object is built from it, so that a malicious file gives at worst
+another program.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from foretrace.ir.program.op import Op
 from foretrace.serialization.schema.container_json import Classes
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 from foretrace.serialization.schema.field_checks import check
-from foretrace.serialization.schema.names import read
+from foretrace.serialization.schema.names import named_object
 from foretrace.serialization.schema.node_schema import BY_TAG
 
 BUILT: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({
@@ -24,13 +25,13 @@ BUILT: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({
 
 
 class Decoder:
-    """Makes the objects of a file.
+    """The objects of a file.
 
     Args:
         rows: its records.
-        tensors: those that it has, by number.
+        tensors: its tensors, by number.
         parts: its modules, by number.
-        classes: how it finds those of containers.
+        classes: the classes of containers, by name.
     """
 
     def __init__(
@@ -41,35 +42,33 @@ class Decoder:
         classes: Classes,
     ) -> None:
         self.tensors, self.parts, self.classes = tensors, parts, classes
-        self.made: list[Any] = []
+        self.objects: list[Any] = []
         for number, row in enumerate(rows):
-            self.made.append(self._record(number, row))
+            self.objects.append(self._record(number, row))
 
     def join(self, pieces: Iterable[Any]) -> None:
-        """Let ops be pieces of others: pairs of records.
+        """Set `piece_of` of ops, by pairs of records.
 
         Raises:
-            Refusal: one is none, or is a piece of itself.
+            Refusal: a record is no op, or an op is a piece of itself.
         """
-        ops = list[Op]()
+        wholes = dict[Op, tuple[Op]]()
         for piece, whole in pieces:
-            both = _at(self.made, piece), _at(self.made, whole)
+            both = _at(self.objects, piece), _at(self.objects, whole)
             if type(both[0]) is not Op or type(both[1]) is not Op:
                 raise damaged(PROGRAM, f"record {piece!r:.40} is a piece of {whole!r:.40}")
             both[0].piece_of = both[1]
-            ops.append(both[0])
-        for op in ops:
-            at, steps = op.piece_of, 0
-            while at is not None:
-                at, steps = at.piece_of, steps + 1
-                if steps > len(ops):
-                    raise damaged(PROGRAM, "an op is a piece of itself")
+            wholes[both[0]] = (both[1],)
+        try:
+            TopologicalSorter(wholes).prepare()
+        except CycleError as error:
+            raise damaged(PROGRAM, "an op is a piece of itself") from error
 
     def item(self, found: Any) -> Any:
-        """The object that JSON tells.
+        """The object of JSON.
 
         Raises:
-            Refusal: it tells none.
+            Refusal: the JSON is malformed.
         """
         kind = type(found)
         if kind is list:
@@ -78,34 +77,34 @@ class Decoder:
             return found
         if len(found) != 1:
             raise damaged(PROGRAM, f"{found!r:.60} tells nothing")
-        ((word, told),) = found.items()
+        ((word, content),) = found.items()
         if word == "@":
-            return _at(self.made, told)
-        if word in BUILT and type(told) is list:
-            return BUILT[word]([self.item(each) for each in told])
+            return _at(self.objects, content)
+        if word in BUILT and type(content) is list:
+            return BUILT[word]([self.item(each) for each in content])
         if word == "tensor":
-            return _at(self.tensors, told)
+            return _at(self.tensors, content)
         if word == "part":
-            return _at(self.parts, told)
+            return _at(self.parts, content)
         if word == "structure":
-            return self.classes.structure(told, self.item)
-        return read(word, told)
+            return self.classes.structure(content, self.item)
+        return named_object(word, content)
 
     def _record(self, number: int, row: Any) -> Any:
         if type(row) is not list or not row or type(row[0]) is not str:
             raise damaged(PROGRAM, f"record {number} is {row!r:.60}")
-        tag, *told = row
+        tag, *fields = row
         if tag in ("list", "tuple"):
-            items = [self.item(each) for each in told]
+            items = [self.item(each) for each in fields]
             return items if tag == "list" else tuple(items)
         form = BY_TAG.get(tag)
-        if form is None or len(told) != len(form.kinds):
-            raise damaged(PROGRAM, f"record {number} is {tag!r:.40} of {len(told)} fields")
-        given = {name: self.item(each) for name, each in zip(form.kinds, told, strict=True)}
-        wrong = check(form.kinds, given)
+        if form is None or len(fields) != len(form.kinds):
+            raise damaged(PROGRAM, f"record {number} is {tag!r:.40} of {len(fields)} fields")
+        values = {name: self.item(each) for name, each in zip(form.kinds, fields, strict=True)}
+        wrong = check(form.kinds, values)
         if wrong:
             raise damaged(PROGRAM, f"record {number}, {tag}: {wrong}")
-        return form.make(**given)
+        return form.build(values)
 
 
 def _at(items: Sequence[Any], number: Any) -> Any:

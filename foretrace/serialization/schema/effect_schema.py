@@ -80,5 +80,5 @@ def stored_effects(effects: Sequence[Effect]) -> dict[str, Any]:
 
 
 def loaded_effects(fields: dict[str, Any]) -> list[Effect]:
-    """Take the fields that hold effects out of those of a file, and make the effects."""
+    """Remove the fields with effects from those of a file; return the effects."""
     return [x for each in EFFECTS.values() for x in each.load(fields.pop(each.field))]

@@ -1,4 +1,4 @@
-"""Objects as records: each once, after those that it speaks of, so that reading goes one way."""
+"""Objects as records: each once, after those that it refers to, so that decoding is one pass."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +14,9 @@ from foretrace.ir.pydata.containers import Structure
 from foretrace.serialization.schema.container_json import structure_json
 from foretrace.serialization.schema.errors import PROGRAM
 from foretrace.serialization.schema.field_checks import check
-from foretrace.serialization.schema.names import single, spell
-from foretrace.serialization.schema.node_schema import FORMS, NodeSchema, Same
+from foretrace.serialization.schema.names import named_json, single
+from foretrace.serialization.schema.node_schema import FORMS
+from foretrace.serialization.schema.op_schema import NodeSchema, Same
 from foretrace.serialization.schema.opaque import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
@@ -24,26 +25,26 @@ MARKS: dict[type, type] = {object: Same}
 
 
 class Encoder:
-    """Makes records of objects; `rows` are those of the file.
+    """Encodes objects as records; `rows` are those of the file.
 
     Args:
-        number_of: the number of a tensor, and of a module, among those of the file.
+        number_of: the index of a tensor, or of a module, in the file.
     """
 
     def __init__(self, number_of: Callable[[Any], int]) -> None:
         self.number_of = number_of
         self.rows: list[list[Any]] = []
         self.operators: set[Any] = set()
-        """that ops call"""
+        """the targets of ops"""
         self._known: dict[int, int] = {}
         self._equal: dict[Any, int] = {}
         self._marks: dict[int, Any] = {}
         self._pieces: list[Op] = []
-        """ops that are pieces of others, which may be made of them"""
-        self._told = 0
-        """how many calls of Python of the program's own there are around"""
+        """ops with `piece_of`, which may have them in its body"""
+        self._python_calls = 0
+        """how many calls of the program's own Python are being encoded"""
         self._kept: list[Any] = []
-        """alive, so that no other object gets the same id"""
+        """objects whose ids are in use"""
 
     def item(self, item: Any) -> Any:
         """An object as JSON.
@@ -68,8 +69,8 @@ class Encoder:
             return {"tensor" if isinstance(item, torch.Tensor) else "part": self.number_of(item)}
         if type(item) is Structure:
             return {"structure": structure_json(item, self.item)}
-        found = self._container(item) or spell(item)
-        if found is None and self._told:  # nothing calls the op, and explanations give its name
+        found = self._container(item) or named_json(item)
+        if found is None and self._python_calls:  # no call uses it: explanations show its name
             return self.item(Opaque(name_of(item)))
         if found is None:
             raise no_form(item)
@@ -92,7 +93,7 @@ class Encoder:
         return None
 
     def pieces(self) -> list[list[int]]:
-        """Pairs of records: an op, and that which it is a piece of; when all else is told."""
+        """Pairs of records, an op and its `piece_of`; called after all else is encoded."""
         found = []
         while self._pieces:
             op = self._pieces.pop()
@@ -105,10 +106,10 @@ class Encoder:
         if known is not None:
             return known
         own = isinstance(item, Op) and hasattr(item.target, "as_module")
-        self._told += own
+        self._python_calls += own
         with Refusing(partial(_located, item)):
             row = self._row(form, item)
-        self._told -= own
+        self._python_calls -= own
         place = self._append([form.tag, *row], item)
         if isinstance(item, Op) and item.piece_of is not None:
             self._pieces.append(item)
@@ -133,7 +134,7 @@ class Encoder:
         ]
 
     def _known_by_identity(self, part: Any) -> Any:
-        """What only tells one call from another, by a mark of its own."""
+        """A mark in place of an object that only distinguishes calls."""
         kind = MARKS.get(type(part))
         if kind is None:
             return part
@@ -143,7 +144,7 @@ class Encoder:
         return self._marks[id(part)]
 
     def _shared(self, items: Any) -> Any:
-        """A container that two ops may have: it is one object for both."""
+        """A container that two ops may share, as one record."""
         if not items:
             return self.item(items)
         known = self._known.get(id(items))
@@ -166,26 +167,28 @@ def _form(kind: type) -> NodeSchema | None:
     return found
 
 
-def _stack(op: Op) -> tuple[Any, ...]:
-    return op.origin.module.stack() if op.origin.module else ()
+def located(refusal: Refusal, op: Op) -> Refusal:
+    """The refusal with the line and the modules of an op."""
+    module = op.origin.module
+    path = [str(each) for each in module.stack()] if module else []
+    return refusal.located(op.origin.frame, path, ())
 
 
 def _located(item: Any, error: BaseException, trace: TracebackType | None) -> Refusal | None:
-    """The refusal with the line of the op that it is about."""
+    """The refusal with the line of its op."""
     if isinstance(error, Refusal) and isinstance(item, Op):
-        path = [str(each) for each in _stack(item)]
-        return error.located(item.origin.frame, path, ())
+        return located(error, item)
     return None
 
 
 def name_of(item: Any) -> str:
-    """How an object of the program's own is told."""
+    """The name that stands for an object of the program."""
     return str(getattr(item, "__name__", type(item).__qualname__))
 
 
 def no_form(item: Any, more: str = "") -> Refusal:
-    """The refusal of what no file can hold."""
-    known = hasattr(type(item), "wrapped")  # `torch.classes` makes up what it is asked for
+    """The refusal of an object that has no form in a file."""
+    known = hasattr(type(item), "wrapped")  # `torch.classes` has every attribute
     wrapped = item.wrapped if known else None
     if wrapped is not None:
         return Refusal(

@@ -1,15 +1,15 @@
-"""What is said of a file that is not as it was written."""
+"""The refusal of a damaged file."""
 
 from typing import Final
 
 from foretrace.errors import Refusal
 
 PROGRAM: Final = "program.json"
-"""The member that has the records"""
+"""The member with the records"""
 
 
 def damaged(member: str, what: str) -> Refusal:
-    """The refusal of a file, with the member that is not as it was written."""
+    """The refusal of a damaged file; `member` is where the damage is."""
     return Refusal(
         f"the artifact is damaged: {member}: {what}",
         kind="damaged artifact",

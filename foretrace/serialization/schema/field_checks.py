@@ -1,6 +1,6 @@
-"""What the fields of a record may hold: told by each form, checked before anything is made of it.
+"""Predicates on the fields of a record, checked before an object is built from them.
 
-Some of it becomes text of generated functions (names, numbers, lines), which may say nothing else.
+Names, numbers and lines become text of generated functions, so their form is checked strictly.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,36 +9,36 @@ from typing import Any, TypeAlias
 import sympy
 
 Kind: TypeAlias = Callable[[Any], bool]
-"""Whether a field may hold this"""
+"""Whether a field may hold an object"""
 
 
 def any_value(item: Any) -> bool:
-    """What an operator takes or gives: nothing that is decoded can do harm by itself."""
+    """Any operand or result of an operator: no decoded object can do harm by itself."""
     return True
 
 
 def instance_of(*types: type) -> Kind:
-    """Of one of these types, and of no other that derives from it."""
+    """Exactly one of these types: no subclass."""
     return lambda item: type(item) in types
 
 
 def subclass_of(*types: type) -> Kind:
-    """Of one of these types."""
+    """One of these types or a subclass."""
     return lambda item: isinstance(item, types)
 
 
 def optional(kind: Kind) -> Kind:
-    """That, or None."""
+    """`kind` or None."""
     return lambda item: item is None or kind(item)
 
 
 def sequence_of(kind: Kind, of: type[Any] = tuple) -> Kind:
-    """A tuple, or list, of that."""
+    """A tuple, or another sequence type `of`, with items of `kind`."""
     return lambda item: isinstance(item, of) and all(map(kind, item))
 
 
 def tuple_of(*kinds: Kind) -> Kind:
-    """A tuple with one of each."""
+    """A tuple with one item of each kind."""
     return lambda item: (
         type(item) is tuple
         and len(item) == len(kinds)
@@ -47,14 +47,14 @@ def tuple_of(*kinds: Kind) -> Kind:
 
 
 def table(key: Kind, value: Kind) -> Kind:
-    """A dict from that to that."""
+    """A dict with keys and values of these kinds."""
     return lambda item: (
         type(item) is dict and all(map(key, item)) and all(map(value, item.values()))
     )
 
 
 def size(item: Any) -> bool:
-    """A number, or an expression over symbols."""
+    """A size: an integer or an expression over symbols."""
     return type(item) is int or isinstance(item, sympy.Basic)
 
 
@@ -64,7 +64,7 @@ def text(item: Any) -> bool:
 
 
 def keywords(item: Any) -> bool:
-    """Keyword arguments: generated code has their names as they are."""
+    """Keyword arguments: generated code uses their names."""
     return type(item) is dict and all(type(k) is str and k.isidentifier() for k in item)
 
 
@@ -72,7 +72,7 @@ NUMBER, TRUTH = instance_of(int), instance_of(bool)
 SIZES: Kind = sequence_of(size)
 
 
-def check(fields: Mapping[str, Kind], given: Mapping[str, Any]) -> str:
-    """The first field that holds what it may not, in words; empty if none does."""
-    wrong = (name for name, kind in fields.items() if not kind(given[name]))
-    return next((f"{name} is {given[name]!r:.60}" for name in wrong), "")
+def check(fields: Mapping[str, Kind], values: Mapping[str, Any]) -> str:
+    """The first field with a value that it may not hold, in words; empty if there is none."""
+    wrong = (name for name, kind in fields.items() if not kind(values[name]))
+    return next((f"{name} is {values[name]!r:.60}" for name in wrong), "")

@@ -1,10 +1,10 @@
-"""What JSON has no word for: dtypes, devices, operators, functions of Python's, by their names."""
+"""dtypes, devices, operators, Python functions and other objects as JSON, by name."""
 
 import operator
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import sympy
 import torch
@@ -26,7 +26,7 @@ SINGLE: Mapping[str, Any] = MappingProxyType({
     "sides": SIDES, "dispatched": DISPATCHED, "itself": ITSELF, "leaf": LEAF, "missing": MISSING,
     "ellipsis": ..., "default generator": torch.default_generator,
 })  # fmt: skip
-"""Objects that are told by identity"""
+"""Objects that are compared by identity"""
 SINGLES: Mapping[int, str] = MappingProxyType({id(each): name for name, each in SINGLE.items()})
 TYPES: Mapping[str, type] = MappingProxyType({
     each.__name__: each for each in
@@ -44,30 +44,25 @@ _TABLES: tuple[Mapping[str, Any], ...] = (
 PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {f"{each.__module__}.{each.__name__}": each for table in _TABLES for each in table.values()}
 )
-"""Functions that an op may call which is no operator: steps with numbers"""
+"""Functions on numbers that an op may have as its target"""
 ENUMS: Mapping[str, type] = MappingProxyType(
-    {
-        "dtype": torch.dtype,
-        "layout": torch.layout,
-        "memory_format": torch.memory_format,
-    }
+    {kind.__name__: kind for kind in (torch.dtype, torch.layout, torch.memory_format)}
 )
-NAME: Final = "torch."
 
 
 def single(item: Any) -> str | None:
-    """The name of an object that is told by identity."""
+    """The name of an object that is compared by identity; None for any other."""
     return SINGLES.get(id(item))
 
 
-def spell(item: Any) -> dict[str, Any] | None:
-    """The object in words; None for one that has none."""
+def named_json(item: Any) -> dict[str, Any] | None:
+    """The object by name; None if it has no name in a file."""
     kind, known = type(item), single(item)
     if known is not None:
         return {"single": known}
     for name, each in ENUMS.items():
         if kind is each:
-            return {name: str(item).removeprefix(NAME)}
+            return {name: str(item).removeprefix("torch.")}
     if kind is torch.device:
         return {"device": str(item)}
     if isinstance(item, sympy.Basic):
@@ -78,7 +73,7 @@ def spell(item: Any) -> dict[str, Any] | None:
 
 
 def _number(item: Any) -> dict[str, Any] | None:
-    if type(item) is float:  # one that JSON has no word for
+    if type(item) is float:  # JSON has no exact form
         return {"float": item.hex()}
     if type(item) is complex:
         return {"complex": [item.real.hex(), item.imag.hex()]}
@@ -95,21 +90,21 @@ def _callable(item: Any) -> dict[str, Any] | None:
     return {"python": name} if PYTHON.get(name) is item else None
 
 
-def read(word: str, told: Any) -> Any:
-    """The object that the words mean.
+def named_object(kind: str, name: Any) -> Any:
+    """The object that `named_json` has named.
 
     Raises:
         Refusal: there is none.
     """
-    found = READERS[word](told) if word in READERS and type(told) in (str, list) else None
+    found = READERS[kind](name) if kind in READERS and type(name) in (str, list) else None
     if found is None:
-        raise damaged(PROGRAM, f"there is no {word} {told!r:.60}")
+        raise damaged(PROGRAM, f"there is no {kind} {name!r:.60}")
     return found
 
 
 @cache
 def _found(name: str) -> Any:
-    """The operator that is called so: "aten::add.Tensor"; None if there is none here."""
+    """The operator of a name such as "aten::add.Tensor"; None if this process has none."""
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     if not torch_api.is_registered(name):
@@ -164,20 +159,18 @@ def schemas(operators: set[Any]) -> dict[str, str]:
     return dict(sorted(known.items()))
 
 
-def check_schemas(told: Mapping[str, str]) -> None:
-    """Refuse operators that take or return something else here.
+def check_schemas(saved: Mapping[str, str]) -> None:
+    """Refuse operators that this process lacks, or has with another schema.
 
     Raises:
-        Refusal: one is not there, or has another schema.
+        Refusal: with the first of them.
     """
-    for name, schema in told.items():
+    for name, schema in saved.items():
         now = str(torch_api.schema_of(_operator(name)))
         if now != schema:
             raise Refusal(
                 f"{name} is another operator here: {now}, in the artifact {schema}",
                 kind="unknown operator",
-                do=f"load it under the torch that it was saved with, or save it with {TORCH}",
+                do=f"load it under the torch that it was saved with, or save it with"
+                f" torch {torch.__version__}",
             )
-
-
-TORCH: Final = f"torch {torch.__version__}"

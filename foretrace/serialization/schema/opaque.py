@@ -1,6 +1,6 @@
-"""What a file has only in words: lines of source, and Python of the program's that it cannot hold.
+"""Stand-ins for what a file stores only by name: source lines, Functions, hooks, other objects.
 
-Explanations tell of it as before. Nothing can call it.
+Explanations show them as before. A call of one is refused.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,20 @@ from foretrace.tracer.recorder.function_target import Context, FunctionCall
 
 
 @dataclass(frozen=True, slots=True)
-class ToldFrame(Frame):
-    """A line of a program whose source need not be there."""
+class StoredFrame(Frame):
+    """A line of a program whose source file need not exist."""
 
-    told: str
-    """the code on it when the program was saved"""
+    code: str
+    """the line when the program was saved"""
 
     @property
     def text(self) -> str:
         """The source line, stripped."""
-        return self.told
-
-
-def opaque_frame(file: str, line: int, function: str, told: str) -> ToldFrame:
-    """A line, by its place."""
-    return ToldFrame(file, line, function, told)
+        return self.code
 
 
 class OpaqueContext(Context):
-    """In the place of the `ctx` of a call; it tells one call from another."""
+    """The `ctx` of a stored call. Its identity distinguishes calls."""
 
     def __init__(self, zeros: bool) -> None:
         none: Any = None
@@ -44,16 +39,12 @@ class OpaqueContext(Context):
         self.materialize_grads = zeros
 
     def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> NoReturn:
-        """Refuse the backward.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the backward."""
         raise python("the backward of an autograd.Function")
 
 
 class Opaque:
-    """An argument of such a call that is an object of the program's own."""
+    """An argument of a stored call that is an object of the program."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,7 +54,7 @@ class Opaque:
 
 
 class OpaqueFunction(FunctionCall):
-    """The call of an autograd.Function of which the file has the name."""
+    """The call of an autograd.Function that the file stores by name."""
 
     def __init__(
         self, name: str, context: OpaqueContext, followed: bool, copied: tuple[int, ...]
@@ -72,95 +63,72 @@ class OpaqueFunction(FunctionCall):
         super().__init__(function, context, followed=followed, copied=copied)
 
     def apply(self, *args: Any) -> NoReturn:
-        """Refuse the call.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the call."""
         raise python(str(self))
 
     def as_module(self) -> NoReturn:
-        """Refuse the call.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the call."""
         raise python(str(self))
 
 
 class OwnHook:
-    """In the place of the program's function."""
+    """A hook's function, by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *args: Any) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the call."""
         raise python(self.name)
 
 
 class OpaqueHook(HookCall):
-    """The registration of a hook of which the file has the name."""
+    """The registration of a hook that the file stores by name."""
 
     def __init__(self, way: str, name: str, removed: bool, holds: bool) -> None:
-        self.way, self._called, self._removed, self.holds = way, name, removed, holds
+        self.way, self._name, self._removed, self.holds = way, name, removed, holds
         self.hook = None if way == RETAIN else OwnHook(name)
         self.__name__ = way.rpartition(".")[2]
 
     @property
     def removed(self) -> bool:
-        """Whether the program has taken it away again."""
+        """Whether the program has removed it."""
         return self._removed
 
     @property
     def held(self) -> bool:
-        """Nobody can remove it any more."""
+        """No handle is left to remove it."""
         return False
 
     @property
     def name(self) -> str:
-        """What the hook was called."""
-        return self._called
+        """The name of the hook's function."""
+        return self._name
 
     def __call__(self, tensor: Any) -> None:
-        """Let the tensor keep its gradient; refuse to register a function.
-
-        Raises:
-            Refusal: it is one.
-        """
+        """Register `retain_grad`; refuse a function."""
         if self.way != RETAIN:
-            raise python(self._called)
+            raise python(self._name)
         super().__call__(tensor)
 
     def as_module(self) -> nn.Module:
-        """The same as a module.
-
-        Raises:
-            Refusal: as for the call.
-        """
+        """The registration as a module; refuse a function."""
         if self.way != RETAIN:
-            raise python(self._called)
+            raise python(self._name)
         return super().as_module()
 
 
-WORDS: Final = "Python of the program's own, and no file holds that"
-
-
 def python(name: str) -> Refusal:
-    """The refusal of Python that only the program has."""
+    """The refusal of Python that a file cannot store."""
     return Refusal(
-        f"{name} is {WORDS}",
+        f"{name} is Python of the program's own, and no file holds that",
         kind="not saved",
         do="call a stored cut that does not call it, as the joint cut, or the program itself",
     )
 
 
 def asserted(recorded: Recording, error: BaseException, trace: object) -> Refusal | None:
-    """The refusal of a call for which a graph has found another answer than the capture did."""
+    """The refusal of a call in which an assertion of the graph about a guarded value fails."""
     if isinstance(error, Refusal):
         return None
     found = next((each for each in recorded.asked if each.text in str(error)), None)
@@ -175,22 +143,18 @@ def asserted(recorded: Recording, error: BaseException, trace: object) -> Refusa
 
 
 def by_the_graph(sizes: Any, tensors: Any) -> Callable[[ValueGuard], bool]:
-    """Asks no question before a graph runs: the graph asserts each answer."""
+    """Check no value before the call: the graph asserts each."""
     return lambda answered: True
 
 
 class Gone:
-    """In the place of a predicate, a policy or a table that was a function of the user's."""
+    """Stands for a predicate, a policy or a table that was a function of the user."""
 
     def __call__(self, *args: Any) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the call."""
         raise Refusal(
-            "the cut was made with a function (keep=, open=, policy= or decompositions=), and has"
-            " to be made anew for this call, whose sizes or tangents lie otherwise",
+            "the cut was made with a function (keep=, open=, policy= or decompositions=), which no"
+            " file has, and cannot be built again for tangents of other strides, or for its passes",
             kind="not saved",
             do="name operators instead of a function, and save it again",
         )

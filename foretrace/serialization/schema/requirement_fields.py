@@ -1,4 +1,4 @@
-"""What a call is required to be, as one table of fields: a file has no groups of them."""
+"""The requirements of a call as one flat table of fields, as a file has them."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,13 +10,13 @@ from foretrace.ir.program.call_requirements import CallRequirements, InputGuards
 GROUPS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {"inputs": InputGuards, "python": PythonGuards}
 )
-"""Fields of CallRequirements whose own fields a file has in their place"""
+"""Fields of CallRequirements that a file has as their own fields"""
 OF_THE_RUN: Final = "notes"
-"""What no file has"""
+"""A field that no file has"""
 
 
 def fields_of(requires: CallRequirements) -> dict[str, Any]:
-    """The fields, those of groups among them."""
+    """The requirements as a flat table."""
     groups = (getattr(requires, name) for name in GROUPS)
     found = _values(requires) | {k: v for group in groups for k, v in _values(group).items()}
     return {name: item for name, item in found.items() if name not in {*GROUPS, OF_THE_RUN}}
@@ -27,7 +27,7 @@ def _values(item: Any) -> dict[str, Any]:
 
 
 def requirements_of(known: dict[str, Any]) -> CallRequirements:
-    """The requirements of some of the fields; the others are as in a run that asks for nothing."""
+    """The requirements from a flat table; fields that it lacks have their defaults."""
     groups = {}
     for group, kind in GROUPS.items():
         names = {field.name for field in fields(kind)}

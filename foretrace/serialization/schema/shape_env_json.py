@@ -1,4 +1,4 @@
-"""Symbols of a record as JSON: their numbers and ranges, and what was assumed of them."""
+"""The symbols of a recording as JSON: numbers, ranges, and what was assumed of them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,10 +28,10 @@ from foretrace.serialization.schema.field_checks import (
 
 
 def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
-    """What is known of a record's symbols; None where it has none.
+    """The symbols of a recording; None where it has none.
 
     Raises:
-        Refusal: they are a front end's.
+        Refusal: they belong to a front end.
     """
     if symbols.env is None:
         return None
@@ -43,7 +43,7 @@ def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
             do="save what foretrace.capture gives",
         )
     floats = symbols.floats
-    told = {
+    known = {
         "state": torch_api.env_state(env),
         "floats": floats.known,
         "declared": symbols.declared,
@@ -51,28 +51,30 @@ def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
         "asserted": list(env.asserted.items()),
         "relied": list(floats.conditions.items()),
     }
-    return encoder.item(told)
+    return encoder.item(known)
 
 
 def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
-    """Let new symbols be those that JSON tells.
+    """Fill new symbols from JSON.
 
     Raises:
-        Refusal: it tells none.
+        Refusal: the JSON is malformed.
     """
     if found is None:
         return
-    told = decoder.item(found)
-    wrong = check(KINDS, told) if type(told) is dict and told.keys() == KINDS.keys() else "names"
+    known = decoder.item(found)
+    wrong = "names"
+    if type(known) is dict and known.keys() == KINDS.keys():
+        wrong = check(KINDS, known)
     if wrong:
         raise damaged(PROGRAM, f"what it says of sizes is malformed: {wrong}")
     env = symbols.start()
     assert isinstance(env, NotingShapeEnv)
-    torch_api.restore_env(env, told["state"], [condition for condition, _ in told["guards"]])
-    env.frames = [frame for _, frame in told["guards"]]
-    env.asserted = dict(told["asserted"])
-    symbols.declared = told["declared"]
-    symbols.floats.known, symbols.floats.conditions = told["floats"], dict(told["relied"])
+    torch_api.restore_env(env, known["state"], [condition for condition, _ in known["guards"]])
+    env.frames = [frame for _, frame in known["guards"]]
+    env.asserted = dict(known["asserted"])
+    symbols.declared = known["declared"]
+    symbols.floats.known, symbols.floats.conditions = known["floats"], dict(known["relied"])
 
 
 SYMBOL: Kind = subclass_of(sympy.Symbol)

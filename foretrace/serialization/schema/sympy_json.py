@@ -1,4 +1,4 @@
-"""Expressions over sizes as JSON: a tree of names of functions, numbers and symbols."""
+"""Expressions over sizes as JSON: a tree of function names, numbers and symbols."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType({
     )},
     **{f"torch.{name}": each for name, each in torch_api.size_functions().items()},
 })  # fmt: skip
-"""By the name that a file has"""
+"""By the name in a file"""
 NAMES: Mapping[type[sympy.Basic], str] = MappingProxyType(
     {each: name for name, each in FUNCTIONS.items()}
 )
@@ -28,14 +28,14 @@ SINGLE: Mapping[str, Any] = MappingProxyType({
     -torch_api.int_oo, "oo": sympy.oo, "-oo": -sympy.oo,
 })  # fmt: skip
 SYMBOL: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""A symbol's name is one of Python's: generated code has it as it is"""
+"""A symbol's name is an identifier: generated code uses it"""
 
 
 def number_json(item: sympy.Basic) -> list[Any]:
-    """An expression.
+    """An expression as JSON.
 
     Raises:
-        Refusal: it has a function that no file can name.
+        Refusal: a function in it has no form in a file.
     """
     found = _json(item)
     if number_of(found) != item:
@@ -72,10 +72,10 @@ def _unknown(item: Any) -> Refusal:
 
 
 def number_of(found: Any) -> Any:
-    """The expression that JSON holds.
+    """The expression of JSON.
 
     Raises:
-        Refusal: it is none.
+        Refusal: the JSON is malformed.
     """
     match found:
         case ["symbol", str(name), dict(known)] if SYMBOL.fullmatch(name):

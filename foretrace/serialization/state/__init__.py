@@ -1,1 +1,1 @@
-"""What a program goes on from beside its modules, in a file and made anew; see README.md."""
+"""Python state of a program in a file: optimizers, objects, containers."""

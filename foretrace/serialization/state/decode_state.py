@@ -1,4 +1,4 @@
-"""A file's Python state made anew: containers, what stands for objects, the guards on both."""
+"""Restores the Python state of a file: containers, stand-ins of objects, the guards on both."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -12,22 +12,17 @@ from foretrace.ir.program.call_requirements import AttributeNames, ContainerLeng
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
-from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import (
+from foretrace.ir.pydata.location import (
     CONTENTS,
-    OPEN,
     WAYS,
-    Change,
     Contents,
     Entry,
     Filling,
-    Kept,
+    Location,
     OnArguments,
-    Place,
-    State,
-    StateRead,
-    content_of,
 )
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
@@ -47,18 +42,18 @@ from foretrace.serialization.state.state_objects import (
 )
 
 OF_READ = frozenset({None, int, float})
-"""Types of numbers that are read"""
+"""Types of state that is read: a tensor, or a number"""
 
 
 class Wrong(ValueError):
-    """What a file says of Python state that is malformed."""
+    """The Python state of a file is malformed."""
 
 
 def need(holds: object, what: str) -> None:
-    """Give the file up where something does not hold.
+    """Reject the file unless `holds`.
 
     Raises:
-        Wrong: it does not.
+        Wrong: it is false.
     """
     if not holds:
         raise Wrong(what)
@@ -74,64 +69,62 @@ class Restored:
     @property
     def tensors(self) -> set[int]:
         """Ids of the tensors in it."""
-        held = self.places.holders.values()
-        inside = (x for each in held for x in (each.values() if isinstance(each, dict) else each))
+        kept = self.places.holders.values()
+        inside = (x for each in kept for x in (each.values() if isinstance(each, dict) else each))
         return {id(each) for each in inside if isinstance(each, torch.Tensor)}
 
 
 class StateDecoder:
-    """Makes it of what a file tells, and lets its programs read and leave it.
+    """Builds the state that the programs of a file share, and connects each program to it.
 
     Args:
-        told: what they share.
+        shared: the containers, objects and optimizers.
         names: of the parameters, by id.
     """
 
-    def __init__(self, told: dict[str, Any], names: dict[int, str]) -> None:
-        self.told, self.tensor_names = told, names
+    def __init__(self, shared: dict[str, Any], names: dict[int, str]) -> None:
+        self.tensor_names = names
         self.recorded: Recording
         self.places, self.names = Places(), Named()
         self.holders: list[Any] = [self.names]
-        self.holders += [_empty(kind, longest) for kind, longest, _ in told["holders"][1:]]
+        self.holders += [_empty(kind, longest) for kind, longest, _ in shared["holders"][1:]]
         self.places.holders = {id(each): each for each in self.holders[1:]}
-        for holder, (_, _, items) in zip(self.holders, told["holders"], strict=True):
+        for holder, (_, _, items) in zip(self.holders, shared["holders"], strict=True):
             self._fill(holder, items)
-        self._objects()
+        self._objects(shared)
 
     @property
     def all(self) -> Restored:
-        """All of it."""
+        """The state of the file."""
         return Restored(self.names, self.places)
 
-    def let(self, recorded: Recording, told: dict[str, Any]) -> None:
-        """Let a program read and leave it.
+    def connect(self, recorded: Recording, found: dict[str, Any]) -> None:
+        """Set the reads, effects and guards of a program on the state, as its file has them.
 
         Raises:
-            Wrong: the file speaks of what is not there.
+            Wrong: they refer to what the state lacks.
         """
         self.recorded = recorded
         requires, inputs = recorded.requires, recorded.inputs
-        for index, gradient in told["gradients"]:
+        for index, gradient in found["gradients"]:
             tensor = inputs[index].live()
             need(isinstance(tensor, torch.Tensor), "a gradient of nothing")
             tensor.grad = gradient
         for item in inputs:
             if item.gradient_of is not None and item.gradient_of.argument is None:
                 item.tensor = item.live()
-        for index, read in told["reads"]:
+        for index, read in found["reads"]:
             inputs[index].read = self._reading(read)
-        need(all(type(index) is int and inputs[index] for index in told["hooked"]), "a hook")
-        requires.inputs.hooked = dict.fromkeys(
-            told["hooked"], ((), ())
-        )  # the graph has what others did
-        requires.python.forms = [self._reading(each) for each in told["forms"]]
-        requires.python.tied = [(self._reading(each), index) for each, index in told["tied"]]
-        states = (self._state(n, each) for n, each in enumerate(told[IN_STATE[LeaveState]]))
-        changes = map(self._change, told[IN_STATE[ChangePlace]])
+        need(all(type(index) is int and inputs[index] for index in found["hooked"]), "a hook")
+        requires.inputs.hooked = dict.fromkeys(found["hooked"], ((), ()))  # the graph has their ops
+        requires.python.forms = [self._reading(each) for each in found["forms"]]
+        requires.python.tied = [(self._reading(each), index) for each, index in found["tied"]]
+        states = (self._state(n, each) for n, each in enumerate(found[IN_STATE[LeaveState]]))
+        changes = map(self._change, found[IN_STATE[ChangePlace]])
         left = (*map(LeaveState, states), *map(ChangePlace, changes))
         recorded.effects = ordered((*recorded.effects, *left))
-        self._stand_there()
-        requires.python.held += [self._held(*each) for each in told["held"]]
+        self._guard_stand_ins()
+        requires.python.held += [self._guard(*each) for each in found["held"]]
         need(all(0 <= index < len(inputs) for _, index in requires.python.tied), "tied")
 
     # ---- containers --------------------------------------------------------------------------
@@ -144,30 +137,30 @@ class StateDecoder:
             for each in items:
                 add(self._value(each))
 
-    def _value(self, told: Sequence[Any]) -> Any:
-        match told:
+    def _value(self, found: Sequence[Any]) -> Any:
+        match found:
             case (kind, item) if kind == ITEM:
                 return item
             case (kind, int(number)) if kind == HOLDER:
                 return self.holders[number]
             case (kind, Structure() as form, tuple(leaves)) if kind == BUILT:
                 return form.build(iter(leaves))
-        raise Wrong(f"{told!r:.60} is no item")
+        raise Wrong(f"{found!r:.60} is no item")
 
-    def _objects(self) -> None:
-        """What stands for objects and optimizers."""
-        for name, kind, number in self.told["objects"]:
+    def _objects(self, shared: dict[str, Any]) -> None:
+        """Create the stand-ins of objects and optimizers."""
+        for name, kind, number in shared["objects"]:
             need(type(name) is type(kind) is str and type(self.holders[number]) is dict, "objects")
             self.names[name] = LoadedObject(kind, self.holders[number], name, self.places)
-        for name, kind, groups, state in self.told["optimizers"]:
+        for name, kind, groups, state in shared["optimizers"]:
             lists, kept = self.holders[groups], self.holders[state]
             need(type(name) is type(kind) is str and type(lists) is list, "optimizers")
             need(type(kept) is defaultdict, "the state of an optimizer")
-            made = LoadedOptimizer(kind, lists, kept, self.tensor_names, self.places)
-            self.names[name] = made
+            names, places = self.tensor_names, self.places
+            self.names[name] = LoadedOptimizer(kind, lists, kept, names, places)
 
-    def _stand_there(self) -> None:
-        """A call finds them where they are."""
+    def _guard_stand_ins(self) -> None:
+        """Require that a call finds the stand-ins where they are."""
         known = self.recorded.requires.python.held
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
@@ -180,7 +173,7 @@ class StateDecoder:
                 self._same_parameters(name, item)
 
     def _same_parameters(self, name: str, optimizer: LoadedOptimizer) -> None:
-        """Its parameters are the program's; a guard, as somebody may give others."""
+        """Require that the optimizer's parameters are the program's: a user may replace them."""
         owned = {
             id(item.live()): index
             for index, item in enumerate(self.recorded.inputs)
@@ -191,25 +184,25 @@ class StateDecoder:
         for number, each in trained.items():
             if id(each) in owned:
                 place = Entry(f"parameter {number} of {name}", trained, number, each)
-                read = StateRead(place, LEAF, (a_tensor(),), 0)
+                read = StateRead(place, LEAF, (_any_tensor(),), 0)
                 self.recorded.requires.python.tied.append((read, owned[id(each)]))
 
     # ---- places ------------------------------------------------------------------------------
 
-    def _place(self, told: Sequence[Any]) -> Place:
-        kind, name, number, key = told
+    def _place(self, found: Sequence[Any]) -> Location:
+        kind, name, number, key = found
         need(type(name) is str, "a place")
         on_call = next((each for each, word in ON_THE_CALL.items() if word == kind), None)
         if on_call is OnArguments:
             return OnArguments(name, {}, None)
         if on_call is not None:
             need(0 <= number < len(self.recorded.inputs), "a place of an input")
-            made: Any = on_call
-            return made(name, {}, MISSING, number) if kind == "input" else made(name, number)
+            place: Any = on_call
+            return place(name, {}, MISSING, number) if kind == "input" else place(name, number)
         holder = self.holders[number]
         if kind == CONTENT:
             self.places.open.add((id(holder), CONTENTS))
-            return Contents(name, holder, content_of(holder))
+            return Contents.of(name, holder)
         if kind == FILLING:
             self.places.open.add((id(holder), CONTENTS))
             ways = WAYS.get(type(holder), {})
@@ -219,37 +212,35 @@ class StateDecoder:
         self.places.open.add((id(holder), key))
         return Entry(name, holder, key, holder.get(key, MISSING))
 
-    def _reading(self, told: Sequence[Any]) -> StateRead:
-        place, form, leaves, number, kind = told
+    def _reading(self, found: Sequence[Any]) -> StateRead:
+        place, form, leaves, number, kind = found
         need(type(form) is Structure and kind in OF_READ and type(number) is int, "a reading")
-        found = tuple(map(_leaf, leaves))
-        need(-1 <= number < len(found), "a reading")
-        return StateRead(self._place(place), form, found, number, kind)
+        need(-1 <= number < len(leaves), "a reading")
+        return StateRead(self._place(place), form, tuple(map(_leaf, leaves)), number, kind)
 
-    def _state(self, before: int, told: Sequence[Any]) -> State:
-        place, form, first, count, at, kept, like = told
+    def _state(self, before: int, found: Sequence[Any]) -> State:
+        place, form, first, count, at, kept, like = found
         outputs = len(self.recorded.outputs)
         need(type(form) is Structure and 0 <= first <= first + count <= outputs, "a state")
         need(like is None or 0 <= like < before, f"a state like one of {before}")
         need(at is None or isinstance(at, Frame), "the line of a state")
-        items = {index: Kept(*path) for index, path in kept}
+        items = {index: ItemBefore(*path) for index, path in kept}
         need(all(type(index) is int for index in items), "a state")
         where = self._place(place)
         if isinstance(where, Filling):
             need(form.spec.num_children == len(where.ways), "a filling")
-        made = State(where, form, first, count, at, items, like)
-        if items:  # they are looked up when all of a call is done
-            now = made.place.now
+        if items:  # a call looks them up at its end
+            now = where.now
             for each in items.values():
                 each.of(now)
-        return made
+        return State(where, form, first, count, at, items, like)
 
-    def _change(self, told: Sequence[Any]) -> Change:
-        place, value, at, path = told
+    def _change(self, found: Sequence[Any]) -> Change:
+        place, value, at, path = found
         need(type(path) is str and (at is None or isinstance(at, Frame)), "a change")
         return Change(self._place(place), self._value(value), rebound=True, at=at, path=path)
 
-    def _held(
+    def _guard(
         self, what: str, name: str, number: int, key: Any, value: Any, at: Any, itself: bool
     ) -> ReadLocation | ContainerLength:
         holder = self.holders[number]
@@ -263,8 +254,8 @@ class StateDecoder:
         )
 
 
-def a_tensor() -> torch.Tensor:
-    """In the place of one that a container held: another is read at each call."""
+def _any_tensor() -> torch.Tensor:
+    """Stands for a tensor that each call reads."""
     return torch.empty(0)
 
 
@@ -275,12 +266,12 @@ def _empty(kind: str, longest: Any) -> Any:
     return defaultdict(dict) if kind == "defaultdict" else KINDS[kind]()
 
 
-def _leaf(told: Sequence[Any]) -> Any:
-    match told:
+def _leaf(found: Sequence[Any]) -> Any:
+    match found:
         case ("open",):
             return OPEN
         case ("tensor",):
-            return a_tensor()
+            return _any_tensor()
         case ("is", leaf):
             return leaf
-    raise Wrong(f"{told!r:.60} is no leaf")
+    raise Wrong(f"{found!r:.60} is no leaf")

@@ -1,7 +1,6 @@
-"""What a program reads and leaves of Python's state, told in a file and made anew.
+"""Encodes the Python state that a program reads and leaves: optimizers, counters, caches, as data.
 
-Optimizers, counters, caches: a file has them as data. What the program has found of them, and its
-graph has as constants, is a guard on that data, as it was one on the objects.
+What its graph has of it as constants becomes guards on that data, as they were on the objects.
 """
 
 from collections import deque
@@ -16,43 +15,40 @@ from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LEAF, take_apart
-from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import (
-    OPEN,
-    Change,
+from foretrace.ir.pydata.location import (
     Contents,
     Filling,
+    Location,
     OnArguments,
     OnGradient,
     OnInput,
-    Place,
-    State,
-    StateRead,
     content_of,
 )
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.state import OPEN, Change, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
 from foretrace.serialization.state.savable import one_call, outside
 from foretrace.serialization.state.state_objects import Trained
 
-ON_THE_CALL: Mapping[type[Place], str] = MappingProxyType(
+ON_THE_CALL: Mapping[type[Location], str] = MappingProxyType(
     {OnInput: "input", OnGradient: "gradient", OnArguments: "arguments"}
 )
-"""Places that each call has of its own"""
+"""Places in the arguments of a call"""
 ITEM, BUILT, HOLDER = "item", "built", "holder"
 ENTRY, CONTENT, FILLING = "entry", "content", "filling"
 
 
 class StateEncoder:
-    """Tells the Python state of one program.
+    """Encodes the Python state of one program.
 
     Args:
         recorded: the program.
-        encoder: tells items.
-        owned: ids of tensors that the modules of the file have.
-        holders: those of the file.
+        encoder: of the file.
+        owned: ids of the tensors of modules.
+        holders: the containers of the file.
     """
 
     def __init__(
@@ -61,19 +57,19 @@ class StateEncoder:
         self.recorded, self.encoder, self.holders = recorded, encoder, holders
         self._owned = frozenset(owned)
         self.read = set[Spot]()
-        """what it reads at each call"""
+        """what the program reads at each call"""
         self._guards = list[tuple[Any, ...]]()
 
     def places(self) -> dict[str, Any]:
-        """All that is its own, but for guards, to be encoded.
+        """Reads, effects and gradients; not the guards.
 
         Raises:
-            Refusal: it has what no file holds.
+            Refusal: no file can have them.
         """
         requires, inputs = self.recorded.requires, self.recorded.inputs
         reads = [(i, self._reading(each.read)) for i, each in enumerate(inputs) if each.read]
         tied = [(r, i) for r, i in requires.python.tied if not isinstance(r.place.holder, Trained)]
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             IN_STATE[LeaveState]: [self._state(each) for each in self.recorded.states],
             "reads": reads,
             "hooked": [*requires.inputs.hooked],
@@ -86,20 +82,20 @@ class StateEncoder:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        self._guards = [each for each in map(self._held, requires.python.held) if each is not None]
-        return told
+        self._guards = [each for each in map(self._guard, requires.python.held) if each is not None]
+        return found
 
     def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:
-        """Its guards; `fewer`: by number of a container, how many of its items no file holds."""
-        told = list[tuple[Any, ...]]()
+        """The guards; `fewer`: by number of a container, how many of its items were left out."""
+        found = list[tuple[Any, ...]]()
         for what, name, number, key, value, *rest in self._guards:
             less = fewer.get(number, 0) if what == "length" else 0
-            told.append((what, name, number, key, value - less if less else value, *rest))
-        return told
+            found.append((what, name, number, key, value - less if less else value, *rest))
+        return found
 
     # ---- places ------------------------------------------------------------------------------
 
-    def _place(self, place: Place) -> tuple[Any, ...]:
+    def _place(self, place: Location) -> tuple[Any, ...]:
         kind = ON_THE_CALL.get(type(place))
         if kind is not None:
             return kind, str(place.name), getattr(place, "index", 0), None
@@ -123,7 +119,7 @@ class StateEncoder:
         """A name that each call binds to the same data.
 
         Raises:
-            Refusal: it does more.
+            Refusal: the program changes more.
         """
         if change.itself or not change.repeatable:
             raise outside(f"the program changes {change.name}", change.at)
@@ -131,38 +127,44 @@ class StateEncoder:
 
     # ---- what is there -----------------------------------------------------------------------
 
-    def _held(self, held: Any) -> tuple[Any, ...] | None:
-        """A guard on what the file has; None where it has it not, or reads it at each call.
+    def _guard(self, guard: Any) -> tuple[Any, ...] | None:
+        """A guard on state of the file; None where the file lacks it, or each call reads it.
 
         Raises:
-            Refusal: the first call has made what later ones find.
+            Refusal: later calls find what the first call has left.
         """
-        if isinstance(held, ReadLocation) and held.left:
-            there = "where there was none" * (held.before is MISSING)
-            raise one_call(f"the program leaves another {held.name} {there}".rstrip(), held.at)
+        if isinstance(guard, ReadLocation) and guard.left:
+            there = "where there was none" * (guard.before is MISSING)
+            raise one_call(f"the program leaves another {guard.name} {there}".rstrip(), guard.at)
         spot = (
-            self.holders.held(held) if isinstance(held, (ReadLocation, ContainerLength)) else None
+            self.holders.guarded(guard)
+            if isinstance(guard, (ReadLocation, ContainerLength))
+            else None
         )
         if spot is None or spot in self.read:
             return None
-        if isinstance(held, ContainerLength):
-            return "length", str(held.name), *spot, held.before, None, False
-        value = self._value(held.before, itself=held.itself or not plain(held.before))
-        if not self._tells((spot[1], value)):
+        if isinstance(guard, ContainerLength):
+            return "length", str(guard.name), *spot, guard.before, None, False
+        value = self._value(guard.before, itself=guard.itself or not plain(guard.before))
+        if not self._encodes((spot[1], value)):
             return None
-        now = dict.get(held.holder, held.key, MISSING) if isinstance(held.holder, dict) else MISSING
+        now = (
+            dict.get(guard.holder, guard.key, MISSING)
+            if isinstance(guard.holder, dict)
+            else MISSING
+        )
         self.holders.note(spot, now)
-        return "held", str(held.name), *spot, value, line_of(held.at), held.itself
+        return "held", str(guard.name), *spot, value, line_of(guard.at), guard.itself
 
-    def _tells(self, item: Any) -> bool:
-        """Whether a file can hold it."""
+    def _encodes(self, item: Any) -> bool:
+        """Whether an item has a form in a file."""
         attempt = Attempt(Refusal)
         with attempt:
             self.encoder.item(item)
         return attempt.error is None
 
     def _value(self, item: Any, *, itself: bool = False) -> tuple[Any, ...]:
-        """What a place holds: one of the containers, or data; `itself`: it is known by identity."""
+        """The content of a place: a container, or data; `itself`: a guard compares its identity."""
         number = self.holders.numbers.get(id(item))
         if number is not None:
             return HOLDER, number
@@ -171,35 +173,34 @@ class StateEncoder:
             return ITEM, item
         leaves = tuple([leaf for _, leaf in pairs])
         lasting = itself or any(isinstance(x, torch.Tensor) for x in leaves)
-        if type(item) in KINDS.values() and lasting and self._tells(leaves):
-            # the program may know it by identity
+        if type(item) in KINDS.values() and lasting and self._encodes(leaves):
             return HOLDER, self.holders.add(item)
         return BUILT, form, leaves
 
     def holder(self, number: int, read: Collection[Spot], fewer: dict[int, int]) -> tuple[Any, ...]:
-        """A container with all that it holds; of one that is not all its items, those of a form.
+        """A container with its items; of a dict, those that have a form in a file.
 
         Args:
             number: of the container.
-            read: what calls read; a file that cannot hold that is refused.
-            fewer: takes how many of its items were left out.
+            read: what calls read: an item without a form there is refused.
+            fewer: receives how many items were left out.
         """
         kind, item = self.holders.kinds[number], self.holders.items[number]
         longest = item.maxlen if isinstance(item, deque) else None
         if issubclass(KINDS[kind], dict):
             pairs = ((key, each) for key, each in dict.items(item) if each is not MISSING)
-            told = [(key, self._value(each)) for key, each in pairs]
+            items = [(key, self._value(each)) for key, each in pairs]
             known = [
                 (key, each)
-                for key, each in told
-                if (number, key) in read or self._tells((key, each))
+                for key, each in items
+                if (number, key) in read or self._encodes((key, each))
             ]
-            fewer[number] = len(told) - len(known)
+            fewer[number] = len(items) - len(known)
             return kind, longest, known
         return kind, longest, [self._value(each) for each in content_of(item)]
 
     def _gradients(self, inputs: list[Input]) -> Iterable[tuple[int, torch.Tensor]]:
-        """The gradients that the program adds to, as they are now."""
+        """The gradients to which the program adds, as they are now."""
         for item in inputs:
             of = item.gradient_of
             live = of.live() if of is not None and of.argument is None else None
@@ -207,24 +208,24 @@ class StateEncoder:
                 yield inputs.index(of), live.grad
 
 
-def told_all(
+def encode_states(
     programs: Sequence[Recording], encoder: Encoder, owned: Iterable[int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The Python state of the programs of a file: what they share, and what each has of its own.
+    """The Python state of the programs of a file: what they share, and the part of each.
 
     Raises:
-        Refusal: there is what no file holds.
+        Refusal: no file can have it.
     """
     holders, owned = ContainerTable(programs), frozenset(owned)
-    tellers = [StateEncoder(recorded, encoder, owned, holders) for recorded in programs]
-    own = [each.places() for each in tellers]
-    read = frozenset().union(*(each.read for each in tellers))
-    told, fewer = list[tuple[Any, ...]](), dict[int, int]()
-    while len(told) < len(holders.items):  # what one holds may be another
-        told.append(tellers[0].holder(len(told), read, fewer))
-    for each, teller in zip(own, tellers, strict=True):
-        each["held"] = teller.guards(fewer)
-    shared = {"holders": told, "objects": holders.objects, "optimizers": holders.optimizers}
+    encoders = [StateEncoder(recorded, encoder, owned, holders) for recorded in programs]
+    own = [each.places() for each in encoders]
+    read = frozenset().union(*(each.read for each in encoders))
+    items, fewer = list[tuple[Any, ...]](), dict[int, int]()
+    while len(items) < len(holders.items):  # an item may add a container
+        items.append(encoders[0].holder(len(items), read, fewer))
+    for each, one in zip(own, encoders, strict=True):
+        each["held"] = one.guards(fewer)
+    shared = {"holders": items, "objects": holders.objects, "optimizers": holders.optimizers}
     return shared, own
 
 

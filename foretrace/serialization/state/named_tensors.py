@@ -11,7 +11,7 @@ from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import LEAF, take_apart
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.serialization.state.state_objects import other_state, shown
 
@@ -24,13 +24,13 @@ CONSTANT: Final = (
 
 
 class NamedTensors(MutableMapping[str, Any]):
-    """Tensors and open numbers that a program goes on from, as its signature names them.
+    """The tensors and open numbers in a program's Python state, by their names in its signature.
 
-    Tensors are given as they are, and are written to in place; numbers are bound.
+    Reading returns the tensor itself. Setting copies into a tensor in place, and binds a number.
 
     Args:
         inputs: of the program.
-        inside: ids of tensors that objects and optimizers of the file hold.
+        inside: ids of the tensors in objects and optimizers of the file.
     """
 
     def __init__(self, inputs: Iterable[Input], inside: Iterable[int]) -> None:
@@ -42,7 +42,7 @@ class NamedTensors(MutableMapping[str, Any]):
                 self._add(item)
 
     def _add(self, item: Input) -> None:
-        """One more; several captures may name the same, or others alike."""
+        """Add an input; captures may share one, or use its name for another."""
         name, count = item.role.name, 1
         while name in self._inputs and not _same(self._inputs[name], item):
             count += 1
@@ -62,56 +62,52 @@ class NamedTensors(MutableMapping[str, Any]):
         item = self._inputs[name]
         return item.tensor if item.read is None else _found(item.read)
 
-    def __setitem__(self, name: str, given: Any) -> None:
-        """Let the program go on from this.
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set one.
 
         Raises:
-            Refusal: the program has no such name, or goes on from what is of another form there.
+            Refusal: the program has no such name, or the value has another form.
         """
-        self._checked(name, given)()
+        self._setter(name, value)()
 
     def __delitem__(self, name: str) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            Refusal: always.
-        """
+        """Refuse the removal."""
         raise Refusal(f"{name} cannot be removed", kind="wrong call", at=asking_line(), do=FIXED)
 
-    def update(self, given: Any = (), /, **more: Any) -> None:
-        """Take all that is given, or nothing of it.
+    def update(self, values: Any = (), /, **more: Any) -> None:
+        """Set all of them, or none where one is refused.
 
         Raises:
             Refusal: as for one.
         """
-        pairs = given.items() if isinstance(given, Mapping) else given
-        steps = [self._checked(name, each) for name, each in [*pairs, *more.items()]]
+        pairs = values.items() if isinstance(values, Mapping) else values
+        steps = [self._setter(name, each) for name, each in [*pairs, *more.items()]]
         for step in steps:
             step()
 
-    def _checked(self, name: str, given: Any) -> Callable[[], Any]:
-        """What taking one comes to."""
+    def _setter(self, name: str, value: Any) -> Callable[[], Any]:
+        """Check a value; return the function that sets it."""
         item = self._inputs.get(name)
         if item is None:
             raise other_state(f"the artifact lacks {name!r:.60}", do=CONSTANT)
         read, now = item.read, self[name]
         if read is not None and read.kind is not None:
-            if type(given) is not read.kind:
+            if type(value) is not read.kind:
                 raise other_state(
-                    f"{name} is {shown(given)}, and the program counts with a {read.kind.__name__}",
+                    f"{name} is {shown(value)}, and the program counts with a {read.kind.__name__}",
                     do=f"give a {read.kind.__name__}",
                 )
-            tensor_of(given, read.kind)
-            return partial(_bind, read, given)
-        if not isinstance(given, torch.Tensor) or not _fits(item.value.type, given):
-            raise other_state(f"{name} is {shown(given)}, in the artifact {shown(now)}")
-        if read is None or (isinstance(now, torch.Tensor) and now.shape == given.shape):
-            return partial(_copy, now, given)
-        return partial(_bind, read, given.detach().clone())
+            tensor_of(value, read.kind)
+            return partial(_bind, read, value)
+        if not isinstance(value, torch.Tensor) or not _fits(item.value.type, value):
+            raise other_state(f"{name} is {shown(value)}, in the artifact {shown(now)}")
+        if read is None or (isinstance(now, torch.Tensor) and now.shape == value.shape):
+            return partial(_copy, now, value)
+        return partial(_bind, read, value.detach().clone())
 
 
 def _same(one: Input, other: Input) -> bool:
-    """Whether both are the same tensor, or read at the same place."""
+    """Whether both are the same tensor, or reads of the same place."""
     if one.read is None or other.read is None:
         return one.read is other.read and one.tensor is other.tensor
     places = [
@@ -123,21 +119,21 @@ def _same(one: Input, other: Input) -> bool:
     )
 
 
-def _fits(there: TensorType, given: torch.Tensor) -> bool:
-    """Whether it is of that dtype, and of that shape but for open sizes."""
-    if given.dtype != there.dtype or len(given.shape) != len(there.shape):
+def _fits(type: TensorType, tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the dtype of a type, and its shape but for open sizes."""
+    if tensor.dtype != type.dtype or len(tensor.shape) != len(type.shape):
         return False
-    sizes = zip(there.shape, given.shape, strict=True)
-    return all(type(size) is not int or size == now for size, now in sizes)
+    sizes = zip(type.shape, tensor.shape, strict=True)
+    return all(not isinstance(size, int) or size == now for size, now in sizes)
 
 
-def _copy(now: torch.Tensor, given: torch.Tensor) -> None:
+def _copy(now: torch.Tensor, value: torch.Tensor) -> None:
     with torch.no_grad():
-        now.copy_(given)
+        now.copy_(value)
 
 
 def _found(read: StateRead) -> Any:
-    """What is at a place, in a container or alone."""
+    """The leaf that a place has, alone or in a container."""
     now = read.place.now
     if read.structure is LEAF:
         return now
@@ -146,10 +142,10 @@ def _found(read: StateRead) -> Any:
 
 
 def _bind(read: StateRead, item: Any) -> None:
-    """Let the place hold another, and all else that it held."""
+    """Bind a place to another leaf; other leaves of its container stay."""
     if read.structure is not LEAF:
         leaves, form = take_apart(read.place.now)
-        held = [leaf for _, leaf in leaves]
-        held[read.number] = item
-        item = form.build(iter(held))
+        items = [leaf for _, leaf in leaves]
+        items[read.number] = item
+        item = form.build(iter(items))
     read.place.bind(item)

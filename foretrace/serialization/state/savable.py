@@ -1,4 +1,4 @@
-"""What no file holds of a program's Python, and programs whose second call is another one."""
+"""Refuses programs with Python state that no file can have, or that differ in a second call."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +11,15 @@ from foretrace.ir.program.effects import ReturnArgument
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Recording
 from foretrace.ir.pydata.containers import LIVE
-from foretrace.ir.pydata.places import OPEN, OnData, State, StateRead
+from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import OPEN, State, StateRead
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"
 
 
 def outside(what: str, at: Any) -> Refusal:
-    """The refusal of state that no file holds."""
+    """The refusal of state that no file can have."""
     return Refusal(
         f"{what}, which lives outside of the program, and no file holds that",
         kind="not saved",
@@ -28,7 +29,7 @@ def outside(what: str, at: Any) -> Refusal:
 
 
 def one_call(what: str, at: Any) -> Refusal:
-    """The refusal of a program that is another one when it is called again."""
+    """The refusal of a program whose second call differs from its first."""
     return Refusal(
         f"{what}, and a file of that answers one call",
         kind="not saved",
@@ -38,7 +39,7 @@ def one_call(what: str, at: Any) -> Refusal:
 
 
 def check_python(recorded: Recording) -> None:
-    """Refuse a program that calls, or hands on, what lives outside of it.
+    """Refuse a program that calls or returns what lives outside of it.
 
     Raises:
         Refusal: with the line.
@@ -48,7 +49,7 @@ def check_python(recorded: Recording) -> None:
     for effect in recorded.effects_of(ReturnArgument):
         if effect.argument.itself is not None:
             raise outside("the program returns an object that lives outside of it", None)
-    _check_given(recorded)
+    _check_arguments(recorded)
     for state in recorded.states:
         if isinstance(state.place, OnData):
             raise Refusal(
@@ -68,8 +69,8 @@ def check_python(recorded: Recording) -> None:
             )
 
 
-def _check_given(recorded: Recording) -> None:
-    """Refuse a program one of whose arguments is a parameter that it has: a file has its own.
+def _check_arguments(recorded: Recording) -> None:
+    """Refuse a program with one of its own parameters as an argument: a file has a copy of it.
 
     Raises:
         Refusal: there is one.
@@ -88,10 +89,10 @@ def _check_given(recorded: Recording) -> None:
 
 
 def _check_again(recorded: Recording) -> None:
-    """Refuse a program whose second call finds names, or items, that its capture has not.
+    """Refuse a program whose second call finds names or items that its capture did not.
 
     Raises:
-        Refusal: it is one, with the line that leaves them.
+        Refusal: with the line that leaves them.
     """
     requires = recorded.requires
     names = {
@@ -124,12 +125,12 @@ def _reads(recorded: Recording) -> Iterator[tuple[StateRead, Input | None]]:
 
 
 def _fits(left: State, read: StateRead, item: Input | None, recorded: Recording) -> bool:
-    """Whether what a call leaves is what the next one may find; sizes and data are guards."""
+    """Whether the next call accepts what a call leaves; sizes and data are guards."""
     if left.structure != read.structure:
         return False
-    made = iter(recorded.outputs[left.first : left.first + left.count])
+    results = iter(recorded.outputs[left.first : left.first + left.count])
     for number, then in enumerate(read.leaves):
-        now = OPEN if number in left.kept else next(made).value
+        now = OPEN if number in left.kept else next(results).value
         tensor = isinstance(then, torch.Tensor)
         if now is OPEN or then is OPEN:
             continue

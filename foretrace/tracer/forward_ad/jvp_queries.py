@@ -88,4 +88,4 @@ def _of_owner(recorder: RecorderBase, owner: Abstract | None, type: TensorType) 
     needed, types = type.offset + reach(type.shape, type.stride), recorder.types
     if owner is None:
         return needed
-    return types.told.answers.room(owner, needed, types.symbols.hint(needed))
+    return types.queries.answers.storage_size(owner, needed, types.symbols.hint(needed))

@@ -10,7 +10,8 @@ from foretrace.ir.program.op import Op, Origin, Value, ViewStep
 from foretrace.ir.program.recording import Input
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.source.call_site import asking_line
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow, of_a_call
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
+from foretrace.operators.abstract_tensors.tensor_queries import view_unknown
 from foretrace.operators.schemas.dispatch_result import Share
 
 
@@ -251,7 +252,7 @@ def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int
         maker.writes or any(each.writes for each in every_op(maker.region or ()))
     )
     if not (plain or any(value is made for value in constants)):
-        raise of_a_call()
+        raise view_unknown()
     return alias.version.count
 
 

@@ -25,7 +25,7 @@ def require_grad(call: Call) -> Abstract:
     if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
     of_input = tensor.ft_leaf and tensor.ft_gradient is not None
-    if of_input and tensor.ft_told.answers.switch(tensor, wanted):
+    if of_input and tensor.ft_queries.answers.set_requires_grad(tensor, wanted):
         return tensor
     if not wanted or not value.type.differentiable:
         raise Refusal(
@@ -143,5 +143,5 @@ def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
     alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
     given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
     if alias is not None and alias.loose and value.type.requires_grad and not given:
-        tensor.ft_told.requires_grad.append(True)
+        tensor.ft_queries.requires_grad.append(True)
     return value

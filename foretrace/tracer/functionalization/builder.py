@@ -198,7 +198,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
 
         What autocast casts inside is cast for it alone.
         """
-        with self.scope.subgraph() as inner, self.casts.apart():
+        with self.scope.subgraph() as inner, self.casts.separate_cache():
             yield inner
 
     def lifting(self, function: Callable[..., Any]) -> Callable[..., Any]:

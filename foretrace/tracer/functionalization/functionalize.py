@@ -83,7 +83,7 @@ def functionalize(call: Call) -> Any:
     check_not_held(targets)
     for target in targets:
         cut_off(target)
-    held = schema.functional.held is not None  # autograd sees no write of another library's
+    held = schema.functional.wrapped is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
     followed = followed and not held
     if followed:

@@ -63,9 +63,8 @@ class Call:
     def counts_writes(self) -> bool:
         """Whether another library's operator tells version counters of its writes."""
         form = self.schema.functional
-        return (
-            form is not None and form.held is not None and torch_api.kernel_for(self.func, COUNTS)
-        )
+        foreign = form is not None and form.wrapped is not None
+        return foreign and torch_api.kernel_for(self.func, COUNTS)
 
     @property
     def functional(self) -> tuple[Any, Tree, dict[str, Tree]]:

@@ -84,5 +84,5 @@ def _count_in_graph(
         )
     if offset is not None:
         if not recorder.inside:
-            tensor.note_asked()
+            tensor.note_offset_asked()
         named["storage_offset"] = symbols.number(begin)

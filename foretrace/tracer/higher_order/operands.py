@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.ir.program.op import Op, Subgraph, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import read_outside
-from foretrace.operators.schemas.higher_order_schema import Groups, Holder
+from foretrace.operators.schemas.higher_order_schema import Groups, HigherOrderSchema
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.higher_order.trace_subgraph import Holding, Run
 from foretrace.tracer.higher_order.views_as_copies import COPIES, in_copies
@@ -27,7 +27,7 @@ STACKED = torch.ops.higher_order.while_loop_stack_output
 class Grouped(Holding):
     """One call of an operator whose programs are all given the same groups of operands."""
 
-    def __init__(self, call: Call, holder: Holder) -> None:
+    def __init__(self, call: Call, holder: HigherOrderSchema) -> None:
         super().__init__(call)
         self.holder = holder
         self.groups = holder.split(call.args)

@@ -7,7 +7,7 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
-from foretrace.operators.schemas.higher_order_schema import holder_of
+from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.higher_order.flex_attention import attention, attention_backward
 from foretrace.tracer.higher_order.operands import Grouped
@@ -64,7 +64,7 @@ def hold(call: Call) -> Any:
     Raises:
         Refusal: it is not known what the operator does, or it does what torch refuses.
     """
-    holder, name = holder_of(call.func), call.func.__name__
+    holder, name = higher_order_schema_of(call.func), call.func.__name__
     if name in OWN:
         return OWN[name](call)
     if name in TRANSPARENT:

@@ -269,7 +269,7 @@ class Hooking:
         if before is not None and stale:
             return before
         now = value_of(tensor, recorder)
-        tensor.ft_told.requires_grad.append(now.type.requires_grad)
+        tensor.ft_queries.requires_grad.append(now.type.requires_grad)
         alias, now = tensor.ft_alias, recorder.autograd.place(now)
         if before is None or before is now:
             return now

@@ -20,7 +20,7 @@ from foretrace.operators.inference.numeric_probe import (
     with_any_number,
     with_symbols,
 )
-from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -225,7 +225,7 @@ def _shared_body_result(
         value = leaf.ft_value if isinstance(leaf, Abstract) else None
         if value is None:
             return leaf
-        return value.type if value in made else Given(places[params.index(value)])
+        return value.type if value in made else ReturnedOperand(places[params.index(value)])
 
     seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
     body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)

@@ -15,7 +15,7 @@ from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.tracer.functionalization.alias import alias_of, link
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -207,7 +207,7 @@ class Recorder(RecorderBase):
                 next(fresh)
                 if isinstance(t, TensorType)
                 else tensors[t.operand]
-                if isinstance(t, Given)
+                if isinstance(t, ReturnedOperand)
                 else t
             ),
         )

@@ -70,7 +70,7 @@ def check_unchanged(tensor: Any, known: Abstract) -> None:
     """
     if tensor is None:
         return
-    attributes, values = known.ft_held
+    attributes, values = known.ft_wrapped
     same = {name: item for name, item in vars(tensor).items() if name not in torch_api.CACHED_SIZES}
     if same.keys() != attributes.keys() or any(same[n] is not attributes[n] for n in same):
         raise changed(tensor, "sets an attribute of")
@@ -175,13 +175,13 @@ FLAGGED: Any = torch.Tensor.requires_grad_
 def _join(tensor: Any, known: Abstract, held: list[Abstract]) -> None:
     setattr(tensor, STANDS, known)
     known.ft_instance = ref(tensor)
-    known.ft_held = dict(vars(tensor)), [(each, each.ft_value) for each in held]
+    known.ft_wrapped = dict(vars(tensor)), [(each, each.ft_value) for each in held]
 
 
 def now_holds(known: Abstract) -> None:
     """Note that what a tensor holds has other values now, which it was written."""
-    attributes, held = known.ft_held
-    known.ft_held = attributes, [(each, each.ft_value) for each, _ in held]
+    attributes, held = known.ft_wrapped
+    known.ft_wrapped = attributes, [(each, each.ft_value) for each, _ in held]
 
 
 def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
@@ -201,7 +201,7 @@ def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
 def memories(tensor: Abstract) -> Iterator[Alias]:
     """What owns the memory of a tensor, or of what it holds."""
     if tensor.ft_value is not None and tensor.ft_value.type.wrapped:
-        for each, _ in tensor.ft_held[1] if tensor.ft_instance is not None else ():
+        for each, _ in tensor.ft_wrapped[1] if tensor.ft_instance is not None else ():
             yield from memories(each)
     else:
         yield alias_of(tensor).root

@@ -129,7 +129,7 @@ class Seen:
         value = tensor.ft_value
         if value is None or not value.type.wrapped:
             return
-        for place, (each, part) in enumerate(tensor.ft_held[1]):
+        for place, (each, part) in enumerate(tensor.ft_wrapped[1]):
             if part is not None:
                 self._numbers.known[part] = self._part(self._numbers.of(value), place)
             self.note(each)

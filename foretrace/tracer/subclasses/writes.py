@@ -90,7 +90,7 @@ def _within(tensor: Abstract) -> Iterator[Abstract]:
     """A tensor, what it holds where the program has it, and what these hold."""
     yield tensor
     if tensor.ft_value is not None and tensor.ft_value.type.wrapped and _has(tensor):
-        for each, _ in tensor.ft_held[1]:
+        for each, _ in tensor.ft_wrapped[1]:
             yield from _within(each)
 
 
@@ -138,14 +138,14 @@ def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
     unwrap = Unwrap(value.type.wrapped.names)
     recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
     recorder.aliasing.in_subclasses.update(parts)
-    for (each, _), part in zip(tensor.ft_held[1], parts, strict=True):
+    for (each, _), part in zip(tensor.ft_wrapped[1], parts, strict=True):
         renew(recorder, each, part)
     now_holds(tensor)
 
 
 def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Value) -> Value:
     """What a tensor holds after the write, wrapped; of the type that it had."""
-    before, held = known.ft_held
+    before, held = known.ft_wrapped
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
         raise changed(tensor, "sets an attribute of")
     parts = tuple(current(alias_of(each), recorder) for each, _ in held)

@@ -9,7 +9,19 @@ import foretrace
 from foretrace import torch_api
 from foretrace.inspect.dispatcher.names import MODES
 from foretrace.inspect.dispatcher.registrations import Kernel, computed, fallbacks, registered
-from foretrace.inspect.dispatcher.rules import AMBIGUOUS, MISSING, TAGS, rule_at
+from foretrace.inspect.dispatcher.rules import (
+    AMBIGUOUS,
+    AUTOGRAD,
+    BATCHED,
+    DIRECT,
+    EXPLICIT,
+    EXPLICIT_NON_FUNCTIONAL,
+    FALLBACK,
+    IMPLICIT,
+    MISSING,
+    NESTED,
+    rule_at,
+)
 from foretrace.inspect.dispatcher.table import Table, built_with
 from foretrace.operators.targets.cuda_build import cuda_kernels
 from tests.support.turns import crossed, some
@@ -17,6 +29,18 @@ from tests.support.turns import crossed, some
 OPERATORS = sorted(torch_api.operator_names())
 ATEN = [name for name in OPERATORS if name.startswith("aten::")]
 KEYS = (torch_api.UNDEFINED, *torch_api.key_names())
+TAGS: dict[str, str] = {
+    DIRECT: "kernel",
+    EXPLICIT_NON_FUNCTIONAL: "default backend kernel",
+    EXPLICIT: "default backend kernel",
+    NESTED: "nested kernel",
+    IMPLICIT: "math kernel",
+    AMBIGUOUS: "ambiguous autogradother",
+    AUTOGRAD: "autograd kernel",
+    BATCHED: "batched kernel",
+    FALLBACK: "backend fallback",
+}
+"""The tag of each rule in the dispatcher's own table"""
 NO_CUDA = pytest.mark.skipif(built_with("cuda"), reason="the build is the profile")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foretrace
-from foretrace.frontends.cli.load import available, loaded
+from foretrace.frontends.cli.load import available, user_program
 
 needs_3_14 = pytest.mark.skipif(sys.version_info < (3, 14), reason="the function itself raises")
 
@@ -52,5 +52,5 @@ def test_exported_and_compiled(space):
 @needs_3_14
 def test_loaded_by_the_command_line(tmp_path):
     (tmp_path / "annotated.py").write_text(TEXT)
-    with loaded(f"{tmp_path}/annotated.py") as found:
+    with user_program(f"{tmp_path}/annotated.py") as found:
         assert available(sys.modules[found.fn.__module__]) == ["program"]

@@ -1,4 +1,4 @@
-"""`Indexing` makes the calls that torch's own binding makes, with the same results and errors."""
+"""Indexing makes the operator calls of torch's own binding, with equal results and errors."""
 
 import sys
 import warnings
@@ -12,10 +12,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from foretrace import torch_api
 from foretrace.operators.abstract_tensors.index_parts import open_number
-from foretrace.operators.abstract_tensors.indexing import Indexing
+from foretrace.operators.abstract_tensors.indexing import get_item, set_item
 from tests.support.labelled import Lines, labelled
 
-INDEXING = Indexing()
 ERRORS = (IndexError, TypeError, ValueError, RuntimeError)
 
 
@@ -158,14 +157,14 @@ MANY = settings(FEW, max_examples=3000)
 @example(torch.zeros(3, 2), (torch.tensor([0]), ..., 1))
 @example(torch.zeros(2, 2), ([[True, False], [False, True]],))
 def test_get_is_the_bindings(tensor, index):
-    assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
+    assert outcome(get_item, tensor, index) == outcome(own_get, tensor, index)
 
 
 @pytest.mark.slow
 @MANY
 @given(subjects(), INDICES)
 def test_many_are_the_bindings(tensor, index):
-    assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
+    assert outcome(get_item, tensor, index) == outcome(own_get, tensor, index)
 
 
 @FEW
@@ -187,7 +186,7 @@ def test_many_that_are_set_are_the_bindings(tensor, index, new):
 
 def set_is_the_bindings(tensor, index, new):
     mine, theirs = tensor.clone(), tensor.clone()
-    assert outcome(INDEXING.set, mine, index, new) == outcome(own_set, theirs, index, new)
+    assert outcome(set_item, mine, index, new) == outcome(own_set, theirs, index, new)
     assert told(mine) == told(theirs)
 
 
@@ -195,8 +194,8 @@ def set_is_the_bindings(tensor, index, new):
 @given(subjects(), INDICES, values())
 def test_on_meta_as_well(tensor, index, new):
     tensor = tensor.to("meta")
-    assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
-    assert outcome(INDEXING.set, tensor, index, new) == outcome(own_set, tensor, index, new)
+    assert outcome(get_item, tensor, index) == outcome(own_get, tensor, index)
+    assert outcome(set_item, tensor, index, new) == outcome(own_set, tensor, index, new)
 
 
 # ------------------------------------------------------------------------------ labelled cuda
@@ -256,14 +255,14 @@ WRITES = [
 @pytest.mark.parametrize(("index", "lines"), READS)
 def test_get_on_a_device_that_is_not_there(index, lines):
     with torch_api.below_autograd(), Lines() as mode:
-        assert INDEXING.get(SUBJECT, index).device.type == "cuda"
+        assert get_item(SUBJECT, index).device.type == "cuda"
     assert mode.lines == lines
 
 
 @pytest.mark.parametrize(("index", "new", "lines"), WRITES)
 def test_set_on_a_device_that_is_not_there(index, new, lines):
     with torch_api.below_autograd(), Lines() as mode:
-        INDEXING.set(SUBJECT, index, new)
+        set_item(SUBJECT, index, new)
     assert mode.lines == lines
 
 
@@ -272,7 +271,7 @@ def test_set_on_a_device_that_is_not_there(index, new, lines):
 
 def test_unknown_sizes_guard_as_little_as_the_bindings():
     for index in (0, -1, slice(None), (slice(None), 0), (slice(0, None), None), (..., slice(1, 3))):
-        assert guards(INDEXING.get, index) == guards(own_get, index)
+        assert guards(get_item, index) == guards(own_get, index)
 
 
 def guards(way, index):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.targets.sdpa import AttentionCall, Enabled
+from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 
 ALL_ON = Enabled()
 

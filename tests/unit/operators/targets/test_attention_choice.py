@@ -14,7 +14,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Target
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.targets.profile import target_of
-from foretrace.operators.targets.sdpa import AttentionCall, Enabled, choose_attention
+from foretrace.operators.targets.sdpa import choose_attention
+from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 from tests.unit.operators.targets.attention_calls import Call, calls, dense
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.tracer.functionalization.autograd_leaves import require_grad
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.recorder.composite_bodies import RecordEachCall
@@ -85,7 +85,7 @@ def test_a_composite_has_a_body_over_parameters_of_its_own() -> None:
 
 def test_a_composite_that_gives_an_operand_back_says_which() -> None:
     found = outcome(aten.dropout.default, "x", 0.5, False)
-    assert found.result == Given(0)
+    assert found.result == ReturnedOperand(0)
     assert found.definition.ops == ()
 
 
