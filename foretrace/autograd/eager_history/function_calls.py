@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Output, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.python_state.effects.leaks import comes_to, held_before
+from foretrace.python_state.effects.leaks import closes_over_run, comes_to
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
@@ -30,7 +30,7 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    keeps = target.reads_made or held_before(target.function, op.args)
+    keeps = target.reads_made or closes_over_run(target.function, op.args)
     keeps = keeps or target.context.written_since()
     if not keeps and touches and _by_copies(op):
         return True

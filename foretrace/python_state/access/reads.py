@@ -112,7 +112,7 @@ class StateReads:
         self._slots: dict[type, list[str]] = {}
         """by class, for those that were looked at"""
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
-        """by class and attributes, which most objects of a class have alike"""
+        """by class and attributes, which most objects of a class share"""
 
     def read(
         self,
@@ -172,7 +172,7 @@ class StateReads:
         return self._to(name, item, depth - 1) if leads else ()
 
     def _data(self, item: Any) -> bool:
-        """Whether it is plain data, none of which a call reads anew."""
+        """Whether it is plain data, which a call does not read again."""
         is_plain = plain(item)
         if not (is_plain and self._open):
             return is_plain
@@ -207,8 +207,8 @@ class StateReads:
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         slots = yield from self._classes(type(item), depth)
         for key in (*_parts(item), *slots):
-            held = getattr(item, key, MISSING)
-            yield from self._take(f"{name}.{key}", "attribute", item, key, held, depth)
+            content = getattr(item, key, MISSING)
+            yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
 
     def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
         """The attributes of an object, and those of them that the code mentions.
@@ -250,15 +250,15 @@ class StateReads:
         """A container of more than plain data; of a large one, how many items it has."""
         length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
         if own_kind(item) in (set, frozenset) and length == len(items):
-            members = tuple(held for _, held in items)
+            members = tuple(content for _, content in items)
             self.found.append(ContainerMembers(name, item, length, members))
-            for held in members if depth else ():
-                yield from self._to(f"a member of {name}", held, depth - 1)
+            for content in members if depth else ():
+                yield from self._to(f"a member of {name}", content, depth - 1)
             return
         self.found.append(ContainerLength(name, item, length))
-        for key, held in items if own_kind(item) not in (set, frozenset) else ():
+        for key, content in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := _shown(key)) is not None:
-                yield from self._take(f"{name}[{shown}]", "item", item, key, held, depth)
+                yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
 
     def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
         states = [

@@ -46,12 +46,12 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
                         yield replace(change, after=None), number
 
 
-def seen_to_differ(held: Iterable[ReadLocation]) -> Iterator[tuple[Change, int]]:
+def seen_to_differ(reads: Iterable[ReadLocation]) -> Iterator[tuple[Change, int]]:
     """The numbers that a capture has found in groups of optimizers, and that are others now.
 
     Also elsewhere, but these are guesses (`of_optimizer`).
     """
-    for each in held:
+    for each in reads:
         in_group = type(each.holder) is dict and "params" in each.holder
         place = each.location if in_group or type(each.before) in NUMBERS else None
         if place is not None:
@@ -64,10 +64,10 @@ def of_optimizer(change: Change) -> bool:
 
 
 def may_be_counted(
-    held: Iterable[ReadLocation], names: Container[object]
+    reads: Iterable[ReadLocation], names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
     """The numbers at places whose names the code stores to, on whatever way."""
-    for each in held:
+    for each in reads:
         if type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
         place, name = each.location, each.variable
@@ -191,18 +191,18 @@ class SymbolicCounters:
             self._places[key[:2]][1].discard(each[1])
 
     @contextmanager
-    def lent(
+    def replaced(
         self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            outside: its `lent` takes each, and the number, by the id of the one.
+            outside: its `borrowed` takes each, and the number, by the id of the one.
             called: what dicts of optimizers are about, by id.
         """
-        given: dict[int, Any] = getattr(outside, "lent", {})
-        left, lent = list[Change](), list[tuple[Location, Any, list[Any], str]]()
+        borrowed_by_id: dict[int, Any] = getattr(outside, "borrowed", {})
+        left, borrowed = list[Change](), list[tuple[Location, Any, list[Any], str]]()
         try:
             for change, known in self._places.values():
                 place = change.place.refreshed
@@ -217,12 +217,12 @@ class SymbolicCounters:
                     name = about.of(place.key, path) if about else name_of_leaf(change, path)
                     every[i] = symbol(read, name)
                 put = structure.build(iter(every)) if numbers else place.before
-                lent.append((place, put, every, change.name))
-                given[id(put)] = put, place.before
+                borrowed.append((place, put, every, change.name))
+                borrowed_by_id[id(put)] = put, place.before
                 place.bind(put)
             yield left
         finally:
-            for place, put, every, name in lent:
+            for place, put, every, name in borrowed:
                 now = place.now
                 if not (now is put or isinstance(place, Contents)) or _others(now, every):
                     left.append(Change(place, now, rebound=True, path=name))

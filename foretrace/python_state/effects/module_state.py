@@ -72,7 +72,7 @@ class SwappedModuleTensors:
         return {id(loan.module): loan.path for loan in self._loans}
 
     def changes(self) -> list[Change]:
-        """What the run has changed in plain attributes; `states.py` looks at what it has made."""
+        """What the run has changed in plain attributes; `states.py` looks at new ones."""
         found = [
             replace(change, path=loan.full_name(change.place.name))
             for loan in self._loans
@@ -178,7 +178,7 @@ def watched(
 
 
 def located(change: Change, lines: Callable[[], Lines]) -> Change:
-    """The change with the line that made it."""
+    """The change with the line that causes it."""
     content = isinstance(change.place, Entry) or not change.rebound
     return replace(
         change, at=LazyFrame(functools.partial(lines().binding, change.place.name, content=content))

@@ -131,21 +131,21 @@ def _tensors_in(
             yield _read(place, number, every), leaf
 
 
-def seen_rebound(held: Iterable[ReadLocation]) -> Iterator[Change]:
+def seen_rebound(reads: Iterable[ReadLocation]) -> Iterator[Change]:
     """The places where a capture has found tensors, and where there are others now."""
-    for each in held:
+    for each in reads:
         if isinstance(each.before, (torch.Tensor, *CONTAINERS)) and not each.itself:
             yield from _rebound(each)
 
 
-def _rebound(held: ReadLocation) -> Iterator[Change]:
-    place, name = held.location, held.name
+def _rebound(read: ReadLocation) -> Iterator[Change]:
+    place, name = read.location, read.name
     now = MISSING if place is None else place.now
-    if isinstance(held.holder, (list, deque)) and held.key in range(len(held.holder)):
-        name = held.name.rpartition("[")[0]
-        place = Contents.of(name, held.holder)
-        now = place.before[held.key]
-    if place is not None and _others(held.before, now):
+    if isinstance(read.holder, (list, deque)) and read.key in range(len(read.holder)):
+        name = read.name.rpartition("[")[0]
+        place = Contents.of(name, read.holder)
+        now = place.before[read.key]
+    if place is not None and _others(read.before, now):
         yield Change(place, None, rebound=True, path=name)
 
 
@@ -173,7 +173,7 @@ def _others(before: Any, now: Any) -> bool:
 
 
 def drop_unread(
-    held: Iterable[ReadFact],
+    facts: Iterable[ReadFact],
     inputs: Iterable[Input],
     real: Sequence[Any],
     requires: CallRequirements,
@@ -186,7 +186,7 @@ def drop_unread(
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.python.tied]
     if not (reads or requires.python.forms):
-        yield from held
+        yield from facts
         return
     places = {read.place.identity for read in reads}
     requires.inputs.set_on = [
@@ -195,31 +195,31 @@ def drop_unread(
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     contents = [read for read in reads if isinstance(read.place, Contents)]
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
-    anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
-    for each in held:
+    by_id = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
+    for each in facts:
         if each.itself or (each.identity not in places and id(each.holder) not in inside):
-            tensors = [x for x in each.tensors if id(x) in anew]
-            requires.python.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
+            tensors = [x for x in each.tensors if id(x) in by_id]
+            requires.python.tied += [(_elsewhere(each, x), by_id[id(x)]) for x in tensors]
             if not tensors:
                 yield each
 
 
-def _elsewhere(held: ReadFact, tensor: torch.Tensor) -> StateRead:
+def _elsewhere(fact: ReadFact, tensor: torch.Tensor) -> StateRead:
     """The tensor in one more place, which is not left.
 
     Raises:
         Refusal: it is one of a set.
     """
-    if isinstance(held, ContainerMembers):
+    if isinstance(fact, ContainerMembers):
         raise Refusal(
-            f"the program leaves another tensor in the place of one that {held.name} holds",
+            f"the program leaves another tensor in the place of one that {fact.name} holds",
             kind="side effect",
             do="keep them in a list, or in a dict",
         )
-    location = held.location if isinstance(held, ReadLocation) else None
+    location = fact.location if isinstance(fact, ReadLocation) else None
     if location is not None:
-        return _read(location.named(held.name) if isinstance(location, Entry) else location, 0)
-    content = Contents.of(held.name, held.holder)
+        return _read(location.named(fact.name) if isinstance(location, Entry) else location, 0)
+    content = Contents.of(fact.name, fact.holder)
     return next(read for read, each in _tensors_in(content) if each is tensor)
 
 

@@ -48,10 +48,10 @@ def collect_state_outputs(
 ) -> tuple[list[Change], list[Change]]:
     """The places that the run has bound to tensors or numbers of its own, and what it has filled.
 
-    Each holds again what it held. `requires` takes names that are bound to what was there.
+    Each gets its former content back. `requires` takes names that are bound to what was there.
 
     Returns:
-        Those that a call can bind anew; and those that hold what no call has, with their lines.
+        Those that a call can bind again; and those that hold what no call has, with their lines.
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
@@ -59,18 +59,18 @@ def collect_state_outputs(
     every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     sorted_out = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
-    for change, can_be_left, made, held in sorted_out:
+    for change, can_be_left, created, holds in sorted_out:
         new = change.place.before is MISSING and id(change.place.holder) in filled
         left = can_be_left or (new and plain(change.after))
         again = change.rebound and id(change.place.before) in filled and plain(change.after)
-        if change.itself or again:  # a new container may hold what the old one held
+        if change.itself or again:  # a new container may hold what the old one had
             requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
             others.setdefault(change.place.identity, one)
             continue
-        elif not (made and change.rebound and _as_before(change, real)):
-            if (made and not left) or not (held or left) or _as_before(change, real):
+        elif not (created and change.rebound and _as_before(change, real)):
+            if (created and not left) or not (holds or left) or _as_before(change, real):
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
             kind.setdefault(change.place.identity, one)
@@ -103,29 +103,29 @@ def _everywhere(
 ) -> Iterator[Change]:
     """All that the run has bound or filled, as far as it lives on."""
     globals = outside.changes() if outside is not None else []
-    # what a container holds is told by `before`, which knows the very items
+    # the content of a container is compared by `before`, which knows the very items
     globals = [change for change in globals if not before.keeps(change.place)]
     for group in (globals, loan.bound(), before.bound(), _set_on(run, before.met)):
         for change in group:
-            yield before.itself(told(change, outside))
+            yield before.itself(with_name(change, outside))
 
 
 def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
-    """Whether a call can leave it; whether it holds what the run has made; or any tensor.
+    """Whether a call can leave it; whether it holds what the run has created; or any tensor.
 
     `known`: what was there before the run, so that a tensor among it is no other thread's.
     """
     after, content = change.after, isinstance(change.place, Contents)
     atom = type(after) in ATOMS
     inside = [] if atom else [*carried_in([after]), *(x for _, x in take_apart(after)[0])]
-    made = any(isinstance(each, Abstract) or is_open(each) for each in inside)
-    held = made or any(isinstance(each, torch.Tensor) for each in inside)
-    left = held or content or isinstance(change.place, OnInput)
+    created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
+    holds = created or any(isinstance(each, torch.Tensor) for each in inside)
+    left = holds or content or isinstance(change.place, OnInput)
     shown = replace(change, after=_by_place(change)) if content else change
-    return change.rebound and left and all_given(shown, known), made, held
+    return change.rebound and left and all_known(shown, known), created, holds
 
 
-def told(change: Change, outside: AccessMonitor | None) -> Change:
+def with_name(change: Change, outside: AccessMonitor | None) -> Change:
     """The change; of what a global or a cell holds, by the name of that."""
     place = change.place
     if outside is None or not isinstance(place, (Contents, Entry)):
@@ -135,7 +135,7 @@ def told(change: Change, outside: AccessMonitor | None) -> Change:
 
 
 def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
-    """The inputs that the program has no stand-ins of: tensors that it met, and was not given.
+    """Inputs without stand-ins: tensors that the program met, and that are no arguments.
 
     `met`: what is kept of Python's state, by id; their attributes are, too.
     """
@@ -160,7 +160,7 @@ def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
 
 
 def arguments_changed(
-    given: list[Any],
+    arguments: list[Any],
     form: Structure,
     call: Any,
     real: Any,
@@ -172,7 +172,7 @@ def arguments_changed(
     It is `rebound` where a call can do it again.
 
     Args:
-        given: the leaves of the call, as it began.
+        arguments: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
         real: those of the caller.
@@ -180,25 +180,25 @@ def arguments_changed(
         lines: of the program.
     """
     now, now_form = take_apart(call)
-    pairs = zip((leaf for _, leaf in now), given, strict=False)
+    pairs = zip((leaf for _, leaf in now), arguments, strict=False)
     if now_form == form and all(new is old for new, old in pairs):
         return []
     if now_form == form:
-        leaves = zip(requires.names, now, given, strict=True)
+        leaves = zip(requires.names, now, arguments, strict=True)
         requires.notes.counted += [name for name, (_, new), old in leaves if counted(old, new)]
-    names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
-    names += [name for name, _ in now[len(given) :]]
+    names = [name for (name, leaf), old in zip(now, arguments, strict=False) if leaf is not old]
+    names += [name for name, _ in now[len(arguments) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
     change = Change(OnArguments(name, {}, None), call, rebound=True)
     if shared_in(real):
         at = located(change, lines).at
         raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = all_given(change, set(map(id, given)))
+    kept = all_known(change, set(map(id, arguments)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def all_given(change: Change, known: AbstractSet[int]) -> bool:
-    """Whether all in a place is what the run has made, plain data, and what is `known`."""
+def all_known(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all in a place is what the run has created, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
         isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
@@ -225,7 +225,7 @@ def _by_place(change: Change) -> Any:
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
-    """Whether it holds the inputs that it held, as an LSTM its list of weights."""
+    """Whether it still holds its inputs, as an LSTM its list of weights."""
     (then, structure), (now, other) = map(take_apart, (change.place.before, change.after))
     pairs = zip(then, now, strict=False)
     return structure == other and all(
@@ -236,11 +236,11 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 
 def states_of(
     left: Iterable[Change],
-    made: Callable[[Role, Any], Output],
+    new_output: Callable[[Role, Any], Output],
     first: int,
     lines: Callable[[], Lines],
 ) -> tuple[list[State], list[Output]]:
-    """The states, and their outputs, which `made` makes; `first`: the number of the first."""
+    """The states, and their outputs from `new_output`; `first`: the number of the first."""
     states, outputs, places = list[State](), list[Output](), dict[int, int]()
     for change in left:
         at = change.at or located(change, lines).at
@@ -254,7 +254,7 @@ def states_of(
         for path, leaf in leaves:
             if not isinstance(leaf, ItemBefore):
                 role = role_of(change, path)
-                outputs.append(made(role, leaf))
+                outputs.append(new_output(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
         states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))

@@ -44,7 +44,7 @@ class SwappedModule:
         return ModuleState(self.path, self.module, self.module.training, tables)
 
     def registered(self, name: str) -> Any:
-        """What one of the module's own tables held."""
+        """What one of the module's own tables had."""
         content = self.kept.contents.get(name)
         return {} if content is None else content.before
 
@@ -70,13 +70,13 @@ class SwappedModule:
         for change in changes_in(kept.attributes, str):
             if change.place.name not in NO_PLACES:
                 yield change
-        for name, held in kept.attributes.before.items():
-            if name in NO_PLACES or all(held is not each for each in filter(None, kept.empty)):
+        for name, item in kept.attributes.before.items():
+            if name in NO_PLACES or all(item is not each for each in filter(None, kept.empty)):
                 continue
-            if isinstance(held, dict):
-                yield from content_changes(name, held, {}, held)
+            if isinstance(item, dict):
+                yield from content_changes(name, item, {}, item)
             else:
-                yield filled(name, held, own_kind(held)())
+                yield filled(name, item, own_kind(item)())
 
     def touched(self) -> Iterator[tuple[str, Any]]:
         """Plain attributes that are or contain something else now, as far as a glance says."""

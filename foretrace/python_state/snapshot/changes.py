@@ -22,7 +22,7 @@ def changes_of(places: Iterable[Location]) -> list[Change]:
 
 
 def filled(name: str, item: Any, before: Any) -> Change:
-    """What a container holds now that held something else before."""
+    """What a container holds now that had something else before."""
     return Change(place := Contents(name, item, before), place.now, rebound=True)
 
 

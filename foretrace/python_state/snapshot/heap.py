@@ -99,14 +99,14 @@ class HeapSnapshot(ReachableState):
         for memo in self._memos:
             _forget(memo)
         failed = put_all_back(self._all())
-        held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
-        return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
+        content = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
+        return [*failed, *(f"a {name}, which holds a tensor of the run" for name in content)]
 
     def name_modules(self) -> dict[int, str]:
         """Names for the tensors of modules that an object holds (`self.model`), by id."""
         modules = [x for x in self._seen.values() if isinstance(x, nn.Module)]
         inside = {id(x) for each in modules for x in torch_api.submodule_table(each).values()}
-        roots = [x for x in modules if id(x) not in inside and id(x) not in self._lent]
+        roots = [x for x in modules if id(x) not in inside and id(x) not in self._borrowed]
         named = [(self.name(each), each) for each in roots]
         return {
             id(tensor): f"{name}.{path}"
@@ -142,20 +142,20 @@ class HeapSnapshot(ReachableState):
         if id(item) in self._seen:
             return True
         if self._containers is None:
-            held = (each for kept in self._met_modules for each in kept.containers())
-            self._containers = set(map(id, held))
+            content = (each for kept in self._met_modules for each in kept.containers())
+            self._containers = set(map(id, content))
         return id(item) in self._containers
 
     def places_of(self, item: Any) -> int:
-        """How many of the places that are kept held an object."""
+        """How many of the kept places had an object."""
         return sum(
             each is item for kept in self._all() for each in gc.get_referents(_content(kept))
         )
 
     def holders_of(self, item: Any) -> int | None:
-        """How many places of what a program can reach hold an object; None if nobody can tell.
+        """How many places of what a program can reach hold an object; None where that is unknown.
 
-        Beside `places_of` also those of which nothing is kept, as they cannot be bound anew: in
+        Beside `places_of` also those of which nothing is kept, as they cannot be bound again: in
         tuples, methods that are bound to it, what a library's objects have in C.
         """
         if len(self._seen) >= MOST:
@@ -164,10 +164,10 @@ class HeapSnapshot(ReachableState):
         for each in (*self._seen.values(), *self._foreign):
             seen[id(each)] = each
             seen |= {id(x): x for x in gc.get_referents(each) if type(x) in INSIDE}
-        return sum(held is item for each in seen.values() for held in gc.get_referents(each))
+        return sum(content is item for each in seen.values() for content in gc.get_referents(each))
 
     def itself(self, change: Change) -> Change:
-        """The change, which tells whether it has bound a name to an object that was there."""
+        """The change, which says whether it has bound a name to an object that was there."""
         after = change.after
         named = change.rebound and type(change.place) in (Location, Entry)
         plain_one = type(after) in ATOMS or isinstance(after, (tuple, frozenset, torch.Tensor))
@@ -221,7 +221,7 @@ class HeapSnapshot(ReachableState):
             each.before for each in self._all() if isinstance(each, (NamesSnapshot, DictSnapshot))
         ]
         spaces = [*modules, *kept]
-        names = (name for held in spaces for name, each in held.items() if each is item)
+        names = (name for content in spaces for name, each in content.items() if each is item)
         return next((name for name in names if isinstance(name, str)), f"a {type(item).__name__}")
 
 
@@ -237,8 +237,8 @@ def _forget(memo: Any) -> None:
     """
     tables = [each for each in gc.get_referents(memo) if type(each) is dict]
     for table in tables:
-        for key, held in list(table.items()) if table is not memo.__dict__ else ():
-            if not _holds_abstract((key, held), 5):
+        for key, content in list(table.items()) if table is not memo.__dict__ else ():
+            if not _holds_abstract((key, content), 5):
                 continue
             if memo.cache_parameters()["maxsize"] is not None:
                 memo.cache_clear()
@@ -254,8 +254,8 @@ def _holds_new_tensor(kept: Snapshot) -> bool:
         new = (each for each in referents(kept.item) if id(each) not in there)
         if any(isinstance(each, torch.Tensor) for each in new):
             return True
-    held = vars(kept.item).values() if isinstance(kept, ClassSnapshot) else (kept.item,)
-    return _holds_abstract(held, 3)
+    content = vars(kept.item).values() if isinstance(kept, ClassSnapshot) else (kept.item,)
+    return _holds_abstract(content, 3)
 
 
 def _holds_abstract(items: Iterable[Any], depth: int = 6) -> bool:

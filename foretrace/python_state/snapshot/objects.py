@@ -1,4 +1,4 @@
-"""Snapshots of containers and objects: what each held before a run, what of it is other, put back.
+"""Snapshots of containers and objects: what each had before a run, what of it is other, put back.
 
 Only methods of Python's own types are called here. A class of the user's may override them: a
 frozen dict raises, a logged one counts.
@@ -31,7 +31,7 @@ Name = Callable[[Any], str]
 
 
 class Snapshot:
-    """One thing as it was; `before`: what it held, in a form of its own."""
+    """One thing as it was; `before`: its content, in a form of its own."""
 
     __slots__ = ("before", "item")
 
@@ -66,7 +66,7 @@ def all_are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-def _made_again(now: Any, before: Any) -> bool:
+def _rebuilt(now: Any, before: Any) -> bool:
     """Whether a container holds the same numbers and text, which may be other objects."""
     return plain(before) and plain(now) and same(now, before)
 
@@ -112,7 +112,7 @@ class DictSnapshot(Snapshot):
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
         now, before = self.now, self.before
-        same = _made_again(now, before)
+        same = _rebuilt(now, before)
         return () if same else content_changes(name(self.item), self.item, before, now)
 
 
@@ -152,7 +152,7 @@ class ContentSnapshot(Snapshot):
 
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
-        same = _made_again(content_of(self.item), self.before)
+        same = _rebuilt(content_of(self.item), self.before)
         return () if same else (filled(name(self.item), self.item, self.before),)
 
 
@@ -172,21 +172,23 @@ class NamesSnapshot(Snapshot):
     @property
     def intact(self) -> bool:
         """As `Snapshot` has it."""
-        return all(held_by(self.item, name) is held for name, held in self.before.items())
+        return all(held_by(self.item, name) is content for name, content in self.before.items())
 
     def _others(self) -> Iterator[tuple[str, Any]]:
         """The names that stand for something else now."""
-        for name, held in self.before.items():
-            if held_by(self.item, name) is not held:
-                yield name, held
+        for name, content in self.before.items():
+            if held_by(self.item, name) is not content:
+                yield name, content
 
     def _write(self) -> None:
-        for name, held in self._others():
-            bind_name(self.item, name, held)
+        for name, content in self._others():
+            bind_name(self.item, name, content)
 
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
-        return changes_of(Location(each, self.item, held) for each, held in self.before.items())
+        return changes_of(
+            Location(each, self.item, content) for each, content in self.before.items()
+        )
 
 
 class ClassSnapshot(NamesSnapshot):

@@ -69,12 +69,12 @@ class ReachableState:
     """What was met on the way, with a snapshot of each.
 
     Args:
-        roots: the program, and what it is given.
+        roots: the program and its arguments.
         owners: modules whose parameters and buffers are replaced: the program never meets them.
     """
 
     def __init__(self, roots: Iterable[Any], owners: Iterable[nn.Module] = ()) -> None:
-        self._lent = set(map(id, owners))
+        self._borrowed = set(map(id, owners))
         self._kept: list[Snapshot] = []
         self._modules: dict[int, ModuleSnapshot] = {}
         self._memos: list[Any] = []
@@ -82,7 +82,7 @@ class ReachableState:
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
         self._met_modules: list[ModuleSnapshot] = []
-        """also those that are lent"""
+        """also those that are borrowed"""
         self._names: dict[int, NamesSnapshot] = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
@@ -132,11 +132,11 @@ class ReachableState:
         self._met_modules.append(kept)
         self._of_class(kept.kind)
         self._queue.extend(kept.others)
-        lent = id(module) in self._lent
+        borrowed = id(module) in self._borrowed
         for name, content in kept.contents.items():
-            if lent and name == "_modules":
-                self._lent.update(map(id, content.before.values()))
-            if not (lent and name in TENSORS):
+            if borrowed and name == "_modules":
+                self._borrowed.update(map(id, content.before.values()))
+            if not (borrowed and name in TENSORS):
                 self._inside(content.item)
                 continue
             for tensor in content.before.values():
@@ -161,8 +161,8 @@ class ReachableState:
     def _inside(self, item: Any) -> None:
         """The members of a container, without a call of its class."""
         if own_length(item) <= LARGEST:
-            held = referents(item)  # of a dict, keys and values
-            self._queue.extend(each for each in held if type(each) not in ATOMS)
+            inside = referents(item)  # of a dict, keys and values
+            self._queue.extend(each for each in inside if type(each) not in ATOMS)
         if type(item) not in PLAIN:
             self._object(item)
 
@@ -211,7 +211,7 @@ class ReachableState:
     # ---- code -------------------------------------------------------------------------------
 
     def _callable(self, item: Any) -> None:
-        """A method, a partial, a property: what it is made of."""
+        """A method, a partial, a property: the functions that it calls."""
         names = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
         self._queue.extend(getattr(item, name, None) for name in names)
 
@@ -256,7 +256,7 @@ class ReachableState:
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
-        """The attributes of a class and of those that it is made from."""
+        """The attributes of a class and of those that it derives from."""
         for base in kind.__mro__:
             if id(base) not in self._seen and home(base) == "user":
                 self._seen[id(base)] = base

@@ -85,16 +85,16 @@ class ModuleSnapshot(Snapshot):
         self.others: list[Any] = []
         """what it holds that is neither a container nor plain data"""
         contents, empty, others = self.contents, self.empty, self.others
-        for name, held in self.attributes.before.items():
-            kind = type(held)
-            if kind in EMPTY and not held:
-                empty.append(held)
+        for name, each in self.attributes.before.items():
+            kind = type(each)
+            if kind in EMPTY and not each:
+                empty.append(each)
             elif kind in ATOMS:
                 pass
-            elif (content := snapshot_of(held)) is not None:
+            elif (content := snapshot_of(each)) is not None:
                 contents[name] = content
             else:
-                others.append(held)
+                others.append(each)
 
     def containers(self) -> Iterator[Any]:
         """Its attributes that are containers."""
@@ -166,5 +166,5 @@ def _with_numpy(np: Any) -> Mapping[type, Way]:
             lambda each: each.bit_generator.state,
             lambda each, state: setattr(each.bit_generator, "state", state),
         ),
-        array: Way(array.copy, lambda each, held: array.__setitem__(each, ..., held)),
+        array: Way(array.copy, lambda each, content: array.__setitem__(each, ..., content)),
     }

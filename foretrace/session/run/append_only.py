@@ -23,7 +23,7 @@ from foretrace.ir.pydata.returned import apart_from
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.leaks import collected
-from foretrace.python_state.effects.state_outputs import all_given
+from foretrace.python_state.effects.state_outputs import all_known
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 MANY: Final = frozenset({"extend", "extendleft"})
@@ -141,7 +141,7 @@ class AppendOnlyContainers:
     def replaced(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:
         """Inside, the program finds what stands for them."""
         self._stand_ins, self._parted = {}, {}
-        monitored = {} if outside is None else outside.lent
+        monitored = {} if outside is None else outside.borrowed
         for key, (_, holder, places) in [*self._guessed.items()]:
             if before.holders_of(holder) != len(places):  # it may be found by another way
                 self._close(key)
@@ -189,7 +189,7 @@ class AppendOnlyContainers:
         for each in self._stand_ins.values():
             each.puts.clear()
             if outside is not None:
-                del outside.lent[id(each)]
+                del outside.borrowed[id(each)]
         self._parted = {key: ref(each) for key, each in self._stand_ins.items()}
         self._stand_ins = {}
         return filled
@@ -239,4 +239,4 @@ def _items(content: Any) -> Iterator[Any]:
 def _rebuildable(change: Change, known: set[int]) -> bool:
     """Whether a call can build all that is put there: no leaf is a container, as a set is one."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
-    return all_given(change, known) and not any(map(own_kind, leaves))
+    return all_known(change, known) and not any(map(own_kind, leaves))

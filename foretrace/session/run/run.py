@@ -46,7 +46,7 @@ from foretrace.python_state.effects.state_outputs import (
     collect_state_outputs,
     states_of,
     themselves,
-    told,
+    with_name,
 )
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
@@ -227,7 +227,7 @@ def _note_reads(
         left: what else was changed, and is undone.
         lines: the lines of its functions.
     """
-    left = [located(told(change, capture.outside), lines) for change in left]
+    left = [located(with_name(change, capture.outside), lines) for change in left]
     requires.notes.changed += left
     requires.notes.counted += counted_in((*requires.notes.changed, *kept))
     if capture.outside is None:

@@ -178,7 +178,7 @@ class Session:
 
         What it has left of the numbers is in the list at the end.
         """
-        numbers = self.assumed.counts.lent(self.arguments.count, self.outside, before.called)
+        numbers = self.assumed.counts.replaced(self.arguments.count, self.outside, before.called)
         with numbers as left, self.assumed.fills.replaced(before, self.outside):
             yield left
 

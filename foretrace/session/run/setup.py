@@ -201,7 +201,7 @@ class Assumptions:
 
 def distinguishes(run: Session) -> bool:
     """Whether the program may distinguish a container from its stand-in: by its type, or `id`."""
-    return run.outside is not None and run.outside.tells_apart
+    return run.outside is not None and run.outside.asks_identity
 
 
 def asks_types(run: Session) -> bool:
