@@ -209,7 +209,9 @@ def comes_to(forward: Any, recorded: Recording) -> bool:
     roots += [function.__globals__, *map(cell_content, function.__closure__ or ())]
 
     def named(item: Any) -> Iterable[Any]:
-        space = attributes_of(item) if item is not function.__globals__ else {}
+        if item is function.__globals__:
+            return ()  # what the code names of them is a root
+        space = attributes_of(item)
         return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
 
     there = {id(each) for each in walk_heap(roots, named, depth=4)}
