@@ -434,7 +434,7 @@ def test_a_function_in_the_kernel_of_an_operator() -> None:
 LOG: list[float] = []
 
 
-class Doubled(torch.autograd.Function):
+class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
@@ -449,7 +449,7 @@ def test_a_list_that_is_filled_beside_a_function() -> None:
 
     def fn(x: Tensor) -> Tensor:
         LOG.append(1.0)
-        return Doubled.apply(x).sin()
+        return Twice.apply(x).sin()
 
     x = torch.randn(3, requires_grad=True)
     cut = foretrace.capture(fn, (x,)).cut("export")
