@@ -81,7 +81,7 @@ class ReadLocation(ReadFact):
 
     @property
     def variable(self) -> object:
-        """The name or key by which it is held; of a closure cell, that of the variable."""
+        """The name or key in its holder; of a closure cell, that of the variable."""
         return self.name.rpartition(" ")[2] if self.how == "cell" else self.key
 
     @property
@@ -192,7 +192,7 @@ class ValueGuard:
 
     @property
     def broken(self) -> str:
-        """What a call is told for which it does not hold."""
+        """The message of a call for which it does not hold."""
         now = not self.answer if isinstance(self.answer, bool) else "another"
         return f"{self.about} is {now} now, and was {self.answer} in the capture"
 
@@ -213,7 +213,7 @@ class ValueGuard:
 GuardEvaluator: TypeAlias = Callable[
     [Numbers, Sequence[torch.Tensor]], Callable[[ValueGuard], bool]
 ]
-"""Answers the questions of another call, given its sizes and the inputs of the graph."""
+"""Answers the questions of another call, from its sizes and the inputs of the graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,7 +242,7 @@ class SymbolGuard(ValueGuard):
 
     @property
     def broken(self) -> str:
-        """What a call is told for which it does not hold."""
+        """The message of a call for which it does not hold."""
         return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
 
 
@@ -358,7 +358,7 @@ def check_repeatable(change: Change) -> None:
     """Refuse a change of Python state that no call can repeat.
 
     Raises:
-        Refusal: with the line that made it.
+        Refusal: with the line that changed it.
     """
     if not change.repeatable:
         bound = change.rebound and not isinstance(change.place, (Entry, Contents))

@@ -46,7 +46,7 @@ class ModuleCall:
     qualified_class: str
     outer: "ModuleCall | None" = None
     training: bool | None = None
-    """the module's mode when it was called; None where a front end does not tell"""
+    """the module's mode when it was called; None where a front end does not say"""
 
     def stack(self) -> tuple["ModuleCall", ...]:
         """The calls from the outermost to this one."""
@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """One call of `torch.utils.checkpoint`: what is made inside is made again in the backward.
+    """One call of `torch.utils.checkpoint`: what is computed inside is recomputed in the backward.
 
     `saves` is the policy of a selective one: torch's own function of a context, an operator and
     its arguments, which names those that are saved all the same. `inputs` are the tensors among the
@@ -94,7 +94,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleName:
-    """Which derivative made a backward op: the autograd node's name, or our rule's place."""
+    """The derivative that a backward op is of: the autograd node's name, or our rule's place."""
 
     name: str
     kind: str
@@ -132,7 +132,7 @@ class GradientCall:
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ViewStep:
-    """How a tensor was made as a view of another: the call, and which of its results it is."""
+    """How a tensor is a view of another: the call, and which of its results it is."""
 
     func: Target
     args: tuple[Tree, ...]
@@ -170,7 +170,7 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """Target of an in-place op on a view, or of one that autograd does not see, made a value.
+    """Target of an in-place op on a view, or of one that autograd does not see, as a value.
 
     The op's arguments are `(base, arguments of func)`; its out is the new content of `base`.
     `steps` lead from the base to the view that was written.
@@ -186,7 +186,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedBody:
-    """What an op is made of, written once for every call with operands of the same types.
+    """The body of an op, recorded once for every call with operands of the same types.
 
     `ops` speak of `params` and of values of their own, among them `outs`, which stand for the outs
     of the call; `Op.body` gives a copy that speaks of the caller's values.
@@ -213,7 +213,7 @@ class Op:
     """One call.
 
     `result` is what it returned (new values, operands handed back, constants), `outs` the new
-    values in it. `below` is what it is made of: ops of its own, a definition that it shares with
+    values in it. `below` is its body: ops of its own, a definition that it shares with
     other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
     in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
     returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
@@ -324,7 +324,7 @@ class Op:
 
     @property
     def called(self) -> tuple[Target, Tree]:
-        """The operator and its arguments; of a write that is made a value, those of the write."""
+        """The operator and its arguments; of a write as a value, those of the write."""
         target = self.target
         return (target.func, self.args[1]) if isinstance(target, Write) else (target, self.args)
 
@@ -347,7 +347,7 @@ FACTS = tuple([each for each in Op.__slots__ if each not in ("_operands", "outco
 class Subgraph:
     """A program that an operator of torch's holds, as `torch.cond` its branches: an argument of it.
 
-    It is closed: what its ops read is made inside, or is a param. A param may be a value of the
+    It is closed: what its ops read is a result inside, or a param. A param may be a value of the
     program around, which stands for itself, or the symbol of a size. `result` is a flat tuple; of
     a condition, what it says.
     """

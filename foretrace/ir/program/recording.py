@@ -100,15 +100,15 @@ class Input:
     number: type | None = None
     """of a number of Python's, which the tensor holds: its type"""
 
-    def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
-        """The tensor to run with; of an argument, that of those given, or None without them."""
+    def live(self, arguments: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
+        """The tensor to run with; an argument from `arguments`, or None without them."""
         if self.gradient_of is not None:
-            of = self.gradient_of.live(given)
+            of = self.gradient_of.live(arguments)
             return None if of is None else of.grad
         if self.read is not None:
             return self.read()
-        if self.argument is not None and given:
-            found: Any = given[self.argument]
+        if self.argument is not None and arguments:
+            found: Any = arguments[self.argument]
             if self.memory:
                 return memory_of(found)
             return found if self.number is None else tensor_of(found, self.number)
@@ -171,7 +171,7 @@ class Mutation:
     index: int
     value: Value
     hidden: bool = False
-    """the op that wrote does not tell autograd (batch norm's statistics)"""
+    """the op that wrote hides it from autograd (batch norm's statistics)"""
     rebound: bool = False
     """the program bound the buffer's attribute to another tensor"""
     kept: bool = False
@@ -183,7 +183,7 @@ class Overwritten:
     """What became of the memory of a value that the program wrote over."""
 
     now: Value | None
-    """what it holds after the run; None where autograd's version counter tells of the write, so
+    """what it holds after the run; None where autograd's version counter sees the write, so
     that eager refuses a backward that reads it"""
     by: Frame | None
     """the user's line that wrote"""
@@ -259,7 +259,7 @@ class Recording:
         return any(isinstance(state.place, OnArguments) for state in self.states)
 
     def defined_at(self, value: Tree) -> Frame | None:
-        """The line that made a value; the definition of the program where no op did."""
+        """The line that computed a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
 
@@ -270,7 +270,7 @@ class Recording:
 
     @property
     def in_run_order(self) -> list[tuple[int | None, Output]]:
-        """The outputs and their places; views of inputs at last, as the run made one after another.
+        """The outputs and their places; views of inputs at last, in the order of the run.
 
         That is the order in which autograd adds up the gradients of such views. Views that others
         are taken of are among them, without a place.
@@ -284,7 +284,7 @@ class Recording:
 
     def _ordered(self) -> "_Order":
         if self._order is None:
-            made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
+            place_of = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
             known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
             above = list[Output]()
             for each in self.outputs:
@@ -293,7 +293,7 @@ class Recording:
                     above.append(known.setdefault(at.value, at))
             order = sorted(
                 [*((None, output) for output in above), *enumerate(self.outputs)],
-                key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
+                key=lambda item: -1 if item[1].view_of is None else place_of.get(item[1].value, -1),
             )
             self._order = order, all(map(self._is_result, self.outputs))
         return self._order
@@ -311,7 +311,7 @@ class Recording:
         return self._without_history().get(value)
 
     def is_new_leaf(self, value: Value) -> bool:
-        """Whether the program made it a leaf that requires grad."""
+        """Whether the program turned it into a leaf that requires grad."""
         return self._without_history().get(value) == "leaf"
 
     @property
@@ -378,8 +378,8 @@ class Recording:
     @property
     def asked_before(self) -> tuple[ValueGuard, ...]:
         """Those that can be asked before a graph runs: not of a number that one side makes."""
-        held = bound_inside(self.ops) if self.symbols.data else set()
-        numbers = [each for guard, each in self.asked_of_numbers if held.isdisjoint(guard.symbols)]
+        bound = bound_inside(self.ops) if self.symbols.data else set()
+        numbers = [each for guard, each in self.asked_of_numbers if bound.isdisjoint(guard.symbols)]
         return (*self.answered, *numbers)
 
     @property
@@ -403,7 +403,7 @@ _Order: TypeAlias = tuple[list[tuple[int | None, Output]], bool]
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:
-    """The op as written that made a value."""
+    """The op as written whose result a value is."""
     for op in ops:
         if value in op.outs:
             return op

@@ -51,8 +51,8 @@ class OpPrinter:
 
 def neighbourhood(before: Iterable[Op], offending: Op) -> Sequence[str]:
     """The lines of a refusal's `near`: some ops, and the one it is about."""
-    spelling = OpPrinter()
-    return [*(f"  {spelling.line(op)}" for op in before), f"> {spelling.line(offending)}"]
+    printer = OpPrinter()
+    return [*(f"  {printer.line(op)}" for op in before), f"> {printer.line(offending)}"]
 
 
 def _full_name(op: Op) -> str:

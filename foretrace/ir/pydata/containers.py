@@ -1,4 +1,4 @@
-"""Take nested arguments and results apart, and build them again.
+"""Split nested arguments and results into leaves, and build them again.
 
 Beside the containers that torch's pytree knows, dataclasses and plain objects that hold tensors
 (such as a cache) are containers of their attributes.
@@ -23,7 +23,7 @@ from foretrace.ir.pydata.members import cell_content, members, names_in, own_ite
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9
-"""The flag of a class that was not made in C alone. Source: Py_TPFLAGS_HEAPTYPE"""
+"""The flag of a class that is defined in Python. Source: Py_TPFLAGS_HEAPTYPE"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Structure:
 
 
 LEAVES = frozenset({torch.Tensor, nn.Parameter, int, float, bool, str, type(None)})
-"""Types that are never taken apart"""
+"""Types that are leaves, always"""
 LEAF = Structure(torch_api.tree_flatten(0)[1])
 
 
@@ -82,7 +82,7 @@ def named_leaves(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Stru
 
 
 def plain_object(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is taken apart into them, and is nothing else; or None."""
+    """The attributes of an object that is those attributes and nothing else; or None."""
     kind, attributes = type(item), object_attributes(item)
     if torch_api.is_container(item) or _base_type(kind) not in PLAIN or slot_names(kind):
         return None
@@ -90,7 +90,7 @@ def plain_object(item: Any) -> dict[str, Any] | None:
 
 
 PLAIN = (object, SimpleNamespace)
-"""What the objects are made of that are their attributes alone"""
+"""The attributes of objects that are nothing else"""
 
 
 def leaves_like(tree: Any, structure: Structure) -> list[Any] | None:
@@ -200,7 +200,7 @@ def object_attributes(leaf: Any) -> dict[str, Any] | None:
 
 
 def _is_code(leaf: Any) -> bool:
-    """Whether it is there to be called: all that C made so, as functions and partials are.
+    """Whether it is there to be called: all of C, as functions and partials are.
 
     One of a class with a `__call__` in Python is an object as any other, and may hold a batch.
     """
@@ -210,7 +210,7 @@ def _is_code(leaf: Any) -> bool:
 CONTAINERS: Mapping[type, Callable[[list[Any]], Any]] = MappingProxyType(
     {dict: list, OrderedDict: list, list: list, tuple: tuple}
 )
-"""Python's own containers of which a class of the user's may be made"""
+"""Python's own containers that a class of the user's may derive from"""
 ITEMS = "<items>"
 """Stands for an attribute that has what such an object contains"""
 
@@ -218,7 +218,7 @@ ITEMS = "<items>"
 def _base_type(kind: type) -> type | None:
     """What an object of the class is beside its attributes: nothing, or a container of Python's.
 
-    None of one that is something else: a number, a set, what C has made.
+    None of one that is something else: a number, a set, an object of C.
     """
     base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
     known = base in PLAIN or (base in CONTAINERS and base is not kind)
@@ -256,8 +256,8 @@ def _leads_back(attributes: dict[str, Any], to: Any) -> bool:
 
 
 def _inside(item: Any) -> list[Any]:
-    held = () if isinstance(item, (torch.Tensor, *NO_CONTAINER)) else members(item)
-    return [each for _, each in held]
+    inside = () if isinstance(item, (torch.Tensor, *NO_CONTAINER)) else members(item)
+    return [each for _, each in inside]
 
 
 BACK = 8
@@ -293,7 +293,7 @@ def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
 def fill_in_place(fresh: Any, live: Any) -> Any:
     """Let `live` hold what `fresh` holds, and be no other object for it.
 
-    Containers and objects of one class are filled anew, item by item; in the place of all else
+    Containers and objects of one class are filled again, item by item; in the place of all else
     comes what is fresh. Gives what its holder is to hold: `live`, or what is fresh.
     """
     kind = type(live)
@@ -311,9 +311,9 @@ def fill_in_place(fresh: Any, live: Any) -> Any:
         live[:] = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         return _with_attributes(fresh, live)
     if isinstance(live, deque):
-        held = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
+        inside = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
         deque.clear(live)
-        deque.extend(live, held)
+        deque.extend(live, inside)
         return live
     if isinstance(live, tuple):
         parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]

@@ -35,14 +35,14 @@ def walk_heap(
     seen = {} if seen is None else seen
     level = list(roots)
     while level:
-        held: list[Any] = []
+        found: list[Any] = []
         for item in level:
             if type(item) not in leaves and id(item) not in seen and len(seen) < most:
                 seen[id(item)] = item
                 yield item
                 if depth:
-                    held += inside(item)
-        level, depth = held, depth - 1
+                    found += inside(item)
+        level, depth = found, depth - 1
 
 
 def walk_nested(

@@ -1,6 +1,6 @@
 """Locations: where Python's state has an object, read, bound and compared with what was there.
 
-A location knows its holder and the key by which that has the object, and what it held before a run.
+A location knows its holder and the key by which that has the object, and its content before a run.
 """
 
 from collections import OrderedDict, deque
@@ -20,7 +20,7 @@ class Location:
     Args:
         name: of the variable.
         holder: a dict of names, a class, an object with slots, or a cell.
-        before: what it held before the run; MISSING if nothing.
+        before: its content before the run; MISSING if nothing.
     """
 
     def __init__(self, name: str, holder: Any, before: Any) -> None:
@@ -81,13 +81,13 @@ class Location:
 
     @property
     def _filled(self) -> bool:
-        """Whether what it held has other content now."""
+        """Whether its former content has other content now."""
         return self.copy is not self.before and not (
             plain(self.before) and same(self.before, self.copy)
         )
 
     def restore(self) -> None:
-        """Bind it to the object that it held, with the content that this had."""
+        """Bind it to its former object, with the content that this had."""
         self.bind(self.before)
         if isinstance(self.before, (dict, list, set)) and self._filled:
             refill_content(self.before, self.copy)
@@ -177,7 +177,7 @@ WAYS: Final[Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]] = MappingPro
         },
     }
 )
-"""Methods of Python's own containers that tell nothing of what there is, whatever that is"""
+"""Methods of Python's own containers that do not depend on what there is, whatever that is"""
 
 
 class Filling(Location):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 OWN = (dict, list, tuple, set, frozenset, deque)
-"""What containers of any class are made of, as far as they are looked into"""
+"""The builtin kinds of containers of any class, as far as they are looked into"""
 CONTENT = "cell_contents"
 """What a closure cell has its item in"""
 
@@ -80,7 +80,7 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 
 
 def slot_names(kind: type) -> list[str]:
-    """The slots of a class and of those that it is made from, as `__slots__` names them."""
+    """The slots of a class and of its bases, as `__slots__` names them."""
     return [
         slot.__name__
         for base in kind.__mro__
@@ -100,12 +100,12 @@ def names_in(item: Any) -> dict[str, Any] | None:
     slots, space = slot_names(type(item)), attributes_of(item)
     if space is None and not slots:
         return None
-    held = ((name, lookup(item, name)) for name in slots)
-    return {name: each for name, each in held if each is not MISSING} | (space or {})
+    found = ((name, lookup(item, name)) for name in slots)
+    return {name: each for name, each in found if each is not MISSING} | (space or {})
 
 
 def own_kind(item: Any) -> Any:
-    """The type of Python's that a container is made of; None if it is no container."""
+    """The builtin type that a container derives from; None if it is no container."""
     kind = type(item)  # its class as it says itself is Python of the user's
     return kind if kind in OWN else next((each for each in OWN if issubclass(kind, each)), None)
 

@@ -40,7 +40,7 @@ def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedA
 def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
     """Whether each container or object in `items` that can be changed is at one place alone.
 
-    `known`: the ids of what is held elsewhere, beside `others`, which are looked into up to `ends`.
+    `known`: the ids of what others hold, beside `others`, which are looked into up to `ends`.
     """
     inside = {id(item) for path, item in _reached(items) if path}
     elsewhere = {id(item) for _, item in _reached(others, ends)}
@@ -61,8 +61,8 @@ def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]
     def inside(step: Reached) -> Iterator[Reached]:
         if id(step.item) not in ends:
             found, named = step.attributes, step.attributes is not None
-            held = list(own_items(step.item) if found is None else found.items())
-            for key, each in reversed(held):
+            items = list(own_items(step.item) if found is None else found.items())
+            for key, each in reversed(items):
                 yield from _step((*step.path, (named, key)), each)
 
     for each in walk_nested(_step((), tree), inside, attrgetter("item")):

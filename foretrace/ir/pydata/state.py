@@ -24,27 +24,27 @@ class Change:
     rebound: bool
     at: Frame | LazyFrame | None = None
     path: str = ""
-    """how the place is told, where its name is not all"""
+    """the path in messages, where its name is not all"""
     itself: bool = False
     """whether it is an object that was there before"""
 
     @property
     def name(self) -> str:
-        """The place as it is told."""
+        """The place as messages name it."""
         return self.path or self.place.name
 
     @property
     def repeatable(self) -> bool:
-        """Whether a call can do it again: a name bound to plain data, an entry that was made.
+        """Whether a call can do it again: a name bound to plain data, an entry that is new.
 
-        Of a container the content depends on what it held before. One in an entry that holds more
-        than plain data is none: it could not be made anew, and may be filled further.
+        Of a container the content depends on what it had before. One in an entry that holds more
+        than plain data is none: it could not be built again, and may be filled further.
         """
         if isinstance(self.place, Contents):
             return False
-        made = isinstance(self.place, Entry) and self.place.before is MISSING
-        made = made and not isinstance(self.after, (dict, list, set, deque))
-        return self.rebound and (made or self.itself or plain(self.after))
+        built = isinstance(self.place, Entry) and self.place.before is MISSING
+        built = built and not isinstance(self.after, (dict, list, set, deque))
+        return self.rebound and (built or self.itself or plain(self.after))
 
     def undo(self) -> None:
         """As it was before the run."""
@@ -73,7 +73,7 @@ class ItemBefore:  # no dataclass, which would be a container
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A place that a run leaves bound to tensors, alone or in a container; each call binds it anew.
+    """A place that a run leaves bound to tensors, alone or in a container; calls bind it again.
 
     `first` and `count`: where its leaves are among the outputs of the record.
     """
@@ -89,7 +89,7 @@ class State:
     """the number of an earlier state that is the same object"""
 
     def put(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any, made: list[Any]
+        self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any, built: list[Any]
     ) -> None:
         """Bind it to what a call has computed.
 
@@ -97,12 +97,12 @@ class State:
             outputs: all that the call has computed.
             inputs: those of the graph.
             call: the arguments, positional ones and others.
-            made: what the states before it hold; takes what it does.
+            built: what the states before it hold; takes what it does.
         """
-        made.append(item := self._made(outputs) if self.like is None else made[self.like])
+        built.append(item := self._built(outputs) if self.like is None else built[self.like])
         self.place.bind_on_call(item, inputs, call)
 
-    def _made(self, outputs: Sequence[Any]) -> Any:
+    def _built(self, outputs: Sequence[Any]) -> Any:
         if self.structure is LEAF and not self.kept:
             return outputs[self.first]
         return self.built(iter(outputs[self.first : self.first + self.count]))
@@ -119,9 +119,9 @@ class State:
 
 def put_all(states: Sequence[State], outputs: Any, inputs: Any, call: Any) -> None:
     """Bind all places to what a call has computed."""
-    made = list[Any]()
+    built = list[Any]()
     for state in states:
-        state.put(outputs, inputs, call, made)
+        state.put(outputs, inputs, call, built)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +129,7 @@ class StateRead:
     """A tensor, or a number, that the program finds where its calls leave one: read at each call.
 
     `leaves` are those of the container that it is in, as the capture found it, and `number` its
-    own. `kind` is the type of a number, which is given as a tensor. Calling it gives the tensor.
+    own. `kind` is the type of a number, which comes as a tensor. Calling it gives the tensor.
 
     Raises:
         KeyError: what is there now is nested otherwise, or other plain data.
@@ -155,11 +155,11 @@ class StateRead:
 
     def _now(self) -> list[Any]:
         item = self.place.now
-        now, alike = leaves_like(item, self.structure), True
+        now, equal = leaves_like(item, self.structure), True
         if now is None:
             pairs, structure = named_leaves(item)
-            now, alike = [leaf for _, leaf in pairs], structure == self.structure
-        if not (alike and all(map(_alike, now, self.leaves))):
+            now, equal = [leaf for _, leaf in pairs], structure == self.structure
+        if not (equal and all(map(_replaces, now, self.leaves))):
             raise KeyError(f"what {self.place.name} held")
         return now
 
@@ -189,7 +189,7 @@ class _Open:
 OPEN = _Open()
 
 
-def _alike(now: Any, then: Any) -> bool:
+def _replaces(now: Any, then: Any) -> bool:
     """Whether a leaf of a state can take the place of another; tensors are checked as inputs."""
     if then is OPEN:
         return True

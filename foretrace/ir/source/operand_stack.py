@@ -1,6 +1,6 @@
 """Which instruction takes what another one gives: the stack, followed through every way of code.
 
-`f(float, x)` and `float(x)` load the same name. What tells them apart is the operand of the call
+`f(float, x)` and `float(x)` load the same name. What distinguishes them is the operand of the call
 that the name becomes. An instruction that is not known takes everything that is on the stack.
 """
 
@@ -131,7 +131,7 @@ class Flow:
         return Called(operands[place], tuple(operands[1 if alone else 2 :]), place)
 
     def annotates(self, taken: Taken) -> bool:
-        """Whether what is taken becomes the annotations of a function that is made."""
+        """Whether what is taken becomes the annotations of a new function."""
         each = self.instructions[taken.by]
         flags = each.number or 0
         if each.does != "make function" or not flags & ANNOTATIONS:
@@ -140,18 +140,18 @@ class Flow:
         return taken.place == beneath
 
     def makes_type(self, taken: Taken) -> bool:
-        """Whether what is made of it is a type where it is one: `(int, float)`, `int | None`."""
+        """Whether what is built of it is a type where it is one: `(int, float)`, `int | None`."""
         each = self.instructions[taken.by]
-        made = each.does == "operate" or dis.opname[each.opcode] == "BUILD_TUPLE"
-        return made and taken.place >= 0
+        built = each.does == "operate" or dis.opname[each.opcode] == "BUILD_TUPLE"
+        return built and taken.place >= 0
 
     def put_into(self, taken: Taken) -> Item | None:
         """The container in which what is taken is put under a key; None: it is not so."""
         opname = dis.opname[self.instructions[taken.by].opcode]
         if opname == "STORE_SUBSCR" and taken.place == 0:
             return self.operands[taken.by][1]
-        made = opname == "BUILD_MAP" and taken.place % 2 == 1
-        return frozenset({taken.by}) if made else None
+        built = opname == "BUILD_MAP" and taken.place % 2 == 1
+        return frozenset({taken.by}) if built else None
 
     def _follow(self, code: CodeType) -> None:
         starts = code.co_flags & GENERATES and not OF_GENERATOR
@@ -241,7 +241,7 @@ class Flow:
 
 
 def called_at(code: CodeType, offset: int) -> str:
-    """The name of what is called by the instruction there; "" where no name tells."""
+    """The name of what is called by the instruction there; "" where no name says it."""
     flow = Flow(code)
     by = next((n for n, each in enumerate(flow.instructions) if each.offset == offset), -1)
     if by not in flow.operands or flow.instructions[by].does != "call":

@@ -47,9 +47,9 @@ class Question:
 
 
 class NotingShapeEnv(torch_api.RecordedShapeEnv):
-    """A ShapeEnv that notes the user's line of each guard at the moment it is made.
+    """A ShapeEnv that notes the user's line of each guard at the moment it arises.
 
-    It tells every question to those who listen.
+    It reports every question to its listeners.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         Args:
             questions: what another ShapeEnv was asked.
             answered: questions with all that was known when the answer followed from it, so that
-                no guard was made. Where the same is known, they need not be asked.
+                no guard arose. Where the same is known, they need not be asked.
         """
         for question in questions:
             if question not in self.settled:

@@ -162,7 +162,7 @@ def verifying(recorded: Recording, infer: Infer | None) -> Watch:
         if changed(before, after):
             subgraphs = DIFFERENTIATED if trees else ""
             verify_graph(
-                after, recorded, infer, stage=done.stage, subgraphs=subgraphs, made_by=done.name
+                after, recorded, infer, stage=done.stage, subgraphs=subgraphs, source=done.name
             )
 
     return verify
