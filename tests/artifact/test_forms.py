@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.program.call_requirements import CallRequirements, ModuleState, ValueGuard
+from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome

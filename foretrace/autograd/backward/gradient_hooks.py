@@ -13,8 +13,9 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, RuleName, Value
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected

@@ -15,7 +15,7 @@ import torch
 from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy
 from foretrace.autograd.eager_history.trained_writes import WRONG, TrainedWrites, is_hidden_write
 from foretrace.ir.program.op import Choice, Op, Value, substitute
-from foretrace.ir.program.rewrite import rename
+from foretrace.ir.program.walk import rename
 from foretrace.operators.schemas.quirks import WRONG_NOISE
 
 aten = torch.ops.aten

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, Write, values_in
-from foretrace.ir.program.recording import Output, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of

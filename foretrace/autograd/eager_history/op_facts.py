@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.names import neighbourhood
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.schemas.schema import schema_of
 
 

@@ -9,8 +9,7 @@ from foretrace.autograd.eager_history.history_ops import make_copy
 from foretrace.autograd.eager_history.version_counters import VersionCounters, saved_by
 from foretrace.ir.program.op import Op, Value, Write
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import freed_in
+from foretrace.ir.program.walk import freed_in, rename
 
 RESHAPED = (
     "the shape of this was changed in place, and the backward is to find what was saved before"

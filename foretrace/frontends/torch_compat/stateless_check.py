@@ -27,8 +27,9 @@ from foretrace.ir.program.effects import (
     SetRequiresGrad,
 )
 from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, target_name
-from foretrace.ir.program.recording import Input, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.location import OnData

@@ -9,8 +9,9 @@ import sympy
 from foretrace.inspect.diff.difference import Reason
 from foretrace.inspect.diff.sides import Side, aspects, listed, paired_inputs
 from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import ModuleCall, Op
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 
 PLAIN = frozenset({bool, int, float, str, type(None), tuple})

@@ -14,10 +14,11 @@ from foretrace.inspect.check.tolerance import Step, amount
 from foretrace.inspect.diff.compare import Comparison
 from foretrace.inspect.diff.render import Row
 from foretrace.inspect.diff.sides import Side
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import Op, Tree, Value
-from foretrace.ir.program.recording import Graph, Input
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.lowering.cuts.dead_code import needs

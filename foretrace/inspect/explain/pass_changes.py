@@ -7,10 +7,9 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from foretrace.errors import Printed, counted
-from foretrace.ir.program.names import node_names
+from foretrace.ir.program.names import OpPrinter, node_names
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.text import OpPrinter
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.lowering.pipelines.passes import PassRun
 

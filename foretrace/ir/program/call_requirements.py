@@ -1,11 +1,10 @@
 """What a later call has to be like, and what it changes of Python's state once more."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
-import sympy
 import torch
 
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
@@ -14,10 +13,8 @@ from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import Change, StateRead
-from foretrace.ir.symbols.substitution import Numbers, Size
+from foretrace.ir.symbols.substitution import Size
 
-WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
-"""What Inductor puts into C++ as it stands"""
 FIRST_CALL = FirstCall("or, if only its first call does it: call it once eagerly before")
 """A way out of a change of Python state"""
 AFTER_ONE = (
@@ -151,99 +148,6 @@ class ModuleState:
     training: bool
     registered: dict[str, dict[str | int, object]]
     """copies of its tables of parameters, buffers, submodules and hooks, as far as it has any"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ValueGuard:
-    """A question about values whose answer the program relied on, as a guard."""
-
-    asked: str
-    """the name of the op that was asked for it"""
-    inputs: tuple[str, ...]
-    """names of the inputs whose values it is about; none: it is about what sizes make"""
-    random: bool
-    """whether it is about random numbers, too"""
-    answer: object
-    symbols: frozenset[sympy.Symbol]
-    frame: Frame | None
-    again: "GuardEvaluator"
-    """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
-    asserted: bool
-    """whether an op of the record asserts it"""
-    number: int
-    """how many questions were asked before"""
-
-    @property
-    def many(self) -> bool:
-        """Whether there are more answers than two."""
-        return not isinstance(self.answer, bool)
-
-    @property
-    def about(self) -> str:
-        """What was asked of what."""
-        names = ", ".join([*self.inputs, *["random numbers"] * self.random])
-        of = f"what follows from {names}" if names else "a constant made from these sizes"
-        return f"{self.asked} of {of}"
-
-    @property
-    def condition(self) -> str:
-        """What the program relied on."""
-        return f"{self.about} is {self.answer}"
-
-    @property
-    def broken(self) -> str:
-        """The message of a call for which it does not hold."""
-        now = not self.answer if isinstance(self.answer, bool) else "another"
-        return f"{self.about} is {now} now, and was {self.answer} in the capture"
-
-    @property
-    def text(self) -> str:
-        """What its assertion says; no other has the same."""
-        text = f"guard broken: {self.broken}; question {self.number + 1}, at {self.frame}"
-        return text.translate(WRITTEN)
-
-    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the answer is the same with these sizes, and these inputs of the graph."""
-        return self.again(sizes, tensors)(self)
-
-    def __str__(self) -> str:
-        return f"{self.condition}  at {self.frame}"
-
-
-GuardEvaluator: TypeAlias = Callable[
-    [Numbers, Sequence[torch.Tensor]], Callable[[ValueGuard], bool]
-]
-"""Answers the questions of another call, from its sizes and the inputs of the graph."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SymbolGuard(ValueGuard):
-    """A condition on numbers that data decides, which the graph asks where it computes them."""
-
-    of: sympy.Basic
-    """the condition"""
-    then: str
-    """what they were in the capture"""
-
-    @property
-    def many(self) -> bool:
-        """That a number is one that it was is to ask for the number."""
-        return isinstance(self.of, sympy.Eq)
-
-    @property
-    def about(self) -> str:
-        """The condition."""
-        return self.asked
-
-    @property
-    def condition(self) -> str:
-        """What the program relied on."""
-        return self.asked
-
-    @property
-    def broken(self) -> str:
-        """The message of a call for which it does not hold."""
-        return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

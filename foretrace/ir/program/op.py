@@ -413,7 +413,7 @@ class Rewriter:
     """Copies ops with other values; a subclass says what else is another in the copies.
 
     The values that the ops make are new ones in the copies, unless `env` says what stands for them.
-    A body that an op shares with other calls is shared, and a subgraph is the same. `rewrite.py`
+    A body that an op shares with other calls is shared, and a subgraph is the same. `walk.py`
     has the rewriters that several rooms need.
 
     Args:

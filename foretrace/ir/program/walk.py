@@ -1,15 +1,15 @@
-"""Ways through a tree of ops."""
+"""Ways through a tree of ops, a renaming of it, and its values that miss a history."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import sympy
 import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Value
+from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Substitution, Value
 from foretrace.ir.symbols.shape_env import free_symbols
 
 NO_SYMBOLS = frozenset[sympy.Symbol]()
@@ -179,3 +179,34 @@ def hides(op: Op) -> bool:
     if not shown or isinstance(op.result, sympy.Symbol):
         return False
     return not shown <= set[object]().union(*(out.type.shape for out in op.outs))
+
+
+class _Renaming(Substitution):
+    """Copies ops with other values; those that they make are themselves, unless `env` says.
+
+    An op that neither reads nor makes one of these values is not copied. A shared body is copied
+    too: what a copied op would make of it is no part of the tree.
+    """
+
+    def op(self, op: Op) -> Op:
+        """The copy, if there is one; the arguments are those of the op, if it reads none."""
+        if not self.env.keys().isdisjoint(op.operands):
+            return super().op(op)
+        if self.env.keys().isdisjoint(op.outs):
+            return op
+        result, outs = self.tree(op.result), tuple(map(self.out, op.outs))
+        return op.but(result=result, outs=outs, below=self.below(op))
+
+    def out(self, value: Value) -> Value:
+        """What stands for a value that an op makes."""
+        return self.env.get(value, value)
+
+    def below(self, op: Op) -> list[Op] | None:
+        """The body in the values of this call."""
+        body = op.body
+        return self.ops(body) if body else body
+
+
+def rename(op: Op, env: dict[Value, Any]) -> Op:
+    """The op of a cut with other values, in its body too; itself where it has none of them."""
+    return _Renaming(env).op(op)

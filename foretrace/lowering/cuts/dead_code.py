@@ -7,8 +7,8 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.trained_writes import is_hidden_write
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Output
 from foretrace.ir.program.walk import binds, every_op, makes_leaf, subgraphs_of
 from foretrace.operators.schemas.schema import schema_of
 

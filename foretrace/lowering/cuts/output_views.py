@@ -7,8 +7,9 @@ What each output is built of is decided here for all three; a subclass does the 
 from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Tree, Value, ViewStep
-from foretrace.ir.program.recording import Output, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.lowering.emit.graph_module import module_of
 
 

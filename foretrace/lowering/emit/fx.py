@@ -13,10 +13,11 @@ from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.ir.program.interface import Input, Output
 from foretrace.ir.program.names import Names, calls_target
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
-from foretrace.ir.program.recording import Graph, Input, Output
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size, solved

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Choice, Op, Substitution, Value
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import binds, outs_in
+from foretrace.ir.program.walk import binds, outs_in, rename
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
 from foretrace.lowering.partition.placement import Sides

@@ -10,9 +10,10 @@ from typing import Any
 import sympy
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.names import node_names
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.cuts.dead_code import needs

@@ -10,8 +10,9 @@ from foretrace.autograd.backward.gradient_hooks import Hooks, hooked, standing, 
 from foretrace.autograd.backward.unpack_hooks import saving_calls
 from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import Op, Origin, RuleName, Value
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, maker_of
+from foretrace.ir.program.recording import Graph, Recording, maker_of
 from foretrace.ir.program.tensor_type import TangentStrides, TensorType
 from foretrace.ir.program.verify import DIFFERENTIATED
 from foretrace.lowering.cuts.cut import cut_inside, flatten

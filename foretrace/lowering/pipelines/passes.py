@@ -8,8 +8,9 @@ from foretrace.autograd.backward.unpack_hooks import read_by_hooks
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved
 from foretrace.forks import cached_property
+from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Graph, Output, Recording, Role
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import DIFFERENTIATED, Infer, verify_graph
 from foretrace.lowering.cuts.cut import Level, read_by_gradients, written_over

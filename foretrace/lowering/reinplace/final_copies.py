@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Choice, Op, Origin, Value
-from foretrace.ir.program.recording import Graph, Mutation, Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.reinplace.in_place_calls import COPY

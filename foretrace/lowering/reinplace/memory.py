@@ -7,8 +7,9 @@ from math import inf
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.recording import Graph, Recording
 
 
 @dataclass(slots=True, eq=False)

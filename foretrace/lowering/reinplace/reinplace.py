@@ -8,10 +8,10 @@ afterwards as it was: neither the value that is written over, nor a view of it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, substitute, values_in
-from foretrace.ir.program.recording import Graph, Output, Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.walk import rename, subgraphs_of
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.lowering.reinplace.in_place_calls import (
     COPY,

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import Op, Value, substitute
-from foretrace.ir.program.recording import Graph, Input, Output, Role
-from foretrace.ir.program.rewrite import rename
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import rename
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
 GIVEN = ("saved", "tangent")

@@ -14,9 +14,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.nested import pairs
 from foretrace.ir.program.op import Op, Value, copy_ops, substitute
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.program.walk import leaf_ops, rename
 from foretrace.lowering.cuts.dead_code import live, values_of
 from foretrace.lowering.cuts.decomposition_tracer import Entries, EntryRecorder
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

@@ -17,7 +17,7 @@ from foretrace.ir.program.call_requirements import (
     ReadLocation,
 )
 from foretrace.ir.program.effects import LeaveState, of_kind
-from foretrace.ir.program.recording import Input, Role
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import (
     Contents,

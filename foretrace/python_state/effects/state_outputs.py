@@ -14,7 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
-from foretrace.ir.program.recording import Input, Output, Role
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, named_leaves, shared_in
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind

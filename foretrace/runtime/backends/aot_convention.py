@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Graph, Input, Output, Role, size_input
+from foretrace.ir.program.interface import Input, Output, Role, size_input
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes

@@ -10,7 +10,8 @@ from torch import fx
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level

@@ -12,7 +12,8 @@ from typing import Any
 from foretrace import forks, torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Frame, Printed, Refusal, line_of
-from foretrace.ir.program.call_requirements import FIRST_CALL, SymbolGuard, ValueGuard
+from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import hide
 from foretrace.runtime.guards.cut_guards import refusal_of

@@ -10,8 +10,9 @@ from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
+from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Tree, Value, ViewStep
-from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols

@@ -14,8 +14,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import ValueGuard, memory_of, one_memory
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.call_requirements import memory_of, one_memory
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.substitution import Size, solved

@@ -11,13 +11,15 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.ir.program.call_requirements import ModuleState, ValueGuard
+from foretrace.ir.program.call_requirements import ModuleState
+from foretrace.ir.program.interface import Input, Mutation, Output, Role, Target
 from foretrace.ir.program.op import (
     Checkpoint,
     ViewStep,
 )
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Overwritten, Role, Target
+from foretrace.ir.program.recording import Graph, Overwritten
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.symbols import Guard

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 from foretrace.tracer.recorder.function_target import Context, FunctionCall
 

@@ -13,7 +13,8 @@ import torch
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.location import (
     Contents,

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.members import MISSING

@@ -8,8 +8,9 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL, AttributeNames
 from foretrace.ir.program.effects import ReturnArgument
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LIVE
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.plain_data import plain, same

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.ir.program.interface import Mutation, Output
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Mutation, Output
 
 
 class Memory:

@@ -6,8 +6,9 @@ from itertools import count
 from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import Value, values_in
-from foretrace.ir.program.recording import Input, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
 from foretrace.session.both_branches.gradient_order import (

@@ -6,8 +6,8 @@ from typing import Any, Self
 import torch
 
 from foretrace.ir.program.equality import Equality, ProgramsDiffer
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Origin, Target, Value
-from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.recorder.autograd_hooks import HookCall

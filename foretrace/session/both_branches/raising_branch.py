@@ -7,9 +7,9 @@ from traceback import walk_tb
 import torch
 
 from foretrace.errors import Refusal, is_library
-from foretrace.ir.program.call_requirements import WRITTEN
 from foretrace.ir.program.op import ModuleCall, Op, Value
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.value_guard import WRITTEN
 from foretrace.ir.source.call_site import LIBRARY_DIRS
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.data_dependence.value_guards import ASSERT

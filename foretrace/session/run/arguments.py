@@ -14,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements, memory_of
-from foretrace.ir.program.recording import Input, Role, size_input
+from foretrace.ir.program.interface import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import Location

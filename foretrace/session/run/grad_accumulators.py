@@ -12,8 +12,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line

@@ -17,7 +17,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.pydata.location import OnGradient
 from foretrace.ir.pydata.state import Change

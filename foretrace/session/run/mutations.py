@@ -10,8 +10,8 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Input, Mutation, Output, Role
 from foretrace.ir.program.op import Op, Value, ViewStep, Write, values_in
-from foretrace.ir.program.recording import Input, Mutation, Output, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

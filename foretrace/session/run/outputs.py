@@ -9,7 +9,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
-from foretrace.ir.program.recording import Output, Role
+from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.source.call_site import definition, place_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

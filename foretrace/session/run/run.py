@@ -12,8 +12,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
+from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import values_in
-from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments

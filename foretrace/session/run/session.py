@@ -11,8 +11,8 @@ from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of, names_of

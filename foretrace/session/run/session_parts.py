@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import function_of

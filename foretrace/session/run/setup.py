@@ -12,7 +12,8 @@ from foretrace.autograd.derivatives.registered_rules import REGISTERED_RULES
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.recording import Recording, Target
+from foretrace.ir.program.interface import Target
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import leaves_of
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources

@@ -13,8 +13,8 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import SymbolGuard, ValueGuard
 from foretrace.ir.program.op import Op, Tree, Value, target_name
+from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.tracer.concrete.concrete_values import Constants, Root, content
 from foretrace.tracer.concrete.unknown_values import depends_on_inputs

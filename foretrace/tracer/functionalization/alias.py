@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Origin, Value, ViewStep
-from foretrace.ir.program.recording import Input
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.names import neighbourhood
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.tracer.functionalization.alias import alias_of, link

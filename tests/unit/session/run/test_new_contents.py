@@ -8,7 +8,7 @@ from torch import nn
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.effects import Reshape
-from foretrace.ir.program.recording import Mutation
+from foretrace.ir.program.interface import Mutation
 from foretrace.ir.pydata.location import Contents
 from tests.support.trees import recorded
 
