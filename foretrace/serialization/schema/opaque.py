@@ -96,7 +96,7 @@ class OpaqueHook(HookCall):
         return self._removed
 
     @property
-    def held(self) -> bool:
+    def removable(self) -> bool:
         """No handle is left to remove it."""
         return False
 
