@@ -727,8 +727,8 @@ def doubles(w: Tensor) -> Tensor:  # here
     return w * 2
 
 
-refuses("wrong tangents", "runtime/calls/run_cut.py:_as_given", called_without_tangents, doubles,
-        trained(doubles, W, loss=None))  # fmt: skip
+refuses("wrong tangents", "runtime/calls/run_cut.py:_for_tangents", called_without_tangents,
+        doubles, trained(doubles, W, loss=None))  # fmt: skip
 refuses("wrong tangents", "runtime/calls/tangents.py:_wrong", called_with_wrong_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import foretrace
 from foretrace.ir.program.op import Op
-from foretrace.lowering.partition.recompute import made_twice
+from foretrace.lowering.partition.recompute import recomputed_ops
 from tests.steps import STEPS
 from tests.steps.registry import Loop, features
 from tests.support.memory import of_a_step
@@ -103,7 +103,7 @@ def again(around: Callable[..., Any], policy: Any = None) -> list[str]:
     for index in range(2):
         loop.step(*loop.batch(index))
     cut = foretrace.capture(loop.step, loop.batch(2)).cut("step", policy=policy)
-    return [str(op.target) for op in made_twice(cut.graph)]
+    return [str(op.target) for op in recomputed_ops(cut.graph)]
 
 
 def test_what_is_made_again() -> None:
@@ -210,7 +210,7 @@ def test_an_op_that_runs_again_says_so() -> None:
     cut = foretrace.capture(loop.step, loop.batch(0)).cut("step")
     names = [
         node.name for node in cut.graph_module.graph.nodes
-        if (op := node.meta.get("foretrace")) in set(made_twice(cut.graph)) and op is not None
+        if (op := node.meta.get("foretrace")) in set(recomputed_ops(cut.graph)) and op is not None
     ]  # fmt: skip
     told = str(cut.explain(names[0]))
     assert "made again" in told

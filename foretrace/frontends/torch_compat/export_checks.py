@@ -13,8 +13,8 @@ from foretrace.ir.program.op import Op, Subgraph, Value
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
-from foretrace.lowering.emit.export_graph import spelled
-from foretrace.lowering.emit.fx import SPELLED
+from foretrace.lowering.emit.export_graph import returnable
+from foretrace.lowering.emit.fx import LITERALS
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
@@ -69,7 +69,7 @@ def check_leaf(leaf: Any, what: str) -> None:
     Raises:
         Refusal: it is one.
     """
-    if not spelled(leaf):
+    if not returnable(leaf):
         raise Refusal(
             f"{what} is a {type(leaf).__name__}, which an exported program cannot hold",
             kind="unknown value",
@@ -119,7 +119,7 @@ def _check_op(op: Op) -> None:
         if isinstance(leaf, Subgraph):
             for inner in leaf.ops:
                 _check_op(inner)
-        elif type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
+        elif type(leaf) not in LITERALS and not isinstance(leaf, (Value, sympy.Basic, complex)):
             raise locate(Refusal(
                 f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
                 kind="unknown value", do="use tensors, numbers, strings and None",

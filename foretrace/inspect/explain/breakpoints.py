@@ -25,7 +25,7 @@ from foretrace.lowering.cuts.runtime_asserts import with_assertions
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.partition.partition import partition, second
 from foretrace.lowering.partition.policies import choose
-from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.partition.recompute import recomputed
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.session.run.run import record
@@ -44,7 +44,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "module": ("module", ModuleCalls.open),
     "asserted": ("recorded", with_assertions),
     "again": ("saved", second),
-    "made again": ("saved", made_again),
+    "made again": ("saved", recomputed),
     "early": ("saved", second),
     "copy": ("saved", partition),
     "saved": ("saved", choose),

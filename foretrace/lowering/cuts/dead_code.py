@@ -36,7 +36,7 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
 def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops without writes that autograd does not see and no result reads, and their readers.
 
-    Spelled out, each would be an op in place, which stays whoever reads it.
+    Written as an op in place, each would stay even if nothing reads it.
     """
     if not any(map(is_hidden_write, ops)):
         return ops
@@ -53,12 +53,12 @@ def needs(op: Op) -> Collection[Value]:
     """The values from outside that an op, or its body, uses."""
     if op.region is None:
         return op.operands
-    made: set[Value] = set()
+    own: set[Value] = set()
     found: list[Value] = list(op.operands)
     for inner in op.region:
-        found += [v for v in needs(inner) if v not in made]
-        made.update(all_outs(inner))
-    return list(dict.fromkeys(v for v in found if v not in made))
+        found += [v for v in needs(inner) if v not in own]
+        own.update(all_outs(inner))
+    return list(dict.fromkeys(v for v in found if v not in own))
 
 
 def all_outs(op: Op) -> Collection[Value]:
@@ -79,16 +79,16 @@ def _fixed(ops: Iterable[Op]) -> set[Value]:
 def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]]) -> bool:
     """Whether the op, or something in it, draws random numbers, writes, checks, or may raise.
 
-    What the backward is made of may raise only as the forward does, and an op with indices that are
-    fixed in every run or in none.
+    The backward's ops raise only where the forward does. An op with fixed indices raises in every
+    run or in none. Neither counts.
     """
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or makes_leaf(op):
         if op.target is PRINT:
             return True
-        held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
-        return any(effectful(inner, semantics, fixed) for inner in held)
+        inner_ops = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
+        return any(effectful(inner, semantics, fixed) for inner in inner_ops)
     schema = schema_of(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
@@ -106,10 +106,10 @@ def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:
 
 
 def _returning(op: Op, used: set[Value]) -> Op:
-    made = all_outs(op)
-    given = [v for v in values_in(op.result) if v in made]
+    own = all_outs(op)
+    returned = [v for v in values_in(op.result) if v in own]
     extra = [v for v in _ordered(op) if v in used and v not in op.outs]
-    outs = tuple(dict.fromkeys((*given, *(v for v in op.outs if v in used), *extra)))
+    outs = tuple(dict.fromkeys((*returned, *(v for v in op.outs if v in used), *extra)))
     if outs == op.outs:
         return op
     return op.but(outs=outs)

@@ -40,7 +40,7 @@ class Entries(Semantics):
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The decomposition; without one, what takes the op apart on the target."""
+        """The decomposition; without one, what the target decomposes the op into."""
         decomposition = self.table.get(func)
         if decomposition is None:
             return self.target.body_kernel(func, args, kwargs)
@@ -110,7 +110,7 @@ class EntryRecorder(WithoutExample, Recorder):
         return self.lift_constant(tensor)
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
-        """A tensor that a decomposition made from a Python number, as an op that makes it."""
+        """A tensor that a decomposition built from a Python number, as an op that builds it."""
         if tensor.numel() != 1:
             raise Refusal(
                 "a decomposition uses a tensor from outside",
@@ -120,8 +120,8 @@ class EntryRecorder(WithoutExample, Recorder):
         with torch_api.plain_torch():
             number = tensor.item()
         options = {"dtype": tensor.dtype, "device": tensor.device}
-        made = self.call(aten.full.default, (list(tensor.shape), number), options)
-        return self.abstract(made.outs[0])
+        op = self.call(aten.full.default, (list(tensor.shape), number), options)
+        return self.abstract(op.outs[0])
 
     def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> NoReturn:
         """Raise the refusal of a decomposition that asks for data."""

@@ -2,7 +2,7 @@
 
 `matmul` of three or more dimensions by two is one `mm` over folded rows where the matrix requires
 grad, also under `no_grad`; else, where the rows are not one block of memory, it is a `bmm`. A graph
-spells `no_grad` as `detach` (decision 010), so a call of `matmul` would take the other one.
+writes `no_grad` as `detach` (decision 010), so a call of `matmul` would take the other one.
 As should_fold in aten/src/ATen/native/LinearAlgebra.cpp; seen in the kernels that torch 2.13 calls.
 """
 

@@ -38,7 +38,7 @@ class _Asserting:
     def ops(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops, each followed by the conditions of which it makes the last number."""
         for op in ops:
-            yield with_subgraphs(op, self._held)
+            yield with_subgraphs(op, self._subgraph)
             found = self.missing & binds(op)
             self.missing = self.missing - found
             for guard, asked in [w for w in self.waiting if found and self._known(w[0])]:
@@ -46,12 +46,12 @@ class _Asserting:
                 check = (guard.condition, asked.text)
                 yield Op(ASSERT_NUMBER, check, {}, None, (), origin=Origin(guard.frame, None))
 
-    def _held(self, held: Subgraph) -> Subgraph:
+    def _subgraph(self, subgraph: Subgraph) -> Subgraph:
         """A program that an op holds: what it makes is known in it alone."""
         inside = _Asserting(self.missing, self.waiting)
-        ops = tuple(inside.ops(held.ops))
+        ops = tuple(inside.ops(subgraph.ops))
         self.waiting = inside.waiting
-        return replace(held, ops=ops)
+        return replace(subgraph, ops=ops)
 
     def _known(self, guard: Guard) -> bool:
         return self.missing.isdisjoint(guard.symbols)

@@ -66,8 +66,8 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
 def _all(ops: Iterable[Op], seen: set[int]) -> Iterator[Op]:
     for op in ops:
         yield op
-        for held in subgraphs_of(op):
-            yield from _all(held.ops, seen)
+        for subgraph in subgraphs_of(op):
+            yield from _all(subgraph.ops, seen)
         if op.template and id(op.template) not in seen:
             seen.add(id(op.template))
             yield from _all(op.template, seen)

@@ -2,7 +2,7 @@
 
 `torch.mul` takes half a microsecond less than the entry of `aten.mul.Tensor`. But which operator a
 binding calls, and with what, is for its argument parser to say. So it is called once on examples,
-and only used if what reaches the dispatcher is the operator with the arguments that it was given.
+and only used if what reaches the dispatcher is the operator with the arguments of the call.
 """
 
 import types
@@ -69,10 +69,10 @@ def _binding(
     func: Any, args: Form, kwargs: tuple[tuple[str, Form], ...]
 ) -> Callable[..., Any] | None:
     """The binding that calls `func` with arguments of these forms; None: none does."""
-    given, named = _example(args), {name: _example(form) for name, form in kwargs}
+    positional, named = _example(args), {name: _example(form) for name, form in kwargs}
     for binding in _candidates(func):
-        reached = _reached(binding, given, named)
-        if reached is not None and _same([reached.func, reached.call], [func, [given, named]]):
+        reached = _reached(binding, positional, named)
+        if reached is not None and _same([reached.func, reached.call], [func, [positional, named]]):
             return binding
     return None
 

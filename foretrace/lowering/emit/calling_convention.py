@@ -29,7 +29,7 @@ def arranged(
     module: fx.GraphModule,
     slots: Sequence[Slot],
     outputs: Sequence[int | None],
-    held: Mapping[int, tuple[str, torch.Tensor]],
+    attributes: Mapping[int, tuple[str, torch.Tensor]],
     own: Sequence[range] = (),
 ) -> fx.GraphModule:
     """The module with other inputs and outputs, and the same nodes between.
@@ -38,11 +38,11 @@ def arranged(
         module: a cut's graph module.
         slots: its inputs, in the new order.
         outputs: for each new output, which of the old ones it is; None gives None.
-        held: inputs of the old module that the new one holds as attributes, with their names.
+        attributes: inputs of the old module that the new one holds as attributes, with their names.
         own: positions of outputs; those of one range have to be different nodes, as they are known
             by name.
     """
-    graph, root = fx.Graph(), _held_by(module)
+    graph, root = fx.Graph(), _attributes_of(module)
     old = dict(enumerate(module.graph.find_nodes(op="placeholder")))
     env: dict[fx.Node, fx.Node] = {}
     for slot in slots:
@@ -51,7 +51,7 @@ def arranged(
         if slot.input is not None:
             env[old[slot.input]] = node
             node.meta = dict(old[slot.input].meta)
-    for index, (name, tensor) in held.items():
+    for index, (name, tensor) in attributes.items():
         root[name] = tensor
         env[old[index]] = graph.get_attr(name)
         env[old[index]].meta = dict(old[index].meta)
@@ -61,7 +61,7 @@ def arranged(
     results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
     picked = [None if i is None else results[i] for i in outputs]
     for positions in own:
-        _made_different(graph, picked, positions)
+        _make_distinct(graph, picked, positions)
     graph.output(tuple(picked))
     return module_of(root, graph, type(module).__name__)
 
@@ -73,13 +73,13 @@ def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, t
     return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
 
 
-def _held_by(module: fx.GraphModule) -> dict[str, Any]:
+def _attributes_of(module: fx.GraphModule) -> dict[str, Any]:
     """What the module's nodes name."""
     named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
     return {name: attrgetter(name)(module) for name in map(str, named)}
 
 
-def _made_different(graph: fx.Graph, results: list[Any], positions: range) -> None:
+def _make_distinct(graph: fx.Graph, results: list[Any], positions: range) -> None:
     """Put a copy in the place of a node that an earlier one of the positions has already."""
     seen: set[fx.Node] = set()
     for i in positions:

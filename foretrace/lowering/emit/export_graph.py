@@ -69,7 +69,7 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
-    """The pieces that an ExportedProgram is made of."""
+    """The parts of an ExportedProgram."""
 
     root: torch.nn.Module
     graph: fx.Graph
@@ -100,7 +100,7 @@ class ExportEmitter(Emitter):
         if item.value is None:
             node.meta["val"] = item.constant
         elif item.size is not None:
-            self._learn_size(item.size, node)
+            self.learn_size(item.size, node)
         else:
             self._learn(item.value, node)
 
@@ -117,11 +117,11 @@ class ExportEmitter(Emitter):
         """A call of a Function that torch knows by name."""
         args = tuple(self._arguments(arg) for arg in op.args)
         flat = torch_api.flat_call(function, args)
-        held = [self._attribute(spec) for spec in flat[:2]]
+        specs = [self._attribute(spec) for spec in flat[:2]]
         node = self.append(
             "call_function",
             torch.ops.higher_order.flat_apply,
-            (*held, *flat[2:]),
+            (*specs, *flat[2:]),
             {},
             self.names.of(op),
         )
@@ -229,7 +229,7 @@ def argument_of(output: Any) -> ArgumentSpec:
     )
 
 
-def spelled(value: Tree) -> bool:
+def returnable(value: Tree) -> bool:
     """Whether an exported graph can return it."""
     return value is None or isinstance(value, (Value, sympy.Basic, bool, int, float, str))
 

@@ -7,7 +7,7 @@ from foretrace.ir.program.op import ModuleCall
 
 
 class ModuleStacks:
-    """`nn_module_stack` and `stack_trace` of nodes; each call and line is spelled once."""
+    """`nn_module_stack` and `stack_trace` of nodes; each call and line is formatted once."""
 
     def __init__(self) -> None:
         self._keys: dict[ModuleCall, str] = {}
@@ -36,11 +36,11 @@ class ModuleStacks:
         """`stack_trace`: the user's line, as a traceback has it; nothing where there is none."""
         known = self._lines.get(id(frame))
         if known is None:
-            known = self._lines[id(frame)] = _spelled(frame)
+            known = self._lines[id(frame)] = _stack_trace(frame)
         return known
 
 
-def _spelled(frame: Frame | None) -> dict[str, str]:
+def _stack_trace(frame: Frame | None) -> dict[str, str]:
     if frame is None:
         return {}
     head = f'  File "{frame.file}", line {frame.line}, in {frame.function}'

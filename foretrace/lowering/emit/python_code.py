@@ -29,7 +29,7 @@ class Statement:
     """One call: its text, what it makes, what it reads, and the user's line behind it."""
 
     text: str
-    made: tuple[Value, ...]
+    outs: tuple[Value, ...]
     read: tuple[Value, ...]
     frame: Frame | None
 
@@ -153,10 +153,10 @@ class Straight:
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))
         if isinstance(tree, Subgraph):
-            return self._held_program(tree)
+            return self._subgraph_function(tree)
         return self.source.literal(tree)
 
-    def _held_program(self, subgraph: Subgraph) -> str:
+    def _subgraph_function(self, subgraph: Subgraph) -> str:
         """A program that an operator holds, as a function inside this one."""
         inner, name = self.source.inner(), self.source.names.new(subgraph.name)
         values = {p: self.source.names.new(p.hint or "arg") for p in subgraph.values}
@@ -192,7 +192,7 @@ def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[
     """For each statement, the values that nothing reads after it."""
     seen, rows = set(kept), list[list[Value]]()
     for statement in reversed(statements):
-        both = dict.fromkeys((*statement.read, *statement.made))
+        both = dict.fromkeys((*statement.read, *statement.outs))
         rows.append([value for value in both if value not in seen])
         seen.update(both)
     return rows[::-1]

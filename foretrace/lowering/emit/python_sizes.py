@@ -24,7 +24,7 @@ TEXTS: Mapping[Callable[..., Any], str] = MappingProxyType({
     math.floor: "math.floor({})", math.ceil: "math.ceil({})", math.trunc: "math.trunc({})",
     **{function: f"math.{name}({{}})" for name, function in torch_api.SIZE_FUNCTIONS.items()},
 })  # fmt: skip
-"""How each function of `lowering/emit/fx_sizes.py` is spelled, over Python's own numbers"""
+"""How each function of `lowering/emit/fx_sizes.py` is written, over Python's own numbers"""
 NAMED: Mapping[Callable[..., Any], str] = MappingProxyType(
     {round: "round", torch_api.is_dense: "is_dense"}
 )
@@ -38,17 +38,17 @@ def size_text(size: Any) -> str:
     if not isinstance(size, sympy.Basic):
         return str(size)
     names = {symbol: str(symbol) for symbol in size.free_symbols}
-    return _spelled(torch_api.interpret_expression(size, SizeNodes(_call), names))
+    return _text(torch_api.interpret_expression(size, SizeNodes(_call), names))
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     if function in NAMED:
-        return f"{NAMED[function]}({', '.join(map(_spelled, args))})"
-    return TEXTS[function].format(*map(_spelled, args))
+        return f"{NAMED[function]}({', '.join(map(_text, args))})"
+    return TEXTS[function].format(*map(_text, args))
 
 
-def _spelled(item: Any) -> str:
-    """A part: text that was made, or a number."""
+def _text(item: Any) -> str:
+    """A part: text, or a number."""
     if isinstance(item, str):
         return item
     if isinstance(item, float) and not math.isfinite(item):

@@ -13,14 +13,14 @@ LEAVES = "a checkpoint made it, and it is used outside of it"
 
 
 class SavingNetwork:
-    """What the backward uses, and all from which it could be made by ops that may run again."""
+    """What the backward uses, and all from which ops that may run again could compute it."""
 
     def __init__(self, halves: Sides) -> None:
         self.halves, self.network = halves, Network()
         self.reached: set[Value] = set()
         self.reasons: dict[Value, str] = {}
         self.copies: dict[Value, Value] = {}
-        """what leaves a checkpoint, as the outside sees it: had once, though made again inside"""
+        """what leaves a checkpoint, as the outside sees it: had once, though recomputed inside"""
         self.edges: list[tuple[Node, Node]] = []
 
     def cut(self) -> dict[Value, str]:
@@ -33,7 +33,7 @@ class SavingNetwork:
             outs = [v for v in op.outs if v in self.reached]
             if outs:
                 self._op(op, outs)
-        for value in halves.aliases & halves.given.keys() & self.reached:
+        for value in halves.aliases & halves.input_of.keys() & self.reached:
             self._source(value, value, "")
         for before, after in self.edges:
             network.edge(before, after)
@@ -56,7 +56,7 @@ class SavingNetwork:
         return nodes
 
     def _leaves(self, op: Op | None, value: Value, maker: Op) -> bool:
-        """Whether the value was made in a checkpoint, by an op that runs again, and `op` is out."""
+        """Whether an op of a checkpoint that runs again returned the value, and `op` is outside."""
         if maker.origin.checkpoint is None or self.halves.forced(maker):
             return False
         return op is None or not self.halves.inside(op, value)
@@ -74,7 +74,7 @@ class SavingNetwork:
         self.reasons[value] = reason
 
     def _op(self, op: Op, outs: list[Value]) -> None:
-        """The op that made some of what is needed: its results, and what it would need again."""
+        """The op that returned some of what is needed: its results, and its own needs."""
         inner = op.origin.checkpoint is not None
         reason = self.halves.forced(op) or ("" if inner else self.halves.costs(op))
         if reason:

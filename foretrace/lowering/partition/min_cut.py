@@ -58,7 +58,7 @@ class Network:
 
 
 def minimum_cut(network: Network) -> set[Node]:
-    """The nodes to save, of least weight together; takes the network apart.
+    """The nodes to save, of least weight together; uses the network up.
 
     Every source has to have a finite weight.
     """

@@ -34,8 +34,8 @@ SAVED_COPY = "saved value"
 class Saved:
     """One value that the forward hands to the backward.
 
-    `bytes` is what a tensor takes in memory; of a size, which is a number, 0. `op` made the value
-    in the forward; None for an input. `free`: it lives on anyway, as inputs and parameters do.
+    `bytes` is what a tensor takes in memory; of a size, which is a number, 0. `op` returned the
+    value in the forward; None for an input. `free`: it lives on anyway, as inputs, parameters do.
     """
 
     value: Value | sympy.Expr
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def bytes(self) -> Size:
-        """The memory that is held between the two for the backward alone."""
+        """The memory that is kept between the two for the backward alone."""
         return sum((item.bytes for item in self.saved if not item.free), 0)
 
 
@@ -84,7 +84,7 @@ def partition(
         recorded: the program it is a cut of.
         semantics: what operators mean on the program's target.
         policy: "min_cut", "save_all", "recompute_all", or a predicate on an Op (True: save what
-            it made; False: run it again).
+            it returns; False: run it again).
 
     Raises:
         Refusal: there is no such policy.
@@ -93,15 +93,15 @@ def partition(
     reasons = choose(halves, policy)
     ops, handed = second(halves, reasons)
     copies = {value: _copied(halves, value) for value in handed if value in halves.aliases}
-    given = [copies[v][-1].outs[0] if v in copies else v for v in handed]
+    outgoing = [copies[v][-1].outs[0] if v in copies else v for v in handed]
     first = [*halves.early(), *(op for each in copies.values() for op in each)]
-    results = [*values_of(halves.outputs), *given]
+    results = [*values_of(halves.outputs), *outgoing]
     first = with_saved(live(first, results, semantics), results)
     names = node_names(((i.value, i.role.name) for i in halves.inputs), first)
     names |= {item.value: item.role.name for item in halves.inputs}
     sizes = _missing_sizes(halves, ops, handed)
-    roles = [Role("saved", name) for name in (*(names[v] for v in given), *map(str, sizes))]
-    outputs = [Output(v, role) for v, role in zip([*given, *sizes], roles, strict=True)]
+    roles = [Role("saved", name) for name in (*(names[v] for v in outgoing), *map(str, sizes))]
+    outputs = [Output(v, role) for v, role in zip([*outgoing, *sizes], roles, strict=True)]
     inputs = [Input(v, role) for v, role in zip(handed, roles, strict=False)]
     inputs += [size_input(s, role) for s, role in zip(sizes, roles[len(handed) :], strict=True)]
     saved = [_saved(halves, v, reasons, copies) for v in handed]
@@ -142,7 +142,7 @@ def running_again(
     waiting = list(wanted)
     while waiting:
         value = waiting.pop()
-        if value in kept or value in halves.given:
+        if value in kept or value in halves.input_of:
             handed[value] = None
             continue
         op = halves.makers.get(value)
@@ -173,7 +173,7 @@ def _saved(
     if value in copies:
         return Saved(copies[value][-1].outs[0], size, WRITTEN, copies[value][-1])
     if op is None:
-        role = halves.given[value].role
+        role = halves.input_of[value].role
         return Saved(value, size, f"{role} is there anyway", None, free=True)
     return Saved(value, size, reasons[value], op)
 
@@ -192,7 +192,7 @@ def _copied(halves: Sides, value: Value) -> list[Op]:
         return Op(func, args, kwargs or {}, out, (out,), origin=origin, choice=choice)
 
     def of_its_type(op: Op) -> Op:
-        op.outs[0].type = type.with_grad(False)  # sizes found equal are spelled as in the value
+        op.outs[0].type = type.with_grad(False)  # sizes found equal are written as in the value
         return op
 
     clone = call(aten.clone.default, (value,), {"memory_format": torch.preserve_format})

@@ -1,8 +1,8 @@
-"""A joint graph seen as two: what the forward made, and what only the backward can run.
+"""A joint graph seen as two: what the forward computes, and what only the backward can run.
 
-A value can be made again in the backward by running its op again on the same operands. So a
+A value can be recomputed in the backward by running its op again on the same operands. So a
 partition is a set of values to hand over, such that all that the backward needs is handed over, or
-made again from what is.
+recomputed from what is.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Sides:
         self.gradients = [o for o in joint.outputs if o.role.kind == "gradient"]
         self.position = {op: i for i, op in enumerate(joint.ops)}
         self.makers = {out: op for op in joint.ops for out in op.outs}
-        self.given = {item.value: item for item in self.inputs}
+        self.input_of = {item.value: item for item in self.inputs}
         self.places = {item.value: i for i, item in enumerate(self.inputs)}
         self._known: dict[Any, Facts] = {}
         self.written = {recorded.inputs[m.index].value: m for m in recorded.mutations}
@@ -92,15 +92,15 @@ class Sides:
 
     def free(self, value: Value) -> bool:
         """Whether the backward has it without being handed anything that would not live on."""
-        return value in self.given and value not in self.aliases
+        return value in self.input_of and value not in self.aliases
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def inside(self, op: Op, value: Value) -> bool:
-        """Whether an op's operand was made in the checkpoint that the op belongs to, or in none."""
+        """Whether an op's operand comes from the op's own checkpoint, or from none."""
         maker = self.makers.get(value)
-        made_in = maker.origin.checkpoint if maker is not None else None
-        return made_in is None or made_in is op.origin.checkpoint
+        checkpoint = maker.origin.checkpoint if maker is not None else None
+        return checkpoint is None or checkpoint is op.origin.checkpoint
 
     def _asked(self) -> set[Op]:
         """Ops in a selective checkpoint that its policy saves; it is asked in order, once each.
@@ -120,7 +120,7 @@ class Sides:
     # ---- running again --------------------------------------------------------------------------
 
     def forced(self, op: Op) -> str:
-        """Why what the op made is saved whatever the policy says; empty if it need not be."""
+        """Why an op's results are saved whatever the policy says; empty if they need not be."""
         return self.once(op) or (ASKED if op in self.asked else "")
 
     def once(self, op: Op) -> str:

@@ -1,8 +1,8 @@
 """What of a step's forward its backward makes again, within the one graph of the step.
 
-A policy names the values that are kept, as for a pair; all else that a backward reads is made again
-just before, by the same ops on the same operands. An update is never made again: what a step leaves
-is there anyway. What ran in a checkpoint is made again under every policy, as in eager.
+A policy names the values that are kept, as for a pair; all else that a backward reads is recomputed
+just before, by the same ops on the same operands. An update is never repeated: what a step leaves
+is there anyway. What ran in a checkpoint is recomputed under every policy, as in eager.
 """
 
 from collections.abc import Iterator
@@ -50,10 +50,10 @@ class StepSides(Sides):
         return set()
 
 
-def made_again(
+def recomputed(
     graph: Graph, recorded: Recording, semantics: TargetSemantics, policy: Policy
 ) -> Graph:
-    """The step with what the policy does not keep made again where a backward reads it.
+    """The step; what the policy does not keep is recomputed where a backward reads it.
 
     Args:
         graph: a forward cut of a program that asks for gradients itself.
@@ -71,7 +71,7 @@ def made_again(
     sides = StepSides(graph, recorded, semantics)
     kept = choose(sides, policy) | dict.fromkeys(values_of(graph.outputs), "the step leaves it")
     for op in sides.early():  # what is bound once, and views of what is there anyway
-        beside = sides.view(op) and all(v in kept or v in sides.given for v in needs(op))
+        beside = sides.view(op) and all(v in kept or v in sides.input_of for v in needs(op))
         if beside or binds(op):
             kept.update(dict.fromkeys(op.outs, "it takes no memory"))
     ops, new = list[Op](), dict[Value, Value]()
@@ -100,13 +100,13 @@ def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
 
 
 def _once_more(op: Op, new: dict[Value, Value]) -> Op:
-    """The op, on what was made again of its operands if any was; `new` learns what it makes."""
+    """The op, on its recomputed operands if there are any; `new` gets its results."""
     choice = Choice(AGAIN, "a second run", "the policy does not keep what it made")
     for value in (*op.outs, *made_in(op.own or ())):
         new.pop(value, None)  # it runs a third time
     return Substitution(new).op(op).but(choice=choice, piece_of=op)
 
 
-def made_twice(graph: Graph) -> Iterator[Op]:
+def recomputed_ops(graph: Graph) -> Iterator[Op]:
     """The ops of a step that run a second time."""
     return (op for op in graph.ops if op.choice is not None and op.choice.what == AGAIN)

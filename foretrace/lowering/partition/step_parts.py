@@ -27,11 +27,11 @@ def parts_of(graph: Graph, recorded: Recording) -> tuple[Graph, Graph, Graph]:
     """The three, each with inputs and outputs of the step and what goes from one to the next.
 
     Args:
-        graph: the step; what is made again in it is the backward's.
+        graph: the step; what is recomputed in it is the backward's.
         recorded: the program.
 
     Raises:
-        Refusal: the program asks for no gradient, a backward reads what an update has made, as
+        Refusal: the program asks for no gradient, a backward reads the result of an update, as
             where two models take turns, or random numbers would be drawn in another order.
     """
     sides = _sides(graph)
@@ -84,17 +84,17 @@ class _Part:
     ) -> None:
         self.step, self.number, self.ops = step, number, ops
         self.simplify = recorded.symbols.simplify
-        self.made = {out for op in ops for out in op.outs}
+        self.outs = {out for op in ops for out in op.outs}
         self.side = {out: sides[op] for op in step.ops for out in op.outs}
         self.names = node_names(((i.value, i.role.name) for i in step.inputs), step.ops)
         self.outputs = [o for o in step.outputs if self._mine(o.value)]
         reads = [*(v for op in ops for v in needs(op)), *self._shown()]
-        self.reads = [v for v in dict.fromkeys(reads) if v not in self.made]
+        self.reads = [v for v in dict.fromkeys(reads) if v not in self.outs]
 
     def _mine(self, tree: Any) -> bool:
         """Whether the part gives an output: the last of those that make something of it."""
-        made = [self.side[v] for v in values_in(tree) if v in self.side]
-        return max(made, default=0 if not isinstance(tree, sympy.Basic) else 2) == self.number
+        parts = [self.side[v] for v in values_in(tree) if v in self.side]
+        return max(parts, default=0 if not isinstance(tree, sympy.Basic) else 2) == self.number
 
     def _shown(self) -> Iterable[Value]:
         return (v for output in self.outputs for v in values_in(output.value))
@@ -110,16 +110,16 @@ class _Part:
 
     def graph(self, *later: "_Part") -> Graph:
         """The part, which also gives what later ones read."""
-        given = {item.value: item for item in self.step.inputs}
+        inputs_by_value = {item.value: item for item in self.step.inputs}
         sizes = {item.size: item for item in self.step.inputs if item.size is not None}
-        inputs = [given.get(v) or Input(v, self._role(v)) for v in self.reads]
+        inputs = [inputs_by_value.get(v) or Input(v, self._role(v)) for v in self.reads]
         inputs += [sizes.get(n) or size_input(n, Role("saved", str(n))) for n in self.numbers]
-        handed = dict.fromkeys(v for part in later for v in part.reads if v in self.made)
+        handed = dict.fromkeys(v for part in later for v in part.reads if v in self.outs)
         outputs = [Output(v, self._role(v)) for v in handed]
         numbers = {n for part in later for n in part.numbers} - sizes.keys()
         first = self.number == 0
         own = {symbol for op in self.ops for symbol in binds(op)}
-        there = {s for v in given for s in v.type.symbols} if first else set[Any]()
+        there = {s for v in inputs_by_value for s in v.type.symbols} if first else set[Any]()
         outputs += [
             Output(n, Role("saved", str(n))) for n in sorted(numbers & (own | there), key=str)
         ]

@@ -44,7 +44,7 @@ def drop_unread_writes(graph: Graph, context: Context) -> Graph:
 
 
 @as_pass("spell history")
-def spell(graph: Graph, context: Context) -> Graph:
+def explicit_history(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of grad modes and of writes that autograd does not see."""
     history = replace(_history(context), visible=visible(graph.ops, values_of(graph.outputs)))
     return _with(graph, flatten(spell_history(graph.ops, history), context.forward_level))
@@ -58,7 +58,7 @@ def separate_reshaped(graph: Graph, context: Context) -> Graph:
 
 
 @as_pass("spell memory")
-def spell_memory(graph: Graph, context: Context) -> Graph:
+def explicit_memory(graph: Graph, context: Context) -> Graph:
     """Leave in memory what a backward is to find; refuse a returned leaf that is used twice."""
     recorded, left = context.recorded, context.overwritten.left
     if not left and all(output.same_as is None for output in recorded.outputs):
@@ -91,7 +91,7 @@ def drop_dead(graph: Graph, context: Context) -> Graph:
 
 @as_pass(CUT_SUBGRAPHS)
 def cut_trained_subgraphs(graph: Graph, context: Context) -> Graph:
-    """Cut the programs that ops hold at the same level, and spell their history."""
+    """Cut the subgraphs of ops at the same level, and write out their history."""
     level, history = context.forward_level, EagerHistory(context.semantics, context.around, {})
     return _with(graph, cut_inside(graph.ops, level, context.semantics, history))
 

@@ -102,14 +102,17 @@ def _walk(context: Context) -> Differentiation:
 
 
 NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
-"""What an output is because of that no op made: an input handed back."""
+"""The op that an output without one comes from: an input that is returned."""
 
 
 # ---- where the backward walk starts --------------------------------------------------------------
 
 
 def _seed(
-    recorded: Recording, walk: Differentiation, loss: int | None, given: TangentStrides | None
+    recorded: Recording,
+    walk: Differentiation,
+    loss: int | None,
+    tangent_strides: TangentStrides | None,
 ) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
@@ -122,7 +125,7 @@ def _seed(
     tangents = []
     followed = [output for output in recorded.returned if recorded.differentiable(output.value)]
     types = [output.value.type.without_gaps().with_grad(False) for output in followed]
-    for i, strides in enumerate(given or [type.laid for type in types]):
+    for i, strides in enumerate(tangent_strides or [type.laid for type in types]):
         if strides is not None:
             tangent, output = Value(types[i].arrived(strides)), followed[i]
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))

@@ -1,7 +1,7 @@
 """Each kind of cut as the list of its passes, in the order in which they run.
 
 `make_graph(EXPORT, "export", context)` makes the graph; it starts with the tree that was recorded.
-A pass that has nothing to do returns the graph that it was given.
+A pass that has nothing to do returns the graph that it was passed.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from foretrace.lowering.pipelines.forward import (
     cut_trained_subgraphs,
     drop_dead,
     drop_unread_writes,
+    explicit_history,
+    explicit_memory,
     flatten_forward,
     flatten_leaving_writes,
     place_views,
     register_hooks,
     return_insides,
     separate_reshaped,
-    spell,
-    spell_memory,
     unmark_leaves,
 )
 from foretrace.lowering.pipelines.joint import (
@@ -41,9 +41,9 @@ Pipeline = tuple[Pass, ...]
 TRAINED: Final[Pipeline] = (
     flatten_leaving_writes,
     drop_unread_writes,
-    spell,
+    explicit_history,
     separate_reshaped,
-    spell_memory,
+    explicit_memory,
     place_views,
     drop_dead,
     cut_trained_subgraphs,

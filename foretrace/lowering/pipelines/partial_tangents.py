@@ -1,6 +1,6 @@
 """The backward of a pair for the tangents that there are, as they lie, from the same saved values.
 
-Where an output gets no gradient, eager's backward does not pass through what made it: parameters
+Where an output gets no gradient, eager's backward does not pass through its ops: parameters
 that only it reaches get None, and sums lack its part. Where a gradient lies otherwise than its
 output, sums over it run in another order. So the backward is differentiated again for the tangents
 that there are; the forward has run already, and what it saved is all there is.
@@ -29,7 +29,7 @@ def partial_backward(
     """The backward for the tangents that there are, as they lie; inputs as of the pair's.
 
     Args:
-        joint: the graph that the pair is made from.
+        joint: the graph that the pair was split from.
         pair: what the forward has saved.
         context: the program; `tangents` says which of them there are, and their strides.
         then: the passes that were run over the joint graph before it was split.
@@ -37,7 +37,7 @@ def partial_backward(
     Raises:
         Refusal: it needs a value that the forward did not save.
     """
-    recorded, semantics, given = context.recorded, context.semantics, context.tangents or ()
+    recorded, semantics, strides = context.recorded, context.semantics, context.tangents or ()
     part = make_graph((*DERIVED, *then), "joint", context)
     halves = Sides(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
@@ -50,7 +50,7 @@ def partial_backward(
         raise _not_saved(value, recorded)
     there = iter(halves.tangents)
     late = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
-    tangents = [next(there) if s is not None else i for i, s in zip(late, given, strict=True)]
+    tangents = [next(there) if s is not None else i for i, s in zip(late, strides, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
     outputs = [replace(o, value=substitute(o.value, known)) for o in halves.gradients]
     return Graph([*inputs, *tangents], [rename(op, known) for op in ops], outputs, "backward")

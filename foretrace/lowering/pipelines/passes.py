@@ -98,7 +98,7 @@ Watch: TypeAlias = Callable[[Pass, Graph, Graph], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassRun:
-    """One pass over the graph of a cut: the graph that it was given, and the graph that it gave."""
+    """One pass over the graph of a cut: the graph before it, and the graph after it."""
 
     done: Pass
     before: Graph

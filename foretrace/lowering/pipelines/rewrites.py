@@ -6,7 +6,7 @@ from foretrace.ir.program.recording import Graph
 from foretrace.lowering.cuts.decompose import decompose
 from foretrace.lowering.cuts.scalar_ops import in_file
 from foretrace.lowering.partition.partition import partition
-from foretrace.lowering.partition.recompute import made_again
+from foretrace.lowering.partition.recompute import recomputed
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.lowering.reinplace.final_copies import losses_first
 from foretrace.lowering.subclasses.desugar import unwrapped
@@ -20,14 +20,14 @@ def open_subclasses(graph: Graph, context: Context) -> Graph:
 
 @as_pass("decompose")
 def open_by_table(graph: Graph, context: Context) -> Graph:
-    """Open the ops for which the given table has a decomposition."""
+    """Open the ops for which the user's table has a decomposition."""
     if context.table is None:
         return graph
     return decompose(graph, context.table, context.semantics, context.level.kept)
 
 
 @as_pass("spell scalars")
-def spell_scalars(graph: Graph, context: Context) -> Graph:
+def explicit_scalars(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of what Python computes of numbers of data."""
     return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
 
@@ -35,7 +35,7 @@ def spell_scalars(graph: Graph, context: Context) -> Graph:
 @as_pass("recompute")
 def recompute(graph: Graph, context: Context) -> Graph:
     """Run ops once more before a backward that reads what the policy does not keep."""
-    return made_again(graph, context.recorded, context.semantics, context.policy)
+    return recomputed(graph, context.recorded, context.semantics, context.policy)
 
 
 @as_pass("losses first")

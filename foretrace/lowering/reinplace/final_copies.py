@@ -35,7 +35,7 @@ def written_at_end(
     Args:
         graph: a forward cut, down to leaves.
         recorded: the program.
-        may_raise: tells of an operator.
+        may_raise: whether an operator may raise.
     """
     if len(recorded.asked) > len(recorded.asked_before):
         return graph, frozenset()  # it gives up in its middle
@@ -76,12 +76,12 @@ def _after_its_loss(op: Op) -> Iterator[Op]:
     one, same = Value(out.type), Value(out.type.but(dtype=torch.bool))
     choice = Choice("order", "after the loss", "what raises is to raise before the update")
 
-    def made(func: Any, args: tuple[Any, ...], value: Value) -> Op:
+    def call(func: Any, args: tuple[Any, ...], value: Value) -> Op:
         return Op(func, args, {}, value, (value,), origin=op.origin, choice=choice, piece_of=op)
 
     yield op.but(outs=(one,), result=one)
-    yield made(aten.eq.Tensor, (loss, loss), same)
-    yield made(aten.where.self, (same, one, one), out)
+    yield call(aten.eq.Tensor, (loss, loss), same)
+    yield call(aten.where.self, (same, one, one), out)
 
 
 def _copied(recorded: Recording, mutation: Mutation) -> bool:
@@ -92,7 +92,7 @@ def _copied(recorded: Recording, mutation: Mutation) -> bool:
 
 
 class _After:
-    """Tells which of the ops that may raise a value depends on."""
+    """Finds which of the ops that may raise a value depends on."""
 
     def __init__(self, ops: Sequence[Op], stops: Callable[[Op], bool]) -> None:
         self.of, self.every = dict[Any, int](), 0

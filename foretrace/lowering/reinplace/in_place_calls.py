@@ -30,7 +30,7 @@ def called(op: Op) -> Called:
 
 
 class InPlaceCalls:
-    """Tells of the ops of a graph that write whether the operator in place can be called."""
+    """Decides for a graph's ops that write whether the operator in place can be called."""
 
     def __init__(self, graph: Graph) -> None:
         self.read = {v for op in graph.ops for v in op.operands}

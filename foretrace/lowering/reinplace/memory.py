@@ -21,7 +21,7 @@ class Memory:
 
 
 class Sharing:
-    """Tells of each op what shares memory; asked once."""
+    """Which values of each op share memory; asked once."""
 
     def __init__(self) -> None:
         self._known: dict[Op, Mapping[Value, list[Value]]] = {}
@@ -70,7 +70,7 @@ class Memories:
         for output in graph.outputs:
             self.last.update(dict.fromkeys(values_in(output.value), inf))
 
-    def made_by(self, op: Op) -> None:
+    def add_results(self, op: Op) -> None:
         """A new value lies in memory of its own, or in that of what it is a view of."""
         for value, shown in self.sharing.of(op).items():
             bases = [self.of[base] for base in shown if base in self.of]
@@ -83,7 +83,7 @@ class Memories:
             self.of[value] = Memory(not bases and _plain(value), [value])
 
     def free(self, into: Iterable[Value], place: int) -> bool:
-        """Whether nothing reads after an op what is in the memory of some values, each apart."""
+        """Whether the memories of some values are distinct, and nothing reads them after an op."""
         found = [self.of.get(value) for value in into]
         if len({id(memory) for memory in found}) < len(found):
             return False

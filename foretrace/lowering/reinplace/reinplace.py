@@ -55,12 +55,12 @@ def written_in_place(
         may_raise: whether an operator's call may raise, of data.
     """
     writing = _Writing(graph, recorded, level, may_raise)
-    made = list(writing.ops())
+    ops = list(writing.ops())
     same = writing.memories.same
     if any(map(writing.shows_input, graph.outputs)):
         return InPlace(as_values(graph, level), {})
     outputs = [replace(o, value=substitute(o.value, same)) for o in graph.outputs]
-    return InPlace(replace(graph, ops=made, outputs=outputs), same)
+    return InPlace(replace(graph, ops=ops, outputs=outputs), same)
 
 
 class _Writing:
@@ -110,7 +110,7 @@ class _Writing:
 
     def _opened(self, op: Op) -> Iterator[Op]:
         for each in flatten((op,), self.level) if op.writes else (op,):
-            self.memories.made_by(each)
+            self.memories.add_results(each)
             yield each
 
     def _one(self, op: Op, place: int) -> bool:

@@ -1,6 +1,6 @@
 """A graph for a compiler: it takes and gives what wrapping tensors hold, and knows none of them.
 
-`around` what was made of it unwraps the inputs of a call, and wraps the outputs.
+`around` the compiled graph unwraps the inputs of a call, and wraps the outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -102,12 +102,14 @@ class Edges:
             return run
         takes, gives = self.takes, self.gives
 
-        def call(*given: Any) -> list[Any]:
+        def call(*inputs: Any) -> list[Any]:
             flat = [
-                each for item, type in zip(given, takes, strict=True) for each in _held(item, type)
+                each
+                for item, type in zip(inputs, takes, strict=True)
+                for each in _unwrapped(item, type)
             ]
             results = iter(run(*flat))
-            return [_made(results, type) for type in gives]
+            return [_wrapped(results, type) for type in gives]
 
         return call
 
@@ -128,22 +130,22 @@ def _count(type: TensorType) -> int:
     return sum(map(_count, type.wrapped.inner)) if type.wrapped else 1
 
 
-def _held(item: Any, type: TensorType) -> Iterator[Any]:
+def _unwrapped(item: Any, type: TensorType) -> Iterator[Any]:
     if not type.wrapped:
         yield item
         return
     for name, inner in zip(type.wrapped.names, type.wrapped.inner, strict=True):
-        yield from _held(None if item is None else getattr(item, name), inner)
+        yield from _unwrapped(None if item is None else getattr(item, name), inner)
 
 
-def _made(results: Iterator[Any], type: TensorType | int | None) -> Any:
+def _wrapped(results: Iterator[Any], type: TensorType | int | None) -> Any:
     if isinstance(type, int):
         for _ in range(type):
             next(results)  # a gradient that did not arrive, once for each tensor that it would be
         return None
     if type is None or not type.wrapped:
         return next(results)
-    inner = tuple([_made(results, each) for each in type.wrapped.inner])
+    inner = tuple([_wrapped(results, each) for each in type.wrapped.inner])
     return Wrap(type)(*inner)
 
 

@@ -31,8 +31,8 @@ def unwrapped(graph: Graph, semantics: TargetSemantics) -> Graph:
     Raises:
         Refusal: the class gives something that lies otherwise than the derivative takes it to.
     """
-    made = (out for op in graph.ops for out in op.outs)
-    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
+    result = (out for op in graph.ops for out in op.outs)
+    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *result)):
         return graph
     walk = _Opening(semantics)
     ops = list(walk.opened(graph.ops))
@@ -81,18 +81,18 @@ class _Opening:
         for value, tensor in pairs(op.result, answer):
             if value not in op.outs:
                 continue
-            made = tensor.ft_value if isinstance(tensor, Abstract) else None
-            if made is None or not _lies_alike(made.type, value.type):
-                raise _otherwise(op, value, made)
-            self.now[value] = env.setdefault(made, Value(made.type, value.hint))
+            result = tensor.ft_value if isinstance(tensor, Abstract) else None
+            if result is None or not _same_layout(result.type, value.type):
+                raise _otherwise(op, value, result)
+            self.now[value] = env.setdefault(result, Value(result.type, value.hint))
         for each in copy_ops(ops, env, op):
             yield from leaf_ops((each,))
 
 
-def _lies_alike(made: TensorType, wanted: TensorType) -> bool:
+def _same_layout(result: TensorType, wanted: TensorType) -> bool:
     """Whether what follows reads one as it would read the other."""
-    facts = [(t.shape, t.dtype, t.device, t.lazy) for t in (made, wanted)]
-    steps = zip(wanted.shape, made.stride, wanted.stride, strict=False)
+    facts = [(t.shape, t.dtype, t.device, t.lazy) for t in (result, wanted)]
+    steps = zip(wanted.shape, result.stride, wanted.stride, strict=False)
     return facts[0] == facts[1] and all(n == 1 or mine == its for n, mine, its in steps)
 
 
@@ -106,8 +106,10 @@ WAYS = (
 )
 
 
-def _otherwise(op: Op, value: Value, made: Value | None) -> Refusal:
-    found = "nothing" if made is None else f"{made.type!r} with strides {list(made.type.stride)}"
+def _otherwise(op: Op, value: Value, result: Value | None) -> Refusal:
+    found = (
+        "nothing" if result is None else f"{result.type!r} with strides {list(result.type.stride)}"
+    )
     return Refusal(
         f"{op.target} of a {_kinds(op)} gives {found}, and the derivative is that of"
         f" {value.type.plain!r} with strides {list(value.type.stride)}",
