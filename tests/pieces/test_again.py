@@ -76,7 +76,7 @@ def by_answers(x: Tensor) -> Tensor:
 Given = tuple[Any, ...]
 SIGNS = torch.tensor([[(n >> b) & 1 for b in range(3)] for n in range(8)]) * 2.0 - 1
 CASES: dict[str, tuple[Callable[[], Any], Callable[[int], Given], dict[str, Any], int]] = {
-    "held": (Notes, lambda step: (rows(),), {}, UNUSED["held"]),
+    "held": (Notes, lambda step: (rows(),), {}, UNUSED["state"]),
     "value": (lambda: by_number, lambda step: (rows(), step), {}, UNUSED["value"]),
     "answer": (
         lambda: by_answers, lambda step: (SIGNS[step % 8][:, None],), {}, UNUSED["answer"]
@@ -124,12 +124,12 @@ def test_it_comes_back_from_python(calls: int, tries: int) -> None:
     eager.load_state_dict(ours.state_dict())
     compiled = foretrace.compile(ours)
     rests = sum(RESTS * LONGER**n for n in range(tries))
-    for step in range(UNUSED["held"] * tries + rests + 9):
+    for step in range(UNUSED["state"] * tries + rests + 9):
         same(compiled(rows()), eager(rows()))
-        if step == UNUSED["held"] + 1:
+        if step == UNUSED["state"] + 1:
             assert compiled.breaks
     assert not compiled.breaks
-    assert len(compiled.recaptures) == UNUSED["held"] * tries
+    assert len(compiled.recaptures) == UNUSED["state"] * tries
 
 
 def test_captures_that_are_used_again(tried: list[Any]) -> None:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.runtime.graph_breaks.partial_capture import LEAST, TRIES
+from foretrace.runtime.graph_breaks.partial_capture import LEAST
+from foretrace.runtime.graph_breaks.recapture_policy import TRIES
 from tests.pieces.programs import Body
 from tests.support.bits import differences
 

@@ -665,7 +665,7 @@ def doubles(w: Tensor) -> Tensor:  # here
     return w * 2
 
 
-refuses("wrong tangents", "runtime/calls/run_cut.py:_as_given").when(
+refuses("wrong tangents", "runtime/calls/run_cut.py:_for_tangents").when(
     called_without_tangents, trained(doubles, W, loss=None), at=doubles
 )
 refuses("wrong tangents", "runtime/calls/tangents.py:_wrong").when(

@@ -158,7 +158,7 @@ class VersionCounters:
     def check_not_recomputed(self, value: Value, found: Overwritten, op: Op) -> None:
         """Refuse a saved value that a checkpoint computes: a graph has no checkpoint."""
         if self._region_of.get(self.base(value), op.origin.checkpoint) is not op.origin.checkpoint:
-            raise written_since(op, found, MADE_AGAIN)
+            raise written_since(op, found, RECOMPUTED)
 
     def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
         """All that autograd takes out for the backward of an op, read or not, and was written over.
@@ -255,7 +255,7 @@ def view_positions_of(op: Op) -> list[tuple[int, Value, Share]]:
 FLEX = "flex_attention"
 EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
 AGAIN = "a checkpoint computes {} again in the backward, from"
-MADE_AGAIN = "a checkpoint makes again in the backward, and {} has saved,"
+RECOMPUTED = "a checkpoint makes again in the backward, and {} has saved,"
 RUN_AGAIN = (
     "the backward of {} runs its functions again, and eager's reads what memory holds by then, of"
 )

@@ -13,7 +13,7 @@ from foretrace.frontends.program import Cut
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.emit.calling_convention import Slot, arranged
-from foretrace.runtime.backends.aot_convention import held, held_inputs
+from foretrace.runtime.backends.aot_convention import attribute_inputs, is_attribute
 
 TAG = "partitioner_tag"
 
@@ -42,7 +42,7 @@ def joint_module(cut: Cut) -> JointModule:
     """
     graph = cut.graph
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
-    own = [i for i, item in enumerate(graph.inputs) if not held(item, graph)]
+    own = [i for i, item in enumerate(graph.inputs) if not is_attribute(item, graph)]
     primals = [i for i in own if i not in tangents]
     news, outputs, gradients = (
         [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
@@ -53,7 +53,7 @@ def joint_module(cut: Cut) -> JointModule:
     slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
     forward = [*news, *outputs]
     backward = [gradient_of.get(i) for i in primals]
-    module = arranged(cut.graph_module, slots, [*forward, *backward], held_inputs(graph))
+    module = arranged(cut.graph_module, slots, [*forward, *backward], attribute_inputs(graph))
     _tag(module)
     written = (primals.index(m.index) for m in cut.program.recorded.mutations)
     return JointModule(module, len(forward), tuple(primals), tuple(tangents), tuple(written))

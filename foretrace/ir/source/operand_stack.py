@@ -55,8 +55,8 @@ TAKES: Final = MappingProxyType(
     }
 )
 """How many each takes, of those that leave several"""
-GIVEN: Final = MappingProxyType({name: n for n, names in GIVES.items() for name in names.split()})
-TAKEN: Final = MappingProxyType({name: n for n, names in TAKES.items() for name in names.split()})
+PUSHED: Final = MappingProxyType({name: n for n, names in GIVES.items() for name in names.split()})
+POPPED: Final = MappingProxyType({name: n for n, names in TAKES.items() for name in names.split()})
 ENDS: Final = frozenset({
     "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
     "JUMP_BACKWARD_NO_INTERRUPT",
@@ -230,10 +230,10 @@ class Flow:
         if opname == "CALL":  # 3.11 divides it into two instructions
             return 2 + (each.number or 0), 1
         net = dis.stack_effect(each.opcode, each.number, jump=jump)
-        if opname in GIVEN:
-            return GIVEN[opname] - net, GIVEN[opname]
-        if opname in TAKEN:
-            return TAKEN[opname], TAKEN[opname] + net
+        if opname in PUSHED:
+            return PUSHED[opname] - net, PUSHED[opname]
+        if opname in POPPED:
+            return POPPED[opname], POPPED[opname] + net
         if opname in ("LOAD_GLOBAL", "PUSH_NULL"):
             return 0, net
         self.unknown.add(opname)

@@ -37,7 +37,7 @@ class Level:
     keep: tuple[Selector, ...] = ()
     open: tuple[Selector, ...] = ()
     differentiated: bool = False
-    """loops give what each round has made, where autograd follows them"""
+    """loops also return the results of each round, where autograd follows them"""
     read: Collection[Value] = frozenset()
     """what gradients read that the program asks for itself: no op that is called gives its insides
     """
@@ -83,7 +83,7 @@ class Level:
 
 
 def _insides(op: Op) -> set[Value]:
-    """What is made in an op and is no result of it."""
+    """The values inside an op that are no results of it."""
     inside = (out for inner in every_op(op.region or ()) for out in inner.outs)
     return set(inside).difference(op.outs)
 
@@ -140,14 +140,14 @@ def cut_inside(
     outer = level
 
     def inside(subgraph: Subgraph) -> Subgraph:
-        results, held = values_in(subgraph.result), subgraph.ops
+        results, inner = values_in(subgraph.result), subgraph.ops
         level = replace(outer, written=True, open=()) if runs_wider(subgraph) else outer
         if history is None:
-            flat = list(flatten(held, level))
+            flat = list(flatten(inner, level))
         else:
-            flat = list(flatten(held, level, history.stops, history.trained_body))
-            told = replace(history, visible=visible(flat, results))
-            flat = list(flatten(emit_history(flat, told), level))
+            flat = list(flatten(inner, level, history.stops, history.trained_body))
+            visible_history = replace(history, visible=visible(flat, results))
+            flat = list(flatten(emit_history(flat, visible_history), level))
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
@@ -168,7 +168,7 @@ def written_over(recorded: Recording, semantics: TargetSemantics) -> Overwritten
 
 
 def visible(ops: list[Op], results: list[Value]) -> set[Value]:
-    """The values of which can be told whether they require grad."""
+    """The values of which it is known whether they require grad."""
     if all(op.origin.grad_mode for op in ops):
         return set()
     read = (v for op in ops if op.origin.grad_mode for v in op.operands)

@@ -27,7 +27,7 @@ from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.program.walk import binds, leaf_ops, subgraphs_of, with_subgraphs
 from foretrace.lowering.cuts.dead_code import live, needs, values_of
-from foretrace.lowering.cuts.decomposition_tracer import GIVEN, Entries, EntryRecorder, Table
+from foretrace.lowering.cuts.decomposition_tracer import TABLE_ENTRY, Entries, EntryRecorder, Table
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.out_variants import ITSELF
@@ -82,7 +82,7 @@ def _is_for_autograd(op: Op) -> bool:
 FOR_AUTOGRAD: Mapping[Any, bool] = MappingProxyType(
     {aten.copy_.default: False, aten.detach.default: True}
 )
-"""What spells a history; whether it does so only of what requires grad"""
+"""What emits a history; whether it does so only of what requires grad"""
 
 
 class _Decomposition:
@@ -95,7 +95,7 @@ class _Decomposition:
         self.recorder = EntryRecorder(entries)
         self.plain = EntryRecorder(Entries({}, entries.target))
         self.relaid: dict[Value, tuple[Value, Op]] = {}
-        """what stands for a value that came in another layout, and the op that made it"""
+        """what stands for a value that came in another layout, and the op that returned it"""
 
     def opened(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops of a graph, or of an op that was kept whole, opened by the table."""
@@ -128,7 +128,7 @@ class _Decomposition:
             yield op if calls_target(op) else self._kept(op)
             return
         try:
-            made = self._recorded(op)
+            result = self._recorded(op)
         except (RuntimeError, ValueError) as error:
             if self.recorder.types.symbols.floats.among((op.args, op.kwargs)):
                 yield from self.restored(relaid)
@@ -139,14 +139,14 @@ class _Decomposition:
             yield from self.restored(relaid)
             yield from self._one(op)
             return
-        if isinstance(made, Choice):
+        if isinstance(result, Choice):
             yield from self.restored(relaid)
-            yield op.but(below=None, choice=made)
-        elif made[0].leaf or not entry:
-            yield from _typed_again(op, made) if relaid else [op]
+            yield op.but(below=None, choice=result)
+        elif result[0].leaf or not entry:
+            yield from _typed_again(op, result) if relaid else [op]
         else:
-            body = made[0].body or () if len(made) == 1 else made
-            yield from self._pieces(op.but(below=list(body), choice=GIVEN), op)
+            body = result[0].body or () if len(result) == 1 else result
+            yield from self._pieces(op.but(below=list(body), choice=TABLE_ENTRY), op)
 
     def _has_entry(self, op: Op) -> bool:
         """Whether the table opens an op; not one whose results have sizes that data decides.
@@ -165,11 +165,11 @@ class _Decomposition:
         new = Value(op.outs[0].type)
         self.used |= {new}
         unchanged = Op(op.target, op.args, op.kwargs, new, (new,), origin=op.origin)
-        made = [*self._opened(unchanged), *self.restored([new])]
-        if made == [unchanged]:
+        result = [*self._opened(unchanged), *self.restored([new])]
+        if result == [unchanged]:
             yield op
             return
-        yield from made
+        yield from result
         args = (old, new)
         yield Op(aten.copy_.default, args, {}, op.result, op.outs, origin=op.origin, piece_of=op)
 
@@ -179,13 +179,13 @@ class _Decomposition:
         if functional is None:
             raise AssertionError(op)
         with self.plain.scope.inner() as ops:
-            made = self.plain.call(functional.call, *functional.arguments(op.args, op.kwargs))
+            result = self.plain.call(functional.call, *functional.arguments(op.args, op.kwargs))
             news = [
                 self._fitted(new, out.type)
-                for new, out in zip(values_in(made.result), op.outs, strict=True)
+                for new, out in zip(values_in(result.result), op.outs, strict=True)
             ]
         for each in copy_ops(ops, dict(zip(news, op.outs, strict=True)), op):
-            each.choice, each.piece_of = each.choice or GIVEN, op
+            each.choice, each.piece_of = each.choice or TABLE_ENTRY, op
             yield from leaf_ops((each,))
 
     def _fitted(self, new: Value, like: TensorType) -> Value:
@@ -229,34 +229,34 @@ class _Decomposition:
             answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
         relaid = {}
         for value, tensor in pairs(op.result, answer):
-            made = tensor.ft_value if isinstance(tensor, Abstract) else None
+            result = tensor.ft_value if isinstance(tensor, Abstract) else None
             if value not in op.outs:
                 continue
-            if made is None or not self._fits(made.type, value.type):
+            if result is None or not self._fits(result.type, value.type):
                 if value in self.used:
-                    return _misfit(value, made)
+                    return _misfit(value, result)
                 continue
-            made = self._own(op, made, env, ops)
-            if self._same_layout(made.type, value.type):
-                env[made] = value
+            result = self._own(op, result, env, ops)
+            if self._same_layout(result.type, value.type):
+                env[result] = value
             else:
-                env[made] = relaid[value] = Value(made.type)
+                env[result] = relaid[value] = Value(result.type)
         copies = copy_ops(ops, env, op)
         if any(v in self.relaid for v in actual) or not ops[0].leaf:
             self.relaid.update((value, (now, op)) for value, now in relaid.items())
         return copies
 
-    def _own(self, op: Op, made: Value, taken: Container[Value], ops: list[Op]) -> Value:
+    def _own(self, op: Op, result: Value, taken: Container[Value], ops: list[Op]) -> Value:
         """A result as a value of its own, where the decomposition handed on what there was."""
-        if made not in taken:
-            return made
+        if result not in taken:
+            return result
         views = schema_of(op.target).viewed
         with self.plain.scope.inner() as more:
-            made = self.plain.call(
-                aten.alias.default if views else aten.clone.default, (made,)
+            result = self.plain.call(
+                aten.alias.default if views else aten.clone.default, (result,)
             ).outs[0]
         ops += more
-        return made
+        return result
 
     def restored(self, values: Sequence[Value]) -> Iterator[Op]:
         """The ops that give values the layout that they had."""
@@ -265,25 +265,25 @@ class _Decomposition:
                 continue
             now, maker = self.relaid.pop(value)
             with self.plain.scope.inner() as ops:
-                made = lay_out(self.plain, value.type, now)
-            for op in copy_ops(ops, {made: value}, maker):
+                result = lay_out(self.plain, value.type, now)
+            for op in copy_ops(ops, {result: value}, maker):
                 op.choice, op.piece_of = RESTORED, maker
                 yield from self._one(op)
 
     # ---- types --------------------------------------------------------------------------------
 
-    def _fits(self, made: TensorType, wanted: TensorType) -> bool:
+    def _fits(self, result: TensorType, wanted: TensorType) -> bool:
         """Whether a decomposition gave what the operator gives, but for the layout."""
-        same = (made.dtype, made.lazy, len(made.shape)) == (
+        same = (result.dtype, result.lazy, len(result.shape)) == (
             wanted.dtype,
             wanted.lazy,
             len(wanted.shape),
         )
-        return same and all(map(self._equal, made.shape, wanted.shape))
+        return same and all(map(self._equal, result.shape, wanted.shape))
 
-    def _same_layout(self, made: TensorType, wanted: TensorType) -> bool:
+    def _same_layout(self, result: TensorType, wanted: TensorType) -> bool:
         """Whether the strides are equal where they matter."""
-        triples = zip(wanted.shape, made.stride, wanted.stride, strict=True)
+        triples = zip(wanted.shape, result.stride, wanted.stride, strict=True)
         return all(size == 1 or self._equal(mine, theirs) for size, mine, theirs in triples)
 
     def _equal(self, mine: Size, theirs: Size) -> bool:
@@ -292,12 +292,12 @@ class _Decomposition:
         return mine == theirs or simplify(sympy.sympify(mine - theirs)) == 0
 
 
-def _misfit(value: Value, made: Value | None) -> Choice:
-    what = repr(made.type) if made is not None else "nothing"
+def _misfit(value: Value, result: Value | None) -> Choice:
+    what = repr(result.type) if result is not None else "nothing"
     reason = f"the table's entry gives {what} where the operator gives {value.type!r}"
     return Choice("decomposition", "whole", reason, (("opened", "what reads it would be wrong"),))
 
 
-def _typed_again(op: Op, made: list[Op]) -> list[Op]:
-    made[0].choice, made[0].piece_of = made[0].choice or RELAID, op
-    return made
+def _typed_again(op: Op, result: list[Op]) -> list[Op]:
+    result[0].choice, result[0].piece_of = result[0].choice or RELAID, op
+    return result

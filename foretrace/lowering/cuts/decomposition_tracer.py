@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 Table: TypeAlias = Mapping[Any, Callable[..., Any]]
 """What torch takes as `decompositions=`: for an OpOverload, a function of its arguments."""
-GIVEN = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
+TABLE_ENTRY = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
 
 
 class Entries(Semantics):
@@ -44,7 +44,7 @@ class Entries(Semantics):
         decomposition = self.table.get(func)
         if decomposition is None:
             return self.target.body_kernel(func, args, kwargs)
-        return _Reported(func, decomposition), GIVEN
+        return _Reported(func, decomposition), TABLE_ENTRY
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """As on the target."""

@@ -1,4 +1,4 @@
-"""What a program leaves in its inputs, spelled for a graph that is called without foretrace.
+"""What a program leaves in its inputs, as operators of a graph that is called without foretrace.
 
 Where `copy_` of the new content at the end is what eager did, the content is an output, which
 torch's own tools copy back. Else the graph writes: into a leaf that autograd follows, which may
@@ -51,7 +51,7 @@ def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]
     _check_loose(recorded)
     _check_history(recorded)
     check_begins(recorded)
-    kept = writes.of_old(list(writes.apart(ops)))
+    kept = writes.of_old(list(writes.with_copies(ops)))
     inside = [m for m in recorded.mutations if writes.inside(m)]
     for mutation in inside:
         writes.write(mutation)
@@ -74,14 +74,14 @@ class _ExplicitWrites(OutputViews[Any]):
         }
         """buffers that get the content of another tensor; eager leaves the old one as it is"""
         self.old: dict[Value, Value] = {}
-        """copies of what such buffers held"""
+        """copies of the content of such buffers"""
 
-    def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
+    def with_copies(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops; one that reads what eager does not see written, or leaves, reads a copy.
 
         That is what is written without autograd's knowledge, and the old tensor of a bound buffer
-        that a call before has given a history. The op may save it for its backward, which would
-        find it written. The copy is made where it is read: torch.export.unflatten gives it to the
+        that has a history from a call before. The op may save it for its backward, which would
+        find it written. The copy is where it is read: torch.export.unflatten gives it to the
         same module.
         """
         recorded = self.recorded
@@ -179,7 +179,7 @@ class _ExplicitWrites(OutputViews[Any]):
         return self._call(func, args, seen.with_grad(args[0].type.requires_grad))
 
     def content(self, mutation: Mutation) -> Value:
-        """The new content under a name that no other output has: torch tells outputs by name."""
+        """The new content under a name that no other output has: torch knows outputs by name."""
         value = mutation.value
         others = [o.value for o in self.recorded.outputs if o.same_as != mutation.index]
         others += [m.value for m in self.recorded.mutations if m is not mutation]
@@ -234,16 +234,16 @@ def _check_loose(recorded: Recording) -> None:
 
 
 def _check_history(recorded: Recording) -> None:
-    """Refuse to read under no_grad a buffer that a call before has given a history.
+    """Refuse to read under no_grad a buffer that has a history from a call before.
 
     What is unfollowed in the run would be followed then, as nothing checks the file's buffers.
     """
-    given = {
+    trained = {
         recorded.inputs[m.index].value
         for m in recorded.mutations
         if recorded.writes_followed(m) and recorded.inputs[m.index].role.kind == "buffer"
     }
-    read = {value for value in given if not value.type.requires_grad}
+    read = {value for value in trained if not value.type.requires_grad}
     for op in called_in(recorded.ops) if read else ():
         if read.isdisjoint(op.operands):
             continue

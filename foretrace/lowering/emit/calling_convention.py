@@ -29,7 +29,7 @@ def arranged(
     module: fx.GraphModule,
     slots: Sequence[Slot],
     outputs: Sequence[int | None],
-    held: Mapping[int, tuple[str, torch.Tensor]],
+    attributes: Mapping[int, tuple[str, torch.Tensor]],
     own: Sequence[range] = (),
 ) -> fx.GraphModule:
     """The module with other inputs and outputs, and the same nodes between.
@@ -38,7 +38,7 @@ def arranged(
         module: a cut's graph module.
         slots: its inputs, in the new order.
         outputs: for each new output, which of the old ones it is; None gives None.
-        held: inputs of the old module that the new one holds as attributes, with their names.
+        attributes: inputs of the old module that the new one holds as attributes, with their names.
         own: positions of outputs; those of one range have to be different nodes, as they are known
             by name.
     """
@@ -51,7 +51,7 @@ def arranged(
         if slot.input is not None:
             env[old[slot.input]] = node
             node.meta = dict(old[slot.input].meta)
-    for index, (name, tensor) in held.items():
+    for index, (name, tensor) in attributes.items():
         root[name] = tensor
         env[old[index]] = graph.get_attr(name)
         env[old[index]].meta = dict(old[index].meta)

@@ -229,7 +229,7 @@ def argument_of(output: Any) -> ArgumentSpec:
     )
 
 
-def spelled(value: Tree) -> bool:
+def returnable(value: Tree) -> bool:
     """Whether an exported graph can return it."""
     return value is None or isinstance(value, (Value, sympy.Basic, bool, int, float, str))
 

@@ -24,7 +24,7 @@ from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx_sizes import write_size
-from foretrace.lowering.emit.graph_module import SPELLED, Complex, module_of, size_path
+from foretrace.lowering.emit.graph_module import LITERAL_TYPES, Complex, module_of, size_path
 from foretrace.lowering.emit.module_stack import ModuleStacks
 
 Needs = Callable[[Op], Collection[Value]]
@@ -193,13 +193,13 @@ class Emitter:
         kind = type(tree)
         if kind is Value:
             return self.nodes[tree]
-        return tree if kind in SPELLED else map_tree(tree, self._argument)
+        return tree if kind in LITERAL_TYPES else map_tree(tree, self._argument)
 
     def _argument(self, leaf: Any) -> Any:
         kind = type(leaf)
         if kind is Value:
             return self.nodes[leaf]
-        if kind in SPELLED:
+        if kind in LITERAL_TYPES:
             return leaf
         if isinstance(leaf, Boolean) and not isinstance(leaf, sympy.Symbol):
             return self._condition(leaf)
@@ -321,9 +321,8 @@ def emit_flat(emitter: Emitter, op: Op) -> None:
     """Emit an op of a kept op's body, opened to its leaves."""
     if op.leaf:
         emitter.emit(op)
-    else:
-        for inner in op.body or ():
-            emit_flat(emitter, inner)
+    for inner in op.body or ():
+        emit_flat(emitter, inner)
 
 
 def to_fx(

@@ -11,7 +11,7 @@ from foretrace.ir.program.names import called_like_a_keyword, escape_keywords
 from foretrace.ir.program.nested import leaves, map_tree
 from foretrace.ir.program.op import Tree, Value
 
-SPELLED = frozenset({
+LITERAL_TYPES = frozenset({
     bool, int, float, str, bytes, type(None), type(...),
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch_api.OpOverload,
 })  # fmt: skip

@@ -43,8 +43,8 @@ def drop_unread_writes(graph: Graph, context: Context) -> Graph:
     return _with(graph, without_unread(graph.ops, wanted, context.semantics))
 
 
-@as_pass("spell history")
-def spell(graph: Graph, context: Context) -> Graph:
+@as_pass("history as ops")
+def history_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of grad modes and of writes that autograd does not see."""
     history = replace(_history(context), visible=visible(graph.ops, values_of(graph.outputs)))
     return _with(graph, flatten(emit_history(graph.ops, history), context.forward_level))
@@ -57,8 +57,8 @@ def separate_reshaped(graph: Graph, context: Context) -> Graph:
     return _with(graph, over.with_copies(graph.ops)) if over.reshaped else graph
 
 
-@as_pass("spell memory")
-def spell_memory(graph: Graph, context: Context) -> Graph:
+@as_pass("memory as ops")
+def memory_as_ops(graph: Graph, context: Context) -> Graph:
     """Leave in memory what a backward is to find; refuse a returned leaf that is used twice."""
     recorded, left = context.recorded, context.overwritten.left
     if not left and all(output.same_as is None for output in recorded.outputs):
@@ -91,7 +91,7 @@ def drop_dead(graph: Graph, context: Context) -> Graph:
 
 @as_pass(CUT_SUBGRAPHS)
 def cut_trained_subgraphs(graph: Graph, context: Context) -> Graph:
-    """Cut the programs that ops hold at the same level, and spell their history."""
+    """Cut the programs that ops hold at the same level, and emit their history."""
     level, history = context.forward_level, EagerHistory(context.semantics, context.around, {})
     return _with(graph, cut_inside(graph.ops, level, context.semantics, history))
 

@@ -103,7 +103,7 @@ def _walk(context: Context) -> Differentiation:
 
 
 NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
-"""What an output is because of that no op made: an input handed back."""
+"""What an output that no op returns is because of: an input handed back."""
 
 
 # ---- where the backward walk starts --------------------------------------------------------------

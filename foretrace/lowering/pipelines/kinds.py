@@ -17,12 +17,12 @@ from foretrace.lowering.pipelines.forward import (
     drop_unread_writes,
     flatten_forward,
     flatten_leaving_writes,
+    history_as_ops,
+    memory_as_ops,
     place_views,
     register_hooks,
     return_insides,
     separate_reshaped,
-    spell,
-    spell_memory,
     unmark_leaves,
 )
 from foretrace.lowering.pipelines.joint import (
@@ -41,9 +41,9 @@ Pipeline = tuple[Pass, ...]
 TRAINED: Final[Pipeline] = (
     flatten_leaving_writes,
     drop_unread_writes,
-    spell,
+    history_as_ops,
     separate_reshaped,
-    spell_memory,
+    memory_as_ops,
     place_views,
     drop_dead,
     cut_trained_subgraphs,

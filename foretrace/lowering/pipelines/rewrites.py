@@ -26,8 +26,8 @@ def open_by_table(graph: Graph, context: Context) -> Graph:
     return decompose(graph, context.table, context.semantics, context.level.kept)
 
 
-@as_pass("spell scalars")
-def spell_scalars(graph: Graph, context: Context) -> Graph:
+@as_pass("scalars as ops")
+def scalars_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of what Python computes of numbers of data."""
     return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
 

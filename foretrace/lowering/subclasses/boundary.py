@@ -1,6 +1,6 @@
 """A graph for a compiler: it takes and gives what wrapping tensors hold, and knows none of them.
 
-`around` what was made of it unwraps the inputs of a call, and wraps the outputs.
+`around` the compiled graph unwraps the inputs of a call, and wraps the outputs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import rename
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
-GIVEN = ("saved", "tangent")
+SECOND_HALF = ("saved", "tangent")
 """Kinds of inputs that a second half has"""
 Flat = Callable[..., Sequence[Any]]
 
@@ -62,7 +62,7 @@ class Edges:
         if not item.value.type.wrapped:
             yield item
             return
-        kind = item.role.kind if item.role.kind in GIVEN else "input"
+        kind = item.role.kind if item.role.kind in SECOND_HALF else "input"
         for value, name in self._leaves(item.value, item.role.name):
             if count > 0:
                 self._flagged[value] = Value(value.type.with_grad(True), value.hint)

@@ -22,7 +22,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
-TOLD: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
+REPORTED: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
 """Functions of `builtins` and `io`"""
 CLOCKS: Final = frozenset({"now", "utcnow", "today"})
 SYSTEM: Final = frozenset({
@@ -158,7 +158,7 @@ def _touches(kind: type, owner: Any, function: Any) -> bool:
 @cache
 def _of_module(module: str, name: str) -> bool:
     if module in ("builtins", "_io", "io"):
-        return name in TOLD
+        return name in REPORTED
     if module == "_thread":
         return name in BEGINS
     return module in SYSTEM and name not in HARMLESS

@@ -54,8 +54,8 @@ class Half:
         boxed = getattr(compiled, "_boxed_call", False)
         inputs, outputs = self.inputs, self.outputs
 
-        def run(*given: Any) -> list[Any]:
-            ordered = [given[i] for i in inputs]
+        def run(*passed: Any) -> list[Any]:
+            ordered = [passed[i] for i in inputs]
             found = compiled(ordered) if boxed else compiled(*ordered)
             return [found[i] for i in outputs]
 
@@ -83,14 +83,14 @@ class TorchHalves:
 
     def _first(self, graph: Graph, name: Callable[[int], str]) -> Half:
         order = sorted(range(len(graph.outputs)), key=lambda i: _rank(graph.outputs[i]))
-        places = _given(graph)
+        places = _passed(graph)
         slots = [Slot(name(n), i) for n, i in enumerate(places)]
-        module = interpretable(arranged(self._fx(graph), slots, order, held_inputs(graph)))
+        module = interpretable(arranged(self._fx(graph), slots, order, attribute_inputs(graph)))
         module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
         return Half(module, tuple(places), _inverse(order))
 
     def backward(
-        self, pair: Pair, graph: Graph, forward: Half, given: Sequence[bool] | None = None
+        self, pair: Pair, graph: Graph, forward: Half, passed: Sequence[bool] | None = None
     ) -> Half:
         """A second half; what is saved goes by its name in the forward.
 
@@ -98,11 +98,11 @@ class TorchHalves:
             pair: the pair.
             graph: its backward, or one for some of the tangents, with the same inputs.
             forward: its first half.
-            given: which of the tangents it takes; None: all.
+            passed: which of the tangents it takes; None: all.
         """
         names = _saved_names(pair, forward)
         count, total = len(names), len(graph.inputs)
-        there = given if given is not None else [True] * (total - count)
+        there = passed if passed is not None else [True] * (total - count)
         order = sorted(range(count), key=lambda i: graph.inputs[i].size is None)
         order += [i for i, yes in enumerate(there, start=count) if yes]
         names += [f"tangents_{n}" for n in range(1, total - count + 1)]
@@ -123,10 +123,10 @@ def with_sizes(pair: Pair, symbols: Symbols) -> Pair:
     """
     inputs = pair.backward.inputs
     there = {item.size for item in inputs if item.size is not None}
-    given = {item.size for item in pair.forward.inputs if item.size is not None}
+    passed = {item.size for item in pair.forward.inputs if item.size is not None}
     used = {symbols.simplify(s) for item in inputs for s in item.value.type.symbols}
     free = {s for size in used if isinstance(size, sympy.Basic) for s in size.free_symbols}
-    more = sorted(free & given - there, key=str)
+    more = sorted(free & passed - there, key=str)
     roles = [Role("saved", str(size)) for size in more]
     place = sum(item.role.kind == "saved" for item in inputs)
     added = [size_input(size, role) for size, role in zip(more, roles, strict=True)]
@@ -144,25 +144,27 @@ def _rank(output: Output) -> tuple[int, bool]:
     return (ORDER.index(output.role.kind), saved_size)
 
 
-def _given(graph: Graph) -> list[int]:
-    """The inputs that a call gives."""
-    return [i for i, item in enumerate(graph.inputs) if not held(item, graph)]
+def _passed(graph: Graph) -> list[int]:
+    """The inputs that a call passes."""
+    return [i for i, item in enumerate(graph.inputs) if not is_attribute(item, graph)]
 
 
-def held(item: Input, graph: Graph) -> bool:
-    """Whether the module holds an input: one from outside the arguments, without a gradient.
+def is_attribute(item: Input, graph: Graph) -> bool:
+    """Whether an input is an attribute of the module: one from outside the arguments, without grad.
 
     Not one that the graph writes to.
     """
     outside = item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
     written = (op.args[0] for op in graph.ops if op.target is COPY)
-    given = (output.value for output in graph.outputs)
-    return outside and all(value is not item.value for value in (*given, *written))
+    returned = (output.value for output in graph.outputs)
+    return outside and all(value is not item.value for value in (*returned, *written))
 
 
-def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
-    """The inputs that the module holds, and by what name."""
-    return as_attributes((i, item) for i, item in enumerate(graph.inputs) if held(item, graph))
+def attribute_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
+    """The inputs that are attributes of the module, with their names."""
+    return as_attributes(
+        (i, item) for i, item in enumerate(graph.inputs) if is_attribute(item, graph)
+    )
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:
@@ -186,6 +188,6 @@ def _gradients(pair: Pair, graph: Graph) -> tuple[list[int | None], tuple[int, .
     inputs = pair.forward.inputs
     requiring = [i for i, item in enumerate(inputs) if item.value.type.requires_grad]
     gradient_of = {source: place for place, source in enumerate(requiring)}
-    primals = _given(pair.forward)
+    primals = _passed(pair.forward)
     outputs = [gradient_of.get(i) for i in primals]
     return outputs, tuple(primals.index(i) for i in requiring)

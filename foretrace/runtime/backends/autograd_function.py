@@ -37,7 +37,7 @@ class TrainableCall:
         recorded: the program; its outputs own their memory.
         pair: its halves.
         forward: what runs the first half.
-        backward: what runs the second; None: it is made when it first runs.
+        backward: what runs the second; None: it is built when it first runs.
         partial: makes the second half for some of the tangents.
         relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
     """
@@ -60,7 +60,7 @@ class TrainableCall:
         self.alone = not any(self.wanted)
         """whether only leaves that the program makes are behind what it gives"""
         self.unreached = _unreached(pair, self.wanted)
-        """inputs that no gradient ever reaches: their hooks are not to be told of that"""
+        """inputs that no gradient ever reaches: their hooks must not run"""
         self.relaid, self._make = relaid, partial
         self._backwards = {pair.strides: backward} if backward is not None else {}
         self._loose: list[int] | None = None
@@ -74,11 +74,11 @@ class TrainableCall:
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
-    def for_tangents(self, given: TangentStrides) -> Flat:
+    def for_tangents(self, strides: TangentStrides) -> Flat:
         """The backward for the tangents that arrived."""
-        if given not in self._backwards:
-            self._backwards[given] = self._make(given)
-        return self._backwards[given]
+        if strides not in self._backwards:
+            self._backwards[strides] = self._make(strides)
+        return self._backwards[strides]
 
     def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
         """Those in which the backward takes a tangent."""
@@ -107,16 +107,16 @@ class TrainableCall:
 
 def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:
     """Places of the inputs that require grad and get none, if others get one."""
-    given = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
+    gradients = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
     places = [place for place, want in enumerate(wanted) if want]
-    none = frozenset(p for p, v in zip(places, given, strict=True) if v is None)
+    none = frozenset(p for p, v in zip(places, gradients, strict=True) if v is None)
     return none if len(none) < len(places) else frozenset()
 
 
-def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
+def numbers_of(inputs: Sequence[Input], passed: Sequence[Any]) -> Numbers:
     """What the symbols are that the inputs have as sizes and strides; one may be missing (None)."""
     found: Numbers = {}
-    for item, each in zip(inputs, given, strict=True):
+    for item, each in zip(inputs, passed, strict=True):
         if each is None:
             continue
         type = item.value.type
@@ -127,10 +127,10 @@ def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
     return found
 
 
-def _numbers(given: Any) -> list[Any]:
-    if not isinstance(given, torch.Tensor):
-        return [given]
-    return [*given.shape, *given.stride(), given.storage_offset()]
+def _numbers(item: Any) -> list[Any]:
+    if not isinstance(item, torch.Tensor):
+        return [item]
+    return [*item.shape, *item.stride(), item.storage_offset()]
 
 
 class _Run(torch.autograd.Function):
@@ -173,14 +173,14 @@ def _gradients(
         if place not in trained.followed:  # any will do, as no gradient goes through it
             arrived[index] = zeros(trained.tangents[index], ctx.sizes)
     both = list(zip(trained.tangents, arrived, strict=True))
-    given = tuple([t if t is None else trained.strides(item, t, ctx.sizes) for item, t in both])
+    strides = tuple([t if t is None else trained.strides(item, t, ctx.sizes) for item, t in both])
     tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
     saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
         _absent(item, ctx.sizes) if t is None or s is None else lay_out(t, s, ctx.sizes)
-        for (item, t), s in zip(both, given, strict=True)
+        for (item, t), s in zip(both, strides, strict=True)
     ]
-    return trained.for_tangents(given)(*saved, *placed)
+    return trained.for_tangents(strides)(*saved, *placed)
 
 
 def zeros(item: Input, sizes: Numbers) -> torch.Tensor:

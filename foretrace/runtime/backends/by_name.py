@@ -1,4 +1,4 @@
-"""Backends by name: what is made of a capture."""
+"""Backends by name: how each runs a capture."""
 
 import difflib
 from collections.abc import Callable, Mapping

@@ -44,7 +44,7 @@ Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class TorchCompilers:
-    """A compiler for each kind of graph, and how the graphs are made."""
+    """A compiler for each kind of graph, and the passes that the graphs went through."""
 
     forward: Compiler
     backward: Compiler
@@ -83,7 +83,7 @@ class TorchCompilers:
         written, writes = frozenset[int](), self.writes and recorded.asks_gradients
         if writes:
             early = found_early(graph, recorded)
-            graph = run_passes((order_losses,), early.given(graph), context)
+            graph = run_passes((order_losses,), early.with_numbers(graph), context)
         graph = run_passes((*self.passes, recompute), graph, context)
         if writes:
             graph, written = written_at_end(graph, recorded, semantics.may_raise)
@@ -110,11 +110,11 @@ class TorchCompilers:
         backward = halves.backward(flat, flat.backward, forward)
         both = CompiledPair(self, flat, forward, backward, halves)
 
-        def partial(given: TangentStrides) -> Flat:
-            there = replace(context, tangents=given)
+        def partial(strides: TangentStrides) -> Flat:
+            there = replace(context, tangents=strides)
             part = partial_backward(joint, pair, there, self.passes)
             edges = Edges(part, counts)
-            arrived = edges.spread([strides is not None for strides in given], "tangent", part)
+            arrived = edges.spread([each is not None for each in strides], "tangent", part)
             return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
 
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
@@ -197,7 +197,7 @@ class CompiledPair:
         chosen = self._strides[source] if source < len(self._strides) else None
         if chosen is None or not isinstance(example, torch.Tensor):
             return example
-        # open strides are told by their hints: what is asked here is no guard
+        # open strides are compared by their hints: what is asked here is no guard
         hints = [self.symbols.hint(size) for size in self.symbols.sizes(example.stride())]
         return example if hints == list(chosen) else example.as_strided(example.shape, chosen)
 
@@ -215,8 +215,8 @@ class Later:
 
     def compile(self) -> Flat:
         """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
-        made = torch.compiler.disable(self.both.compiler)(self.half.module, self.examples)
-        self._run = run = torch.compiler.disable(self.half.as_the_pair(made))
+        compiled = torch.compiler.disable(self.both.compiler)(self.half.module, self.examples)
+        self._run = run = torch.compiler.disable(self.half.as_the_pair(compiled))
         return run
 
     def __call__(self, *inputs: Any) -> Any:

@@ -36,23 +36,23 @@ class DynamoConditions(GuardList):
 
     def write(self, parameters: list[str]) -> None:
         """All checks."""
-        given = self._constants(parameters)
-        self.take(given)
+        names = self._constants(parameters)
+        self.take(names)
         self.bound |= {item.size for item in self.recorded.inputs if item.size is not None}
         self.places()
         self._memory()
 
     def _constants(self, parameters: list[str]) -> list[str]:
         """The parameters that are inputs; the others are as they were."""
-        requires, given = self.recorded.requires, list[str]()
+        requires, names = self.recorded.requires, list[str]()
         for name, parameter in zip(requires.names, parameters, strict=True):
             if name in requires.constants:
                 before = requires.constants[name]
                 same = f"{parameter} == {self.source.literal(before)}"
                 self.add(same, repr(f"{name} was {before!r} in the capture, and is not now"))
             else:
-                given.append(parameter)
-        return given
+                names.append(parameter)
+        return names
 
     def _memory(self) -> None:
         """No input shares memory with one that is written to; raises at the line of the write."""
@@ -105,9 +105,9 @@ def _wishes(recorded: Recording, sizes: dict[int | None, str]) -> Iterator[str]:
         place += not constant
 
 
-def _broken(told: str, at: Frame | None) -> None:
+def _broken(reason: str, at: Frame | None) -> None:
     raise Refusal(
-        f"guard broken: {told}",
+        f"guard broken: {reason}",
         kind="guard broken",
         at=at or asking_line(),
         do=(
@@ -124,7 +124,7 @@ def flat_eager(recorded: Recording, semantics: TargetSemantics) -> Callable[...,
     passes, context = TRAINED if followed else UNTRAINED, Context(recorded, semantics, Level(True))
     graph = make_graph(passes, "export", context)
     run = InPlace(graph, {})
-    leaves = write_body(inside, recorded, run, written.inputs, spelled=followed)
+    leaves = write_body(inside, recorded, run, written.inputs, explicit=followed)
     result = result_text(inside, recorded.out_structure, leaves)
     return written.finish(result, inside, grad_on=followed)
 
@@ -132,7 +132,7 @@ def flat_eager(recorded: Recording, semantics: TargetSemantics) -> Callable[...,
 def flat_compiled(
     recorded: Recording, semantics: TargetSemantics, compilers: Compilers
 ) -> Callable[..., Any]:
-    """The graphs as compilers have made them."""
+    """The graphs, compiled."""
     written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
     inside = written.source.inner()
     leaves = core_lines(inside, recorded, written.inputs, call, None)

@@ -64,7 +64,7 @@ def eager_entry(
     early.write(body, recorded, guards.inputs, unmet)
     instead = give_up(body, graph, inside, unmet) if inside else None
     leaves = write_body(
-        body, recorded, run, guards.inputs, spelled=trains, instead=instead, below=alone
+        body, recorded, run, guards.inputs, explicit=trains, instead=instead, below=alone
     )
     body.add(*end_lines(body, recorded, guards.inputs, leaves))
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
@@ -88,7 +88,7 @@ def _alone(
 def _applies(op: Op) -> bool:
     """A Function, whose forward may ask autograd: below that it is what it did.
 
-    So is a composite of which a class is asked what it is made of: below autograd nobody opens it.
+    So is a composite that asks a class for its decomposition: below autograd nobody opens it.
     """
     composite = not op.leaf and not dispatched(op)
     wrapped = composite and any(value.type.wrapped for value in op.operands)
@@ -114,7 +114,7 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 
 def write_body(
-    source: Source, recorded: Recording, run: InPlace, inputs: list[str], *, spelled: bool,
+    source: Source, recorded: Recording, run: InPlace, inputs: list[str], *, explicit: bool,
     instead: Instead | None = None, below: bool = False,
 ) -> list[str]:  # fmt: skip
     """The lines of the body; gives the outputs.
@@ -123,8 +123,8 @@ def write_body(
         source: takes the lines.
         recorded: the program.
         run: its ops, and what they write in place.
-        inputs: names of what the graph is given.
-        spelled: whether the graph tells histories.
+        inputs: names of the graph's inputs.
+        explicit: whether the graph sets histories itself.
         instead: what runs instead of some ops.
         below: whether autograd sees nothing of the ops, in whatever grad mode they run.
     """
@@ -147,4 +147,4 @@ def write_body(
             counted.append(live)
     count_all(source, counted)
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
-    return leaf_texts(source, straight, recorded, inputs, spelled=spelled)
+    return leaf_texts(source, straight, recorded, inputs, explicit=explicit)

@@ -115,7 +115,7 @@ class Compilers(Protocol):
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
         """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
 
-        Without a second half, that for tangents which lie as their outputs is made likewise.
+        Without a second half, one is built for tangents with the strides of their outputs.
         """
 
 
@@ -132,13 +132,13 @@ class ByBackend:
         """What the backend makes of the forward, its ops as written."""
         context = Context(recorded, semantics, Level(written=True), policy=self.policy)
         graph = make_graph(UNTRAINED, "export", context)
-        made = (out for op in graph.ops for out in op.outs)
-        if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
+        results = (out for op in graph.ops for out in op.outs)
+        if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *results)):
             context = replace(context, level=Level(written=False))
             graph = make_graph(UNTRAINED_LEAVES, "aten", context)
         graph = run_passes(
             (unmark_leaves, recompute), graph, context
-        )  # leaves are made after the call
+        )  # leaves are created after the call
         return InferenceGraph(self._compiled(graph, recorded, semantics))
 
     def halves(
@@ -153,14 +153,14 @@ class ByBackend:
         pair = partition(joint, recorded, semantics, "save_all")
         context = Context(recorded, semantics, Level(False))
 
-        def partial(given: TangentStrides) -> Flat:
-            whole = given == pair.strides
+        def partial(strides: TangentStrides) -> Flat:
+            whole = strides == pair.strides
             graph = (
                 pair.backward
                 if whole
-                else partial_backward(joint, pair, replace(context, tangents=given))
+                else partial_backward(joint, pair, replace(context, tangents=strides))
             )
-            if None in given:
+            if None in strides:
                 return straight_call(graph, recorded.symbols)
             return self._compiled(graph, recorded, semantics)
 
@@ -186,8 +186,8 @@ class InferenceCall:
 
     def __init__(self, whole: InferenceGraph, recorded: Recording) -> None:
         self.forward, self.early, self.written = whole.run, whole.early, whole.written
-        given = any(item.value.type.requires_grad for item in recorded.inputs)
-        self.silent = given or recorded.makes_leaves
+        trains = any(item.value.type.requires_grad for item in recorded.inputs)
+        self.silent = trains or recorded.makes_leaves
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run it."""
@@ -198,7 +198,7 @@ class InferenceCall:
 
 
 def parameters(source: Source, inputs: Sequence[Input], symbols: Symbols) -> list[str]:
-    """Names of a function's parameters; the symbols that sizes are spelled by are bound."""
+    """Names of a function's parameters; the symbols of their sizes are bound."""
     names, bound = [], set[sympy.Basic]()
     for item in inputs:
         if isinstance(item.size, sympy.Symbol):

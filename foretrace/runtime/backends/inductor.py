@@ -14,7 +14,7 @@ from foretrace.ir.source.call_site import asking_line
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
 from foretrace.runtime.backends.aot_convention import RESULTS
 from foretrace.runtime.backends.compilers import TorchCompilers
-from foretrace.runtime.backends.inductor_workarounds import as_taken, constants_given, with_last
+from foretrace.runtime.backends.inductor_workarounds import as_taken, constants_passed, with_last
 from foretrace.runtime.backends.scalar_custom_op import numbers_refused
 
 COMPILERS: Final = re.compile(r"^.*\b(?:fatal )?error: .*$", re.MULTILINE)
@@ -35,13 +35,13 @@ def inductor_compilers(
 
     def forward(module: fx.GraphModule, inputs: list[Any], *, inference: bool = False) -> Any:
         results = module.meta[RESULTS]
-        inputs, tensors = constants_given(module, inputs)
+        inputs, tensors = constants_passed(module, inputs)
         with Refusing(_error), numbers_refused():
             run = inductor.forward(as_taken(module), inputs, results, inference=inference)
         return with_last(run, tensors)
 
     def backward(module: fx.GraphModule, inputs: list[Any]) -> Any:
-        inputs, tensors = constants_given(module, inputs)
+        inputs, tensors = constants_passed(module, inputs)
         with Refusing(_error), numbers_refused():
             run = inductor.backward(as_taken(module), inputs)
         return with_last(run, tensors)

@@ -82,7 +82,7 @@ def _scale_by_tensor(scaled: fx.Node) -> None:
 # ---- tensors that it holds -----------------------------------------------------------------------
 
 
-def constants_given(
+def constants_passed(
     module: fx.GraphModule, inputs: list[Any]
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Let the tensors that a graph holds be its last inputs; the examples, and these tensors.
@@ -90,7 +90,7 @@ def constants_given(
     Inductor writes the elements of small ones into its code (`get_attr` of its graph.py, 2.13.0),
     while a program reads a tensor from outside as it is at each call, and may write to it.
     """
-    graph, given, found = module.graph, list(inputs), list[torch.Tensor]()
+    graph, passed, found = module.graph, list(inputs), list[torch.Tensor]()
     last = max(graph.find_nodes(op="placeholder"), default=None)
     for node in graph.find_nodes(op="get_attr"):
         tensor = attrgetter(node.target)(module)
@@ -101,15 +101,15 @@ def constants_given(
         last.meta.update(node.meta)
         node.replace_all_uses_with(last)
         graph.erase_node(node)
-        given.append(node.meta.get("val", tensor))
+        passed.append(node.meta.get("val", tensor))
         found.append(tensor)
     if found:
         module.recompile()
-    return given, found
+    return passed, found
 
 
 def with_last(run: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
-    """What Inductor made, which takes its inputs in a list, with the last ones there already."""
+    """What Inductor compiled, which takes its inputs in a list, with the last ones bound."""
     if not tensors:
         return run
 

@@ -96,8 +96,8 @@ def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
         if op.target in ASSERTIONS:
             yield from found
         elif draws(op):
-            given = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
-            found += given or [_default(out.type.device) for out in op.outs[:1]]
+            passed = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
+            found += passed or [_default(out.type.device) for out in op.outs[:1]]
 
 
 def _is_generator(leaf: Any) -> bool:
@@ -105,7 +105,7 @@ def _is_generator(leaf: Any) -> bool:
 
 
 def _default(device: torch.device) -> torch.Generator:
-    """The generator from which operators on a device draw where they are given none."""
+    """The generator from which operators on a device draw where none is passed."""
     if device.type == "cpu":
         return torch.default_generator
     generators: Any = torch.get_device_module(device).default_generators

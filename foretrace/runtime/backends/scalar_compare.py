@@ -1,4 +1,4 @@
-"""Numbers that data decides, compared as numbers where a record compares tensors made of them."""
+"""Numbers that data decides, compared as numbers where a record compares tensors of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Relation:
 
 
 def with_relations(ops: Sequence[Op]) -> list[Op]:
-    """The ops with numbers compared as numbers, and without the tensors that were made for it."""
+    """The ops with numbers compared as numbers, without the tensors that only served that."""
     makers = {out: op for op in ops for out in op.outs}
     related = [_as_relation(op, makers) if op.target in ASSERTIONS else op for op in ops]
     unread = unread_in(related, set(makers.values()))
@@ -49,7 +49,7 @@ def with_relations(ops: Sequence[Op]) -> list[Op]:
 
 
 def unread_in(ops: Sequence[Op], among: Collection[Op], results: Iterable[Value] = ()) -> set[Op]:
-    """Those of some ops whose results no other op that stays reads, and that are not given."""
+    """Those of some ops whose results no remaining op reads and the graph does not return."""
     found, read = set[Op](), set(results)
     for op in reversed(ops):
         if op in among and read.isdisjoint(op.outs):
@@ -73,11 +73,11 @@ def _relation(asked: Value, makers: Mapping[Value, Op]) -> Relation | None:
         maker = makers.get(maker.args[0])
     if maker is None or maker.target not in RELATIONS:
         return None
-    made, other = makers.get(maker.args[0]), maker.args[1]
+    scalar, other = makers.get(maker.args[0]), maker.args[1]
     exact = type(other) is float or (type(other) is int and abs(other) <= LARGEST)
-    if made is None or made.target is not aten.scalar_tensor.default or not exact:
+    if scalar is None or scalar.target is not aten.scalar_tensor.default or not exact:
         return None
-    number, double = made.args[0], made.outs[0].type.dtype is torch.float64
+    number, double = scalar.args[0], scalar.outs[0].type.dtype is torch.float64
     if not (double and isinstance(number, sympy.Symbol)):
         return None
     return Relation(number, RELATIONS[maker.target], other, negated)

@@ -47,8 +47,8 @@ def with_opaque_steps(module: fx.GraphModule) -> fx.GraphModule:
         name = f"{_home(node.target)}:{node.target.__name__}"
         with module.graph.inserting_before(node):
             args = (name, symbol.is_integer is True, list(node.args))
-            made = module.graph.call_function(torch.ops.foretrace.step.default, args)
-        node.target, node.args = READ, (made,)
+            step = module.graph.call_function(torch.ops.foretrace.step.default, args)
+        node.target, node.args = READ, (step,)
         node.meta["unbacked_bindings"] = {symbol: ()}
     if steps:
         module.recompile()

@@ -1,4 +1,4 @@
-"""What a call computes before its graph runs: numbers of what it is given, and questions of them.
+"""What a call computes before its graph runs: numbers of its inputs, and questions of them.
 
 An optimizer counts its steps in tensors; each call reads the counts, computes with them in Python,
 and asks whether the result is as it was in the capture. Here that is straight-line Python between
@@ -55,7 +55,7 @@ class ScalarPrelude:
         """A graph that has the numbers already, by their names."""
         return replace(graph, ops=[op for op in graph.ops if op not in self.gone])
 
-    def given(self, graph: Graph) -> Graph:
+    def with_numbers(self, graph: Graph) -> Graph:
         """A graph that gets the numbers as inputs."""
         return replace(self.without(graph), inputs=[*graph.inputs, *self.inputs()])
 
@@ -119,9 +119,9 @@ def found_early(graph: Graph, recorded: Recording) -> ScalarPrelude:
     early = _needed(list(filter(possible.take, graph.ops)), possible)
     if not early:
         return NOTHING
-    given = [value for output in graph.outputs for value in values_in(output.value)]
-    gone = unread_in(graph.ops, early, given)
-    made = {symbol for op in gone for symbol in binds(op)}
+    returned = [value for output in graph.outputs for value in values_in(output.value)]
+    gone = unread_in(graph.ops, early, returned)
+    bound = {symbol for op in gone for symbol in binds(op)}
     left = [op for op in graph.ops if op not in gone]
     read = {s for op in left for s in possible.numbers((op.args, op.kwargs))}
     read |= {s for output in graph.outputs for s in possible.numbers(output.value)}
@@ -129,7 +129,7 @@ def found_early(graph: Graph, recorded: Recording) -> ScalarPrelude:
     return ScalarPrelude(
         tuple(op for op in graph.ops if op in early),
         asked,
-        tuple(sorted(made & read, key=str)),
+        tuple(sorted(bound & read, key=str)),
         frozenset(gone),
     )
 
@@ -144,8 +144,8 @@ class _Possible:
     def numbers(self, tree: Any) -> set[sympy.Symbol]:
         """The numbers that data decides of which a structure speaks."""
         named = free_symbols(tree) if self.data else set()
-        told = (free_symbols(self.symbols.simplify(each)) for each in named)
-        return self.data & set(named).union(*told)
+        simplified = (free_symbols(self.symbols.simplify(each)) for each in named)
+        return self.data & set(named).union(*simplified)
 
     def take(self, op: Op) -> bool:
         """Whether it reads only what is there by then, and does nothing but compute."""

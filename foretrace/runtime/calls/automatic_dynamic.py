@@ -27,14 +27,14 @@ class Found:
     """places, and which of what is there: they are open"""
     tensors: dict[Any, Change] = field(default_factory=dict)
     """places, by holder and key, that are read at each call"""
-    held: dict[Any, ReadLocation] = field(default_factory=dict)
+    locations: dict[Any, ReadLocation] = field(default_factory=dict)
     """what captures have found there, by holder and key"""
 
     def note(self, last: list[ReadLocation]) -> None:
         """Take what is now another than captures have found; `last`: what the last one has."""
         self.numbers += seen_to_differ(last)
-        self.held |= {each.identity: each for each in last}
-        for each in seen_rebound(self.held.values()):
+        self.locations |= {each.identity: each for each in last}
+        for each in seen_rebound(self.locations.values()):
             self.tensors.setdefault(each.place.identity, each)
         for key, each in self.tensors.items():
             self.tensors[key] = replace(each, place=each.place.refreshed)
@@ -52,23 +52,23 @@ class Varying:
 
     Args:
         dynamic: which sizes: None: those that differ from an earlier call; True: all; False: none.
-        capture: captures with the given sizes, numbers and places of tensors open.
+        capture: captures with such sizes, numbers and places of tensors open.
     """
 
     def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
         self.dynamic, self.capture = dynamic, capture
         self._found = Found()
-        self._held: list[ReadLocation] = []
+        self._last: list[ReadLocation] = []
         """what the last capture has found outside of the arguments"""
         self._seen: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, set[int]] = {}
 
     def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
-        self._found.note(self._held)
+        self._found.note(self._last)
         captured = self._at_sizes(fn, args, kwargs)
         requires = captured.recorded.requires
-        self._held = requires.python.locations
+        self._last = requires.python.locations
         changed = (each for each in requires.notes.counted if not isinstance(each, str))
         self._found.numbers += [each for each in changed if of_optimizer(each[0])]
         return captured

@@ -21,7 +21,7 @@ from foretrace.runtime.guards.guard_list import Broken
 from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
 
 MANY = 8
-"""Captures again after which a warning tells that there are many; torch.compile stops at 8."""
+"""Recaptures after which a warning says that there are many; torch.compile stops at 8."""
 MOST = 64
 """Captures that are kept; the one that was used longest ago goes. So many for answers alone."""
 
@@ -33,7 +33,7 @@ class Recapture(Printed):
     reason: str
     """the guard that failed, in words, of the capture that came nearest"""
     at: Frame | None
-    """the user's line that made the guard, if one did"""
+    """the user's line that the guard follows from, if there is one"""
     others: tuple[str, ...]
     """the same for all other captures"""
     seconds: float
@@ -45,7 +45,7 @@ class Recapture(Printed):
 Capturing = Callable[[Any, tuple[Any, ...], dict[str, Any]], Captured]
 """Captures a program for one call, or raises a Refusal"""
 Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
-"""Makes the entry of a capture for the call that it was made for"""
+"""Builds the entry of a capture, for the call that was captured"""
 
 
 Tried = dict[Entry, ValueGuard | None]
@@ -59,7 +59,7 @@ class Compiled:
         fn: the program.
         capture: captures it for one call.
         build: makes an entry of a capture.
-        asked: tells a refusal how the user came, and where the program is.
+        asked: names the entry point and the program's place in a refusal.
         again: compiles another program in the same way, for copies; None: of one capture.
     """
 
@@ -126,11 +126,11 @@ class Compiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        told = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
+        failed = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
         watched = torch_api.dispatch_modes() or torch_api.saving_watched()
         if watched or torch_api.transformed():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
-        tried: Tried = {known: unmet for known, unmet in told if unmet is not None}
+        tried: Tried = {known: unmet for known, unmet in failed if unmet is not None}
         entry: Entry | None = None
         while entry is None:  # until no other thread has captured it meanwhile
             for known in self._entries:
@@ -165,7 +165,7 @@ class Compiled:
         return refusal.of_first_call and (refusal.at or refusal.what) not in self._first_calls
 
     def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
-        """Such a call; one that raises tells nothing of the next."""
+        """Such a call; one that raises says nothing about the next."""
         result = plain(*args, **kwargs)
         self._first_calls.add(refusal.at or refusal.what)
         return result
@@ -217,8 +217,8 @@ class Compiled:
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
         known = [(entry, tried[entry]) for entry in self._entries]
-        told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
-        broken = sorted((each for each in told if each), key=lambda each: -each.passed)
+        failed = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
+        broken = sorted((each for each in failed if each), key=lambda each: -each.passed)
         self._check_answers(broken)
         self._check_count(broken, args, kwargs)
         start = time.perf_counter()
@@ -232,8 +232,8 @@ class Compiled:
 
     def _note(self, broken: list[Broken], seconds: float) -> None:
         first, *others = broken
-        told = tuple(each.reason for each in others)
-        self.recaptures.append(Recapture(first.reason, line_of(first.at), told, seconds))
+        failed = tuple(each.reason for each in others)
+        self.recaptures.append(Recapture(first.reason, line_of(first.at), failed, seconds))
         if len(self.recaptures) == MANY:
             name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
             warnings.warn(
@@ -251,7 +251,7 @@ class Compiled:
         """Refuse a capture that only this call can use, as a first call may be.
 
         Raises:
-            Refusal: it finds nothing where it leaves something; such a line is told once.
+            Refusal: it finds nothing where it leaves something; such a line is reported once.
         """
         requires = captured.recorded.requires
         first = next((each for each in requires.python.locations if each.makes), None)
@@ -301,7 +301,7 @@ class Compiled:
 
 
 def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Any:
-    """What the entry answers, or MISS; it does not run where another one has told that it fails."""
+    """What the entry answers, or MISS; it does not run where another entry showed that it fails."""
     unmet = None
     for other, found in tried.items():
         if unmet is None and found is not None and entry.path(found) == other.path(found):

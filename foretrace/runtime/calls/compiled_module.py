@@ -1,4 +1,4 @@
-"""A compiled module: called through its captures, in all else the module that it was made from."""
+"""A compiled module: called through its captures, in all else the module that it wraps."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,7 +12,7 @@ from foretrace.runtime.calls.compiled import Compiled, Recapture
 
 
 class CompiledModule(nn.Module):
-    """A module whose calls go through captures; made by `compiled_module`.
+    """A module whose calls go through captures; built by `compiled_module`.
 
     It is of a subclass of the original's class and has the very attributes of the original:
     parameters, buffers, submodules, hooks and the train() flag are one set, seen from two objects,
@@ -25,7 +25,7 @@ class CompiledModule(nn.Module):
 
     @property
     def original(self) -> nn.Module:
-        """The module it was made from."""
+        """The module that it wraps."""
         return self.compiled.fn
 
     @property
@@ -67,7 +67,7 @@ def compiled_module(
     """
     name = f"Compiled{type(module).__name__}"
     kind = type(name, (CompiledModule, type(module)), {"__slots__": ()})
-    made: CompiledModule = object.__new__(kind)
+    wrapper: CompiledModule = object.__new__(kind)
     for attribute, item in (("__dict__", vars(module)), ("compiled", compiled), ("again", again)):
-        object.__setattr__(made, attribute, item)
-    return made
+        object.__setattr__(wrapper, attribute, item)
+    return wrapper

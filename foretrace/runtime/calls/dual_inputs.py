@@ -1,4 +1,4 @@
-"""Dual numbers of the caller's given to a cut: torch's forward mode runs over a forward graph."""
+"""Dual numbers that the caller passes to a cut: torch's forward mode runs over a forward graph."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def check_tangents(graph: Graph, recorded: Recording, flat: Sequence[Any]) -> No
     """Refuse them where a forward graph computes otherwise with tangents than the program.
 
     Raises:
-        Refusal: it spells what autograd did not follow as `detach`, which ends tangents, too; or it
+        Refusal: it writes what autograd did not follow as `detach`, which ends tangents, too; or it
             has only the forward of a Function.
     """
     if not any(map(_has_tangent, flat)):
@@ -46,8 +46,8 @@ def check_tangents(graph: Graph, recorded: Recording, flat: Sequence[Any]) -> No
             "this graph spells no_grad as detach, which ends tangents",
             TRACED,
         )
-    apart = any(item.view_of is not None for _, item in recorded.in_run_order)
-    if apart or any(mutation.hidden for mutation in recorded.mutations):
+    has_views = any(item.view_of is not None for _, item in recorded.in_run_order)
+    if has_views or any(mutation.hidden for mutation in recorded.mutations):
         raise _refused("an argument is written back without its tangent", TRACED)
     if any(map(_hidden, every_op(recorded.ops))):
         raise _refused("the program writes through detach(), which tangents do not follow", TRACED)
@@ -70,8 +70,8 @@ def _opened(graph: Graph, recorded: Recording) -> Iterator[bool]:
             yield dispatched(op)
 
 
-def _has_tangent(given: Any) -> bool:
-    return isinstance(given, Tensor) and torch_api.has_tangent(given)
+def _has_tangent(each: Any) -> bool:
+    return isinstance(each, Tensor) and torch_api.has_tangent(each)
 
 
 def _refused(why: str, do: tuple[str, ...]) -> Refusal:

@@ -55,12 +55,12 @@ def core_of(recorded: Recording) -> Recording:
 
 def _numbers_of(recorded: Recording) -> list[sympy.Symbol]:
     """The numbers that data decides and that the program returns, or has as sizes of a view."""
-    given: list[Any] = [output.value for _, output in recorded.in_run_order]
+    used: list[Any] = [output.value for _, output in recorded.in_run_order]
     for _, output in recorded.in_run_order:
         seen, step = output.view_type, output.step
-        given += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
-        given += [] if step is None else list(step.args)
-    named = {symbol for item in given for symbol in free_symbols(item)}
+        used += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
+        used += [] if step is None else list(step.args)
+    named = {symbol for item in used for symbol in free_symbols(item)}
     return sorted(named & recorded.symbols.data, key=str)
 
 
@@ -85,13 +85,13 @@ def call_core(
     core = core_of(recorded)
     left = [m for m in recorded.mutations if m.rebound or m.index not in written]
     values = [*(o.value for o in core.outputs), *(m.value for m in left if not m.rebound)]
-    made = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
+    results = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    names.update(zip(values, made, strict=True))
-    assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
+    names.update(zip(values, results, strict=True))
+    assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
     count_effects(source, recorded, inputs)
     source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
-    for value, name in zip(values, made, strict=True):
+    for value, name in zip(values, results, strict=True):
         if recorded.is_new_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
     for mutation in left:
@@ -159,14 +159,14 @@ def leaf_texts(
     recorded: Recording,
     inputs: Sequence[str],
     *,
-    spelled: bool = True,
+    explicit: bool = True,
 ) -> list[str]:
     """What the program returns at each place.
 
-    `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
-    history unless it is told.
+    `explicit`: the lines do not run under the program's grad mode, so a view has a history unless
+    the lines detach it.
     """
-    return OutputTexts(source, straight, recorded, inputs, spelled=spelled).all()
+    return OutputTexts(source, straight, recorded, inputs, explicit=explicit).all()
 
 
 class OutputTexts(OutputViews[str]):
@@ -177,15 +177,15 @@ class OutputTexts(OutputViews[str]):
         straight: names values.
         recorded: the program.
         inputs: names of the inputs.
-        spelled: as for `leaf_texts`.
+        explicit: as for `leaf_texts`.
     """
 
     def __init__(
         self, source: Source, straight: Straight, recorded: Recording, inputs: Sequence[str], *,
-        spelled: bool,
+        explicit: bool,
     ) -> None:  # fmt: skip
         super().__init__(recorded)
-        self.source, self.straight, self.inputs, self.spelled = source, straight, inputs, spelled
+        self.source, self.straight, self.inputs, self.explicit = source, straight, inputs, explicit
 
     def constant(self, place: int | None, item: Tree) -> str:
         """A size, or a literal."""
@@ -202,12 +202,12 @@ class OutputTexts(OutputViews[str]):
 
     def follows(self, place: int | None, value: Value) -> bool:
         """Where lines run under the program's grad mode, a view has the history that it gets."""
-        return self.recorded.followed(value) if self.spelled else value.type.requires_grad
+        return self.recorded.followed(value) if self.explicit else value.type.requires_grad
 
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """Under the program's grad mode, a view under no_grad is one."""
         missing = self.recorded.missing(value)
-        return None if missing == "loose" and not (self.spelled or separate) else missing
+        return None if missing == "loose" and not (self.explicit or separate) else missing
 
     def named(self, value: Value, built: str) -> str:
         """A name for it."""

@@ -69,7 +69,7 @@ def run_joint(
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
     flat, sizes = _inputs(cut, args, kwargs)
-    (cut,), wanted, placed = _as_given((cut,), tangents, sizes)
+    (cut,), wanted, placed = _for_tangents((cut,), tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     check_unhooked(cut.graph, flat)
@@ -88,7 +88,7 @@ def run_pair(
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     flat, sizes = _inputs(forward, args, kwargs)
-    (forward, backward), wanted, placed = _as_given((forward, backward), tangents, sizes)
+    (forward, backward), wanted, placed = _for_tangents((forward, backward), tangents, sizes)
     recorded = forward.calls.recorded
     check_unhooked(forward.graph, flat)
     results = forward(*flat)
@@ -111,24 +111,24 @@ def _inputs(cut: Called, args: Any, kwargs: Any) -> tuple[list[Any], Numbers]:
     return flat, sizes
 
 
-def _as_given(
+def _for_tangents(
     cuts: tuple[Called, ...], tangents: Sequence[Tensor] | None, sizes: Numbers
 ) -> tuple[tuple[Called, ...], list[Input], list[Tensor]]:
-    """The cuts for tangents that lie as these, what they are of, and these: sums run in order."""
+    """The cuts for tangents with these strides, their inputs, and the tangents laid out so."""
     wanted = [item for item in cuts[-1].graph.inputs if item.role.kind == "tangent"]
-    given = [tangent.detach() for tangent in tangents or ()]
-    if len(wanted) != len(given):
+    passed = [tangent.detach() for tangent in tangents or ()]
+    if len(wanted) != len(passed):
         raise Refusal(
-            f"the cut takes {len(wanted)} tangents, {len(given)} were given",
+            f"the cut takes {len(wanted)} tangents, {len(passed)} were given",
             kind="wrong tangents",
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
-    for item, tangent in zip(wanted, given, strict=True):
+    for item, tangent in zip(wanted, passed, strict=True):
         sizes = sizes_by_data(item, tangent, sizes)
-    strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
+    strides = tuple(map(partial(strides_of, sizes=sizes), wanted, passed))
     if strides != tuple([item.value.type.laid for item in wanted]):
         cuts = cuts[-1].again(strides)
-    return cuts, wanted, list(map(partial(lay_out, sizes=sizes), given, strides))
+    return cuts, wanted, list(map(partial(lay_out, sizes=sizes), passed, strides))
 
 
 def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
@@ -139,8 +139,8 @@ def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
             or is a dual number.
     """
     check_plain(flat)
-    for item, given in zip(graph.inputs, flat, strict=False):
-        if item.value.type.requires_grad and torch_api.has_hooks(given):
+    for item, passed in zip(graph.inputs, flat, strict=False):
+        if item.value.type.requires_grad and torch_api.has_hooks(passed):
             raise hooked(item, asking_line())
 
 
@@ -185,7 +185,7 @@ def finish(
         recorded: the program.
         flat: the inputs of the graph.
         sizes: what the symbols are.
-        results: what the graph has given.
+        results: what the graph returned.
         arguments: those of the call.
 
     Returns:
@@ -223,7 +223,7 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
         live.data.copy_(new)
         return
     if wraps(type(live)):
-        _write_held(live, new)
+        _write_inner(live, new)
         return
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:
         raise Refusal(
@@ -236,19 +236,19 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
-            live.detach_()  # else the gradient of what it held, zeros, would be added
+            live.detach_()  # else the gradient of its old values, zeros, would be added
         live.copy_(new)
 
 
 count_write = torch.autograd.graph.increment_version
 
 
-def _write_held(live: Any, new: Any) -> None:
-    """Write into what a tensor holds; autograd, which follows no such write, counts it."""
+def _write_inner(live: Any, new: Any) -> None:
+    """Write into a subclass's inner tensors; autograd follows no such write, but counts it."""
     for name in flattened(live)[0]:
         mine, its = getattr(live, name), getattr(new, name)
         if wraps(type(mine)):
-            _write_held(mine, its)
+            _write_inner(mine, its)
         elif mine is not its:
             with torch.no_grad():
                 mine.copy_(its)

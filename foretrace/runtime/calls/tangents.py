@@ -19,28 +19,28 @@ from foretrace.operators.abstract_tensors.subclass_types import (
 )
 
 APPLIED = (sympy.Function, sympy.Max, sympy.Min)
-"""What sizes are made of beside sums and products"""
+"""What sizes consist of beside sums and products"""
 
 
 def sizes_by_data(item: Input, tangent: Tensor, known: Numbers) -> Numbers:
     """The sizes, with those that data has decided, as the gradient of a result has them.
 
-    Two that are added or multiplied in a size cannot be told apart: one is put in terms of the
+    Two that are added or multiplied in a size cannot be distinguished: one is put in terms of the
     other, so that what the size is in strides is known. `agree` checks it after the run.
     """
     found = dict(known)
-    for size, given in zip(item.value.type.shape, tangent.shape, strict=False):
+    for size, number in zip(item.value.type.shape, tangent.shape, strict=False):
         if isinstance(size, int) or size in found:
             continue
         rest = sympy.expand(size.xreplace(found))
         parts = (*sorted(rest.free_symbols, key=str), *sorted(rest.atoms(*APPLIED), key=str))
         part = next((each for each in parts if _linear(rest, each)), None)
-        found[size] = given
+        found[size] = number
         if part is None:
             continue
         step = rest.coeff(part)
-        told = {part: sympy.expand((given - (rest - step * part)) / step)}
-        found = {name: _put(told, each) for name, each in found.items()} | told
+        solved = {part: sympy.expand((number - (rest - step * part)) / step)}
+        found = {name: _put(solved, each) for name, each in found.items()} | solved
     return found
 
 
@@ -49,8 +49,8 @@ def _linear(size: sympy.Expr, part: sympy.Expr) -> bool:
     return step != 0 and not (size - step * part).has(part)
 
 
-def _put(told: dict[sympy.Expr, sympy.Expr], each: int | sympy.Expr) -> int | sympy.Expr:
-    return each if isinstance(each, int) else sympy.expand(each.xreplace(told))
+def _put(solved: dict[sympy.Expr, sympy.Expr], each: int | sympy.Expr) -> int | sympy.Expr:
+    return each if isinstance(each, int) else sympy.expand(each.xreplace(solved))
 
 
 def _number(size: Size, sizes: Numbers) -> int:

@@ -29,7 +29,7 @@ def untrained(graph: Graph, recorded: Recording) -> Untrained:
     ops, due = every_op(graph.ops), left_out(recorded, graph.ops)
     whole = {op.target.context for op in ops if isinstance(op.target, FunctionCall)}
     for op in _as_written(recorded.ops):
-        calls = [each for each in _with_held(op) if isinstance(each.target, FunctionCall)]
+        calls = [each for each in _with_inner(op) if isinstance(each.target, FunctionCall)]
         opened = (
             each for each in calls if each.target.followed and each.target.context not in whole
         )
@@ -54,15 +54,15 @@ def _as_written(ops: Iterable[Op]) -> Iterator[Op]:
 
 
 def _dispatched_in(op: Op) -> bool:
-    """Whether it is, or is made of, what a class of its own does, which autograd is above of."""
+    """Whether it is, or contains, an op of a subclass, which runs below autograd."""
     return dispatched(op) or any(map(_dispatched_in, op.template or ()))
 
 
-def _with_held(op: Op) -> Iterator[Op]:
-    """The op, and what the programs are made of that it holds."""
+def _with_inner(op: Op) -> Iterator[Op]:
+    """The op, and every op of its subgraphs."""
     yield op
-    for held in subgraphs_of(op):
-        yield from every_op(held.ops)
+    for subgraph in subgraphs_of(op):
+        yield from every_op(subgraph.ops)
 
 
 class _Untrained(torch.autograd.Function):
@@ -151,7 +151,7 @@ def mark_spent(recorded: Recording, results: Sequence[Any]) -> list[Any]:
 
 
 def mark(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> list[Any]:
-    """The results, of which some refuse to give a gradient: to the inputs, or to a made leaf."""
+    """The results; some refuse a gradient, to the inputs or to a leaf that the program creates."""
     found, done = list(results), dict[int, torch.Tensor]()
     if not (places and torch.is_grad_enabled()):
         return found

@@ -34,9 +34,9 @@ class Break(Printed):
 
     def __str__(self) -> str:
         around = f", and so do {', '.join(self.around)} around it" if self.around else ""
-        told = [f"{part.path} ({counted(part.ops, 'op')})" for part in self.parts]
+        captured = [f"{part.path} ({counted(part.ops, 'op')})" for part in self.parts]
         lines = [f"{self.module} runs as Python{around}", *str(self.refusal).splitlines()]
-        lines.append(f"  captured  {', '.join(told) or 'nothing'}")
+        lines.append(f"  captured  {', '.join(captured) or 'nothing'}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Here(threading.local):
     hole: Hole | None = None
     """the innermost module or function that runs as Python"""
     counting: Hole | None = None
-    """who is told of calls while a mode counts their operators"""
+    """who is notified of calls while a mode counts their operators"""
 
 
 HERE = Here()
@@ -140,7 +140,7 @@ def run_by(module: nn.Module, passed: Callable[[Any, Any], Any]) -> Callable[...
     return call
 
 
-class alone:  # noqa: N801 - used as a context manager; one made by contextlib takes 1 us more
+class alone:  # noqa: N801 - used as a context manager; one of contextlib takes 1 us more
     """Inside, a piece finds itself as it is outside of a hole: its guards count attributes.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled as grad_enabled, nn
+from torch import nn
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
@@ -19,6 +19,7 @@ from foretrace.ir.source.short_tracebacks import hide
 from foretrace.python_state.effects.module_owners import owners_of
 from foretrace.runtime.calls.compiled import Compiled
 from foretrace.runtime.calls.compiled_module import CompiledModule
+from foretrace.runtime.graph_breaks import recapture_policy as policy
 from foretrace.runtime.graph_breaks.break_report import Break, Part
 from foretrace.runtime.graph_breaks.module_redirect import (
     Redirects,
@@ -30,18 +31,11 @@ from foretrace.runtime.graph_breaks.module_redirect import (
     seeing_all,
 )
 from foretrace.runtime.graph_breaks.paths import has_forward, name_of, path_of, paths_of, region_of
-from foretrace.runtime.graph_breaks.recapture_policy import AGAIN, RECAPTURES, Again, Key
 from foretrace.runtime.guards.guard_list import Broken
 from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
 
-TRIES = 4
-"""Refusals of one module after which it is not tried again"""
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
-NOT_OF_PROGRAMS = frozenset({"wrong backend"})
-"""What is refused because of something else than the program"""
-RAISED = "raised before"
-"""Of a call that is not captured, as one before raised when it was to be"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
@@ -60,7 +54,7 @@ class Regions:
         """of the table: who runs as Python looks for what it may call again when it changes"""
         self.holes: list[PartialCapture] = []
         """what runs as Python, those inside first"""
-        self.told = False
+        self.warned = False
 
     def of(self, target: Any, key: Any, around: "PartialCapture") -> "PartialCapture | None":
         """The piece of a module or function that `around` calls; None where it is too small."""
@@ -81,16 +75,15 @@ class Regions:
             self.version += 1
 
     def note(self, piece: "PartialCapture", refusal: Refusal) -> None:
-        """A piece runs as Python; the first is told in a warning."""
+        """A piece runs as Python; a warning names the first."""
         if piece not in self.holes:
             self.holes.append(piece)
             self.version += 1
-        if self.told or piece.around is not None:
+        if self.warned or piece.around is not None:
             return
-        self.told = True
-        name = name_of(self.root_fn)
+        self.warned = True
         warnings.warn(
-            f"{name} is not captured whole: {refusal.what}"
+            f"{name_of(self.root_fn)} is not captured whole: {refusal.what}"
             f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, and what it"
             " calls is captured; .breaks tells all, fullgraph=True raises",
             stacklevel=6 + isinstance(self.root_fn, nn.Module),
@@ -120,10 +113,10 @@ class Regions:
 class PartialCapture(Compiled):
     """A program, or a piece of one, that runs as Python where it has no graph."""
 
-    def __init__(self, pieces: Regions, around: "PartialCapture | None", *made: Any) -> None:
-        super().__init__(*made)
+    def __init__(self, pieces: Regions, around: "PartialCapture | None", *of_compiled: Any) -> None:
+        super().__init__(*of_compiled)
         self.pieces, self.around = pieces, around
-        self.refusals: dict[Key | None, Refusal] = {}
+        self.refusals: dict[policy.Key | None, Refusal] = {}
         """what was refused, by what the call was like"""
         self.ops = 0
         """leaf ops of the largest capture"""
@@ -136,7 +129,7 @@ class PartialCapture(Compiled):
         self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
         """modules that its code calls"""
-        self._looked, self._worth = False, Again()
+        self._looked, self._worth = False, policy.Again()
         self._raised = self._waits = 0
         """how often it raised when it was captured, and for how many calls it is not, therefore"""
         self._rests = 0
@@ -160,7 +153,7 @@ class PartialCapture(Compiled):
             if refused:
                 version, put = self._put
                 known = version == self.pieces.version and self._looked
-                if known and self._stays_python(args, kwargs):  # few frames: some are told of all
+                if known and self._stays_python(args, kwargs):  # in few frames
                     return run(self, put, self.plain, args, kwargs)
                 return self.call(args, kwargs)
             result = self.first(args, kwargs)
@@ -222,9 +215,8 @@ class PartialCapture(Compiled):
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Its own code, where that is what is run and nothing is new; else MISS."""
         version, put = self._put
-        if version != self.pieces.version or not self._looked:
-            return GUARD_FAILED
-        if not self._stays_python(args, kwargs):
+        looked = version == self.pieces.version and self._looked
+        if not (looked and self._stays_python(args, kwargs)):
             return GUARD_FAILED
         return run(self, put, self.plain, args, kwargs)
 
@@ -276,14 +268,15 @@ class PartialCapture(Compiled):
         waits = self._waits > 0
         self._waits -= waits
         if waits and not self._worth.raises(broken):
-            raise Refusal("the program raised when it was captured last", kind=RAISED)
+            raise Refusal("the program raised when it was captured last", kind=policy.RAISED)
         if broken:
-            many = waits or (self.around is not None and len(self.recaptures) >= RECAPTURES)
-            self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
+            many = self.around is not None and len(self.recaptures) >= policy.RECAPTURES
+            key = policy.key_of(self.module, args, kwargs)
+            self._worth.check(broken, key, self._entries, many=waits or many)
 
     def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        """What is made of a capture, noted."""
-        self._worth.note(entry, self._key(args, kwargs), self._entries)
+        """Note the entry of a capture."""
+        self._worth.note(entry, policy.key_of(self.module, args, kwargs), self._entries)
         return entry
 
     def _counted(self, captured: Captured) -> Captured:
@@ -292,15 +285,15 @@ class PartialCapture(Compiled):
         return captured
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run as Python; a call in which that raises, too, tells nothing of the next.
+        """Run as Python; a call in which that raises, too, says nothing about the next.
 
         But that is not captured at once, and later and later: it may be of those that raise often.
         """
-        if refusal.kind in NOT_OF_PROGRAMS:
+        if refusal.kind in policy.NOT_OF_PROGRAMS:
             raise refusal
-        key, known = self._key(args, kwargs), refusal.kind == RAISED
-        first = not known and self._tries < TRIES and self._may_be_first(refusal)
-        if refusal.kind == AGAIN:  # whether it raises or not
+        key, known = policy.key_of(self.module, args, kwargs), refusal.kind == policy.RAISED
+        first = not known and self._tries < policy.TRIES and self._may_be_first(refusal)
+        if refusal.kind == policy.AGAIN:  # whether it raises or not
             self._gave_up(refusal, key)
         before = self._raised, self._waits
         if not known:  # if it raises
@@ -316,20 +309,21 @@ class PartialCapture(Compiled):
             self._gave_up(refusal, key)
         return result
 
-    def _gave_up(self, refusal: Refusal, key: Key) -> None:
+    def _gave_up(self, refusal: Refusal, key: policy.Key) -> None:
         """Calls like this one run as Python; after some refusals all do."""
         with self._lock:
             if refusal not in self.refusals.values():
                 self._tries += 1
-                if refusal.kind == AGAIN:
+                if refusal.kind == policy.AGAIN:
                     self._rests = self._worth.rest()
-                self.refusals[key if self._tries < TRIES else None] = refusal
+                self.refusals[key if self._tries < policy.TRIES else None] = refusal
                 self.pieces.note(self, refusal)
 
     def _stays_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call runs as Python; one that does is counted: captures are tried again."""
         refused = self.refusals
-        if not refused or not (None in refused or self._key(args, kwargs) in refused):
+        key_of = policy.key_of
+        if not (refused and (None in refused or key_of(self.module, args, kwargs) in refused)):
             return False
         if not self._rests:
             return True
@@ -339,18 +333,10 @@ class PartialCapture(Compiled):
     def _came_back(self) -> bool:
         """Try captures again where those before were for nothing; gives whether all are tried."""
         with self._lock:
-            left = {key: each for key, each in self.refusals.items() if each.kind != AGAIN}
+            left = {key: each for key, each in self.refusals.items() if each.kind != policy.AGAIN}
             self._tries -= len(self.refusals) - len(left)
             self.refusals = left
         return not left
-
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-        """What a call is like: others are tried again."""
-        kinds = [
-            (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
-            for item in ((*args, *kwargs.values()) if kwargs else args)
-        ]
-        return self.module is not None and self.module.training, grad_enabled(), *kinds
 
 
 def in_pieces(fn: Any, make: Making) -> PartialCapture:

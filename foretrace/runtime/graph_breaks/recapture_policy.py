@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor, is_grad_enabled as grad_enabled, nn
+
 from foretrace.errors import Refusal
 from foretrace.runtime.guards.guard import Of
 from foretrace.runtime.guards.guard_list import Broken
@@ -15,7 +17,7 @@ from foretrace.runtime.guards.guarded_entry import Entry
 
 RECAPTURES = 7
 """Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
-UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4, "call": 8})
+UNUSED: Mapping[Of, int] = MappingProxyType({"state": 2, "value": 2, "answer": 4, "call": 8})
 """Captures that answered no call but their own, after which there is not one more, by what the
 guard is about that failed"""
 
@@ -25,32 +27,47 @@ a program may change for a while alone (a warm-up, the first calls of an average
 
 AGAIN = "captured again"
 """Of calls for which there is not one more"""
+TRIES = 4
+"""Refusals of one module after which it is not tried again"""
+NOT_OF_PROGRAMS = frozenset({"wrong backend"})
+"""What is refused because of something else than the program"""
+RAISED = "raised before"
+"""Of a call that is not captured, as one before raised when it was to be"""
 Key = tuple[Any, ...]
 """What a call is like: its modes, and the types of its arguments"""
 
 
+def key_of(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+    """What a call is like: others are tried again."""
+    kinds = [
+        (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
+        for item in ((*args, *kwargs.values()) if kwargs else args)
+    ]
+    return module is not None and module.training, grad_enabled(), *kinds
+
+
 class Again:
-    """What the captures of one callable were made for."""
+    """The kinds of call that one callable was captured for."""
 
     def __init__(self) -> None:
-        self.made_for: dict[Entry, Key] = {}
-        self._given_up, self._rests = 0, RESTS
+        self.keys: dict[Entry, Key] = {}
+        self._aborted, self._rests = 0, RESTS
 
     def rest(self) -> int:
         """For how many calls there are no more captures, as those so far were for nothing."""
         self._rests, rests = self._rests * LONGER, self._rests
-        self.made_for = {}
+        self.keys = {}
         return rests
 
     def note(self, entry: Entry, key: Key, known: Collection[Entry]) -> None:
         """One more, for a call that is like `key`; `known` are those that are kept."""
-        self.made_for = {e: key for e, key in self.made_for.items() if e in known}
-        self.made_for[entry] = key
+        self.keys = {e: key for e, key in self.keys.items() if e in known}
+        self.keys[entry] = key
 
     def raises(self, broken: Sequence[Broken]) -> bool:
-        """Whether captures are given up again and again in their middle, for what raises then."""
-        self._given_up += any(each.asked is not None for each in broken)
-        return self._given_up >= RECAPTURES
+        """Whether captures are aborted again and again in their middle, for what raises then."""
+        self._aborted += any(each.asked is not None for each in broken)
+        return self._aborted >= RECAPTURES
 
     def check(
         self, broken: Sequence[Broken], key: Key, known: Collection[Entry], *, many: bool
@@ -66,8 +83,8 @@ class Again:
         Raises:
             Refusal: they were.
         """
-        alike = [e for e, made_for in self.made_for.items() if made_for == key and e in known]
-        unused = sum(not entry.answered for entry in alike)
+        same = [e for e, other in self.keys.items() if other == key and e in known]
+        unused = sum(not entry.answered for entry in same)
         if many or unused >= min(UNUSED[each.of] for each in broken):
             raise Refusal(
                 f"captured {len(known)} times, and each call is unlike those: {broken[0].reason}",

@@ -1,7 +1,7 @@
 """A call's arguments: where each leaf is found, and what has to be as it was.
 
 The nesting of the example becomes code: `x, batch = args`, `mask = batch["mask"]`. Containers that
-Python source has no pattern for are taken apart at the call, by torch's pytree.
+Python source has no pattern for are flattened at the call, by torch's pytree.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.ir.pydata.containers import Structure, named_leaves, plain_object, rebuild, same_keys
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.lowering.emit.python_source import Source
-from foretrace.runtime.guards.guard import Checks, telling
+from foretrace.runtime.guards.guard import Checks, message
 
 
 class Arguments(Checks):
@@ -38,7 +38,7 @@ class Arguments(Checks):
         if kwargs:
             self._mapping("kwargs", kwargs, leaves, "the keyword arguments")
         else:
-            self.add("not kwargs", telling("there are keyword arguments: {}", "list(kwargs)"))
+            self.add("not kwargs", message("there are keyword arguments: {}", "list(kwargs)"))
 
     def _item(self, place: str, item: Any, leaves: Any) -> None:
         """One argument, or part of one, that the local `place` holds."""
@@ -51,7 +51,7 @@ class Arguments(Checks):
             self._mapping(place, item, leaves, place)
         elif _is_named_tuple(item):
             here = self.source.bind(kind, kind.__name__)
-            words = telling(f"{place} is a {{}}, the capture saw {kind}", f"type({place})")
+            words = message(f"{place} is a {{}}, the capture saw {kind}", f"type({place})")
             self.add(f"type({place}) is {here}", words)
             self._sequence(place, item, leaves, place)
         elif _is_leaf(item):
@@ -70,18 +70,18 @@ class Arguments(Checks):
         self.found.append(item)
         if not isinstance(item, torch.Tensor):
             kind = type(item).__name__
-            words = telling(f"{name} is a {{}}, the capture saw {kind}", f"type({place}).__name__")
+            words = message(f"{name} is a {{}}, the capture saw {kind}", f"type({place}).__name__")
             self.add(f"type({place}) is {kind}", words)
 
     def _typed(self, place: str, item: Any) -> None:
         kind = type(item).__name__
         words = f"{place} is a {{}}, the capture saw a {kind}"
-        self.add(f"type({place}) is {kind}", telling(words, f"type({place}).__name__"))
+        self.add(f"type({place}) is {kind}", message(words, f"type({place}).__name__"))
 
     def _sequence(self, place: str, items: Any, leaves: Any, words: str) -> None:
         count = len(items)
-        told = f"{words}: {{}} items, the capture saw {count}"
-        self.add(f"len({place}) == {count}", telling(told, f"len({place})"))
+        words_now = f"{words}: {{}} items, the capture saw {count}"
+        self.add(f"len({place}) == {count}", message(words_now, f"len({place})"))
         locals_ = [self.source.names.new(f"{place}_{index}") for index in range(count)]
         if locals_:
             self.line(f"{', '.join(locals_)}{',' * (count == 1)} = {place}")
@@ -90,14 +90,14 @@ class Arguments(Checks):
 
     def _mapping(self, place: str, items: dict[Any, Any], leaves: Any, words: str) -> None:
         keys = self.source.literal(tuple(items), "keys")
-        told = telling(
+        words_now = message(
             f"{words}: keys {{}}, the capture saw {{}}", f"list({place})", f"list({keys})"
         )
         if all(type(key) is str for key in items):
-            self.add(f"tuple({place}) == {keys}", told)
+            self.add(f"tuple({place}) == {keys}", words_now)
         else:  # it may be a tensor, or one may come in its place
             same = self.source.bind(same_keys, "same_keys")
-            self.add(f"{same}(tuple({place}), {keys})", told)
+            self.add(f"{same}(tuple({place}), {keys})", words_now)
         for key, item in items.items():
             local = self.source.names.new(str(key))
             self.line(f"{local} = {place}[{self.source.literal(key, 'key')}]")
@@ -106,18 +106,18 @@ class Arguments(Checks):
     def _object(self, place: str, item: Any, attributes: dict[str, Any], leaves: Any) -> None:
         """One that is its attributes alone."""
         kind, inside = type(item), self.source.names.new("inside")
-        here, apart = (self.source.bind(a, a.__name__) for a in (kind, attributes_of))
-        words = telling(f"{place} is a {{}}, the capture saw a {kind}", f"type({place})")
+        here, opened = (self.source.bind(a, a.__name__) for a in (kind, attributes_of))
+        words = message(f"{place} is a {{}}, the capture saw a {kind}", f"type({place})")
         self.add(f"type({place}) is {here}", words)
-        self.line(f"{inside} = {apart}({place}) or {{}}")
+        self.line(f"{inside} = {opened}({place}) or {{}}")
         self._mapping(inside, attributes, leaves, f"the attributes of {place}")
 
     def _opaque(self, place: str, item: Any, leaves: Any) -> None:
-        """A container that is taken apart when the call is made."""
+        """A container that is flattened at the call."""
         found, structure = named_leaves(item)
         taken, form = self.source.names.new("leaves"), self.source.names.new("form")
-        apart = self.source.bind(named_leaves, "take_apart")
-        self.line(f"{taken}, {form} = {apart}({place})")
+        flattened = self.source.bind(named_leaves, "named_leaves")
+        self.line(f"{taken}, {form} = {flattened}({place})")
         known = self.source.bind(structure, "structure")
         self.add(f"{form} == {known}", f"'{place} is nested in another way'")
         for index, (_, leaf) in enumerate(found):
@@ -127,7 +127,7 @@ class Arguments(Checks):
 
 
 def _is_named_tuple(item: Any) -> bool:
-    """Whether it is one that iterates as a tuple does, and that torch takes apart as such."""
+    """Whether it is one that iterates as a tuple does, and that torch flattens as a tuple."""
     kind: Any = type(item)
     if not isinstance(item, tuple):
         return False
@@ -160,8 +160,8 @@ def _nested(source: Source, structure: Structure, leaves: Iterator[str]) -> str 
         if known is None:
             return next(leaves)
         inside = _nested(source, known[1], leaves)
-        made, kind = source.bind(rebuild, "rebuild"), source.bind(known[0], known[0].__name__)
-        return inside and f"{made}({kind}, {inside})"
+        built, kind = source.bind(rebuild, "rebuild"), source.bind(known[0], known[0].__name__)
+        return inside and f"{built}({kind}, {inside})"
 
     return of(structure.spec)
 

@@ -16,8 +16,8 @@ from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, share
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
-from foretrace.runtime.guards.guard import shown, telling
-from foretrace.runtime.guards.guard_list import Broken, GuardList, tell_lines
+from foretrace.runtime.guards.guard import message, shown
+from foretrace.runtime.guards.guard_list import Broken, GuardList, reporting_lines
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
 from foretrace.session.run.aliased_inputs import check_shared_memory, without_views
 
@@ -33,7 +33,7 @@ DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 class CallGuards:
     """Checks the calls of a record's cuts.
 
-    The guards are one generated function, made when the first call needs it, and made again where a
+    The guards are one generated function, written when the first call needs it, and again where a
     cut has since asked more of open sizes.
     """
 
@@ -67,10 +67,10 @@ class CallGuards:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
             raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
-        given = self._form(args, kwargs)
+        passed = self._form(args, kwargs)
         if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
-        found = self._check(hooks=hooks)(given)
+        found = self._check(hooks=hooks)(passed)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
@@ -102,22 +102,22 @@ class CallGuards:
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""
         leaves, structure = named_leaves((args, kwargs))
-        requires, given = self.recorded.requires, []
+        requires, passed = self.recorded.requires, []
         if structure != requires.in_structure:
             raise broken("the arguments are nested in another way than those of the capture")
         for name, (_, leaf) in zip(requires.names, leaves, strict=True):
             if name not in requires.constants:
-                given.append(leaf)
+                passed.append(leaf)
             elif isinstance(leaf, torch.Tensor):
                 raise broken(f"{name} is a tensor, unlike in the capture")
             elif not _equal(leaf, requires.constants[name]):
                 before = requires.constants[name]
                 raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
-        return given
+        return passed
 
 
 def _equal(leaf: Any, before: Any) -> bool:
-    """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
+    """Whether an argument that is no tensor is what it was; its class may not compare them."""
     attempt = Attempt(Exception)
     with attempt:
         return same(leaf, before)
@@ -141,35 +141,35 @@ def _checking(recorded: Recording, *, hooks: bool) -> Callable[[list[Any]], Any]
     sizes = ", ".join(
         f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
     )
-    source.add(*tell_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
-    return source.function("guards", "given")
+    source.add(*reporting_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
+    return source.function("guards", "arguments")
 
 
 class CutConditions(GuardList):
-    """What a cut relies on: nothing of the modes that a call is made under."""
+    """What a cut relies on: nothing of the modes that a call runs under."""
 
     def write(self, *, hooks: bool) -> None:
         """All checks."""
         self.outside(hooks=hooks)
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)
-        given = [self.source.names.new("given") for _ in range(count)]
-        if given:
-            self.line(f"{''.join(name + ', ' for name in given)} = given")
-        self.take(given)
-        self._apart()
+        passed = [self.source.names.new("argument") for _ in range(count)]
+        if passed:
+            self.line(f"{''.join(name + ', ' for name in passed)} = arguments")
+        self.take(passed)
+        self._distinct()
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.size is None:
                 facts = TensorFacts.of_type(item.role.name, item.value.type)
-                tell = self.source.bind(facts.difference, "difference")
-                self.add(f"not {tell}({local})", f"{tell}({local})")
+                differs = self.source.bind(facts.difference, "difference")
+                self.add(f"not {differs}({local})", f"{differs}({local})")
             else:
                 words = f"{item.role.name} is {{}}, the capture saw an int"
-                self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))
+                self.add(f"type({local}) is int", message(words, f"repr({local})[:60]"))
         self.sizes()
         self.answers(self.recorded.answered)
 
-    def _apart(self) -> None:
+    def _distinct(self) -> None:
         """Parameters and buffers that were several tensors are several still; so is state."""
         pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
         reads = any(item.read is not None for item, _ in pairs)
@@ -180,8 +180,8 @@ class CutConditions(GuardList):
         }
         if len(owned) > 1:
             all, names = ", ".join(owned), [*owned.values()]
-            tell = self.source.bind(partial(one_tensor, names), "one_tensor")
-            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{tell}({all})")
+            differs = self.source.bind(partial(one_tensor, names), "one_tensor")
+            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{differs}({all})")
 
 
 def refusal_of(found: Broken) -> Refusal:

@@ -21,7 +21,7 @@ SHORT = 4
 NAMED = 20
 """The same of a dict, as the defaults of an optimizer are: `same` takes 13 us"""
 
-Of: TypeAlias = Literal["held", "value", "answer", "call"]
+Of: TypeAlias = Literal["state", "value", "answer", "call"]
 """What a guard is about: what Python objects hold, which the program may change itself; a number
 or other plain data that it is called with, or that data decides; yes or no; else what a call is"""
 
@@ -42,7 +42,7 @@ class Check:
     reason: str = ""
     lines: tuple[str, ...] = ()
     at: Frame | LazyFrame | None = None
-    """the user's line that made the guard"""
+    """the user's line that the guard follows from"""
     do: str = ""
     """what helps, where it is not to capture again"""
     asked: ValueGuard | None = None
@@ -53,7 +53,7 @@ class Check:
     """what it is about"""
 
 
-def telling(template: str, *places: str) -> str:
+def message(template: str, *places: str) -> str:
     """An expression that fills the template with what the places give at the call."""
     return f"{template!r}.format({', '.join(places)})"
 
@@ -103,8 +103,8 @@ def _condition(source: Source, place: str, item: Any) -> str:
         return f"{place} is {source.literal(item, _wish(item))}"
     if kind in BY_VALUE or (kind is float and item and math.isfinite(item)):
         known = source.bind(kind, kind.__name__)
-        alike = f"{place} == {source.literal(item)}"
-        return f"type({place}) is {known} and {alike}"  # first: what a tensor equals is a tensor
+        equal = f"{place} == {source.literal(item)}"
+        return f"type({place}) is {known} and {equal}"  # first: what a tensor equals is a tensor
     if (kind is tuple or kind is list) and len(item) <= SHORT:
         known = source.bind(kind, kind.__name__)
         parts = [_condition(source, f"{place}[{index}]", each) for index, each in enumerate(item)]
@@ -126,7 +126,7 @@ def _wish(item: Any) -> str:
 
 
 class _Shown:
-    """A value as it is told in words, taken when the guard was made."""
+    """A value in words, as it was when the guard was written."""
 
     def __init__(self, item: Any) -> None:
         self.text = shown(item)

@@ -1,7 +1,7 @@
 """What calls of one record rely on, as checks over the local names of its inputs.
 
 There is one list. A compiled callable reads it as a fast path that gives up at the first check that
-fails, a cut as a function that tells what failed (`guards.py`).
+fails, a cut as a function that returns what failed (`cut_guards.py`).
 """
 
 import sys
@@ -9,24 +9,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import memory_of, one_memory
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import tensor_of
-from foretrace.ir.symbols.substitution import Size, solved
+from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
-from foretrace.lowering.emit.python_source import INDENT, Source
-from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of
+from foretrace.lowering.emit.python_source import INDENT
 from foretrace.operators.abstract_tensors.subclass_types import Holds
-from foretrace.runtime.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
+from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
+from foretrace.runtime.guards.size_guards import SizeGuards
 from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Elsewhere
 
@@ -36,12 +34,12 @@ GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionEr
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A guard that failed: in words, and the user's line that made it, if one did."""
+    """A guard that failed: its reason, and the user's line that led to it, if there is one."""
 
     reason: str
     at: Frame | LazyFrame | None
     passed: int = 0
-    """how many guards held before it"""
+    """how many guards passed before it"""
     do: str = ""
     asked: ValueGuard | None = None
     """the question of the program's whose answer is another"""
@@ -49,42 +47,30 @@ class Broken:
     """what it was about"""
 
 
-class GuardList(Checks):
+class GuardList(SizeGuards):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
     one.
-
-    Args:
-        source: what the checks are written for.
-        recorded: the record.
     """
-
-    def __init__(self, source: Source, recorded: Recording) -> None:
-        super().__init__(source)
-        self.recorded = recorded
-        self.inputs: list[str] = []
-        self.bound: set[sympy.Basic] = set()
-        for symbol in recorded.symbols.ranges():
-            source.names.new(str(symbol))  # a size goes by its own name
 
     def outside(self, *, hooks: bool = False) -> None:
         """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
         self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
 
-    def take(self, given: list[str]) -> None:
+    def take(self, arguments: list[str]) -> None:
         """A local name for every input; what were one tensor are one again.
 
         Args:
-            given: names of the arguments that are inputs.
+            arguments: names of those that are inputs.
         """
         for first, second in self.recorded.requires.inputs.repeated:
             self.add(
-                f"{given[first]} is {given[second]}",
+                f"{arguments[first]} is {arguments[second]}",
                 repr("two arguments were one tensor in the capture and are two now"),
             )
         for item in self.recorded.inputs:
-            self.inputs.append(self._input(item, given))
+            self.inputs.append(self._input(item, arguments))
         self._tied()
         self._together()
         self._states()
@@ -100,19 +86,19 @@ class GuardList(Checks):
         In this order: what it asked may divide by a size that is out of range. The whole range
         comes last, as it follows from what was asked, which has a line.
         """
-        self._bind()
-        self._ranges(above=-sys.maxsize, below=MANY)
+        self.bind()
+        self.ranges(above=-sys.maxsize, below=MANY)
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.value.type.symbols:
-                self._geometry(item, local)
+                self.geometry(item, local)
         self.places()
         for guard in self.recorded.symbols.guards():
             if guard.symbols <= self.bound:
                 symbols = sorted(map(str, guard.symbols))
                 values = ", ".join(f"{s} = {{}}" for s in symbols)
                 words = f"{guard.condition} does not hold, with {values}"
-                self.add(size_text(guard.condition), telling(words, *symbols), guard.frame)
-        self._ranges(above=MANY, below=sys.maxsize)
+                self.add(size_text(guard.condition), message(words, *symbols), guard.frame)
+        self.ranges(above=MANY, below=sys.maxsize)
 
     def places(self) -> None:
         """Where inputs begin in memory, and which are no views."""
@@ -141,14 +127,14 @@ class GuardList(Checks):
 
     # ---- inputs ------------------------------------------------------------------------------
 
-    def _input(self, item: Input, given: list[str]) -> str:
+    def _input(self, item: Input, arguments: list[str]) -> str:
         if item.gradient_of is not None:
             local = self.source.names.new(item.role.name)
             self.line(f"{local} = {self.inputs[self.recorded.inputs.index(item.gradient_of)]}.grad")
             self.add(f"{local} is not None", repr(f"{item.role.name} is None now"))
             return local
         if item.argument is not None:
-            return self._given(item, given[item.argument])
+            return self._argument(item, arguments[item.argument])
         if item.read is not None:
             local = self.source.names.new(item.role.name)
             self.line(f"{local} = {self.source.bind(item.read, 'read')}()")
@@ -161,8 +147,8 @@ class GuardList(Checks):
         self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
         return local
 
-    def _given(self, item: Input, argument: str) -> str:
-        """The name of an argument, or of what is made of it."""
+    def _argument(self, item: Input, argument: str) -> str:
+        """The name of an argument, or of the tensor built from it."""
         if item.number is None and not item.memory:
             return argument
         local, make = self.source.names.new(item.role.name), memory_of if item.memory else tensor_of
@@ -174,9 +160,9 @@ class GuardList(Checks):
         """Arguments that are views of one memory."""
         for memory, views in self.recorded.requires.inputs.together.items():
             names = ", ".join(self.inputs[index] for index in (memory, *views))
-            told = ", ".join(self.recorded.inputs[index].role.name for index in views)
+            several = ", ".join(self.recorded.inputs[index].role.name for index in views)
             one = self.source.bind(one_memory, "one_memory")
-            self.add(f"{one}(({names}))", repr(f"{told} share no memory now, as they did"))
+            self.add(f"{one}(({names}))", repr(f"{several} share no memory now, as they did"))
 
     def _states(self) -> None:
         """Further places of a tensor that the program leaves in several."""
@@ -188,12 +174,12 @@ class GuardList(Checks):
     def _rebound(self) -> None:
         """That a tensor which others have bound is nothing else that the program has, too.
 
-        What the program asks by `is`, it was told of two tensors.
+        The program's `is` compared two tensors in the capture.
         """
         python, inputs = self.recorded.requires.python, self.recorded.inputs
         if python.rebound:
-            held = [each.before for each in python.locations]
-            elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
+            before = [each.before for each in python.locations]
+            elsewhere = self.source.bind(Elsewhere(before), "elsewhere")
             first = [self.inputs[index] for index in python.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]
             two = [f"({', '.join(names)},)" for names in (first, rest)]
@@ -242,8 +228,8 @@ class GuardList(Checks):
             words = (
                 f"{item.role.name} begins at element {{}} of its memory, in the capture at {then}"
             )
-            if _symbols(then) <= self.bound:
-                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+            if free_symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", message(words, now), at)
 
     def _whole(self) -> None:
         """Inputs that may be no views, as where the program detaches them in place."""
@@ -258,16 +244,16 @@ class GuardList(Checks):
             room = self.source.bind(torch_api.room, "room")
             now, name = f"{room}({self.inputs[index]})", self.recorded.inputs[index].role.name
             words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
-            if _symbols(then) <= self.bound:
-                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+            if free_symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", message(words, now), at)
 
     def _wrapped(self) -> None:
         """What inputs hold that wrap others."""
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.size is None and item.value.type.wrapped:
-                tell = Holds(item.role.name, item.value.type.wrapped)
-                told = self.source.bind(tell, "holds")
-                self.add(f"not {told}({local})", f"{told}({local})")
+                holds = Holds(item.role.name, item.value.type.wrapped)
+                differs = self.source.bind(holds, "holds")
+                self.add(f"not {differs}({local})", f"{differs}({local})")
 
     def _set_on(self) -> None:
         """Attributes of Python's on inputs."""
@@ -295,109 +281,28 @@ class GuardList(Checks):
                         reason = repr(f"{state.path}.{name} is another tensor than it was")
                         self.add(f"{here}[{name!r}] is {local}", reason)
 
-    # ---- sizes -------------------------------------------------------------------------------
-
-    def _bind(self) -> None:
-        """A name for each symbol: of a size or stride that is it, else of one it follows from."""
-        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
-        for item, local in pairs:
-            if item.size is not None:
-                self._symbol(item.size, local)
-        places = [place for item, local in pairs for place in _numbers(item, local)]
-        for size, place in places:
-            self._symbol(size, place)
-        for size, place in places:
-            for symbol in sorted(_symbols(size) - self.bound, key=str):
-                whole = sympy.Symbol(self.source.names.new("whole"), integer=True)
-                expr = solved(size, symbol, whole)
-                if expr is not None and expr.free_symbols - {whole} <= self.bound:
-                    self.line(f"{whole} = {place}")
-                    self._symbol(symbol, size_text(expr))
-
-    def _symbol(self, size: Size, text: str) -> None:
-        if isinstance(size, sympy.Symbol) and size not in self.bound:
-            self.bound.add(size)
-            self.line(f"{size} = {text}")
-
-    def _ranges(self, *, above: int, below: int) -> None:
-        """How far each symbol reaches, as far as that lies between two numbers."""
-        for symbol, (least, most) in self.recorded.symbols.ranges().items():
-            first = min(least, below)
-            few = [f"{symbol} >= {first}"] if least > above else []
-            many = [f"{symbol} <= {most}"] if most < below - 1 else []
-            if symbol in self.bound and (few or many):
-                low = first if below == MANY else least
-                words = f"a dynamic size is {{}}; the capture is for sizes from {low} to {most}"
-                do = "capture with an example of this size"
-                self.add(" and ".join(few + many), telling(words, str(symbol)), do=do)
-
-    def _geometry(self, item: Input, local: str) -> None:
-        """The sizes and strides that follow from others; strides of a size 1 do not matter."""
-        type, name = item.value.type, item.role.name
-        if type.sparse:
-            words = f"{name} has {{}} sparse dimensions, the capture has {type.sparse}"
-            now = f"{self.source.bind(sparse_of, 'sparse_of')}({local})"
-            self.add(f"{now} == {type.sparse!r}", telling(words, now))
-        for dim, size in enumerate(type.shape):
-            if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
-                words = f"size {dim} of {name} is {{}}, the capture has {size}"
-                now = f"{local}.size({dim})"
-                self.add(f"{now} == {size_text(size)}", telling(words, now))
-        dims = [dim for dim, size in enumerate(type.shape) if size != 1]
-        known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
-        if known and 0 not in type.shape and not type.sparse:
-            words = f"{name} has strides {{}}, the capture has {type.stride}"
-            now = f"{local}.stride()"
-            then = "".join(f"{size_text(_of_some(type.stride[d]))}, " for d in known)
-            some = "".join(f"{local}.stride({dim}), " for dim in known)
-            here = now if len(known) == len(type.shape) else f"({some})"
-            do = "make it contiguous, or capture with such a layout"
-            self.add(f"{here} == ({then})", telling(words, now), do=do)
-
-
-def _of_some(stride: Size) -> Size:
-    """A stride where sizes may be 0, which torch counts as 1."""
-    if isinstance(stride, int):
-        return stride
-    return stride.xreplace({s: sympy.Symbol(f"({s} or 1)") for s in _symbols(stride)})
-
 
 def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The hooks of a tensor: on its gradient, and after one is accumulated."""
     return tuple([tuple(table.values()) if table else () for table in torch_api.hooks_of(tensor)])
 
 
-def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
-    """Sizes, strides and the offset of an input, with expressions for what they are."""
-    type = item.value.type
-    if item.size is None and type.symbols:
-        yield from ((size, f"{local}.size({dim})") for dim, size in enumerate(type.shape))
-        if type.sparse:
-            return
-        yield from ((size, f"{local}.stride({dim})") for dim, size in enumerate(type.stride))
-        yield type.offset, f"{local}.storage_offset()"
-
-
-def _symbols(size: Size) -> set[Any]:
-    return set() if isinstance(size, int) else set(size.free_symbols)
-
-
-def tell_lines(
+def reporting_lines(
     checks: Sequence[Check], space: dict[str, Any], result: str = "None"
 ) -> Iterator[str]:
     """The checks as lines that return a Broken where one fails, else the result."""
     space["Broken"] = Broken
 
-    def tell(number: int, check: Check) -> str:
+    def failure(number: int, check: Check) -> str:
         space[f"at{number}"] = check.at
         space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
         rest = f"{check.do!r}, asked{number}, {check.of!r}"
         return f"return Broken({check.reason}, {at}, {number}, {rest})"
 
     yield "try:"
-    yield from (INDENT + line for line in check_lines(checks, tell))
+    yield from (INDENT + line for line in check_lines(checks, failure))
     yield f"{INDENT}pass"
     yield f"{GONE} as gone_:"  # a name that no source binds
     words = "f'what the capture relied on is gone: {gone_}'"
-    yield f"{INDENT}return Broken({words}, None, of='held')"
+    yield f"{INDENT}return Broken({words}, None, of='state')"
     yield f"return {result}"

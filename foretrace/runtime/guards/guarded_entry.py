@@ -1,6 +1,6 @@
 """One captured program as one generated function: its guards, then what it does.
 
-`run` answers a call, or gives MISS without having done anything. `why` is the same guards told in
+`run` answers a call, or gives MISS without having done anything. `why` is the same guards, in
 words, generated when first asked for.
 """
 
@@ -21,8 +21,8 @@ from foretrace.operators.targets.sdpa import WHAT as ATTENTION
 from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
-from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, tell_lines
-from foretrace.runtime.guards.tensor_guards import TensorFacts, apart, tell
+from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, reporting_lines
+from foretrace.runtime.guards.tensor_guards import TensorFacts, difference, disjoint
 
 
 class _Miss:
@@ -35,7 +35,7 @@ GUARD_FAILED = _Miss()
 
 
 class FailedValueGuard(threading.local):
-    """Where a question that a body asks has another answer: the call is given up, and undone."""
+    """Where a question that a body asks has another answer: the call is aborted, and undone."""
 
     last: ValueGuard | None = None
 
@@ -49,15 +49,15 @@ class FailedValueGuard(threading.local):
         return GUARD_FAILED
 
     def taken(self) -> ValueGuard | None:
-        """The question at which this thread's last run was given up; told once."""
+        """The question at which this thread's last run was aborted; returned once."""
         last, self.last = self.last, None
         return last
 
 
 class Entry:
-    """A capture that answers calls like the one that it was made from.
+    """A capture that answers calls like the one that it was captured from.
 
-    `answers` are those that it relied on, in order; `unmet` tells which was another in a run.
+    `answers` are those that it relied on, in order; `unmet` has the one that differed in a run.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Entry:
     ) -> None:
         self.run, self._checks, self._space = run, checks, space
         self.answers, self.unmet = tuple(answers), unmet or FailedValueGuard()
-        self._told: Callable[..., Any] | None = None
+        self._report: Callable[..., Any] | None = None
         self.answered = False
         """whether it has answered a call other than its own"""
         self.then = dict[Entry, Entry]()
@@ -81,18 +81,18 @@ class Entry:
         return [(a.asked, a.inputs, a.frame, a.answer) for a in self.answers[: answered.number + 1]]
 
     def missed(self, answered: ValueGuard) -> Broken:
-        """Why a run was given up in the middle."""
+        """Why a run was aborted in the middle."""
         passed = len(self._checks) + answered.number
         of = of_answer(answered)
         return Broken(answered.broken, answered.frame, passed, asked=answered, of=of)
 
     def why(self, args: Any, kwargs: Any) -> Broken | None:
         """The first guard that fails for this call; None if all hold."""
-        if self._told is None:
+        if self._report is None:
             space = dict(self._space)
-            lines = list(tell_lines(self._checks, space))
-            self._told = compiled("why", "args, kwargs", lines, space)
-        broken: Broken | None = self._told(args, kwargs)
+            lines = list(reporting_lines(self._checks, space))
+            self._report = compiled("why", "args, kwargs", lines, space)
+        broken: Broken | None = self._report(args, kwargs)
         return broken
 
 
@@ -112,8 +112,8 @@ class Guards(GuardList):
         `inside`: the questions that the body asks itself.
         """
         state = torch_api.global_state_guard()
-        here, tell = self.source.bind(state.check, "state"), self.source.bind(state.reason, "told")
-        self.add(f"{here}()", f"'torch is in another state: ' + {tell}()")
+        here, why = self.source.bind(state.check, "state"), self.source.bind(state.reason, "reason")
+        self.add(f"{here}()", f"'torch is in another state: ' + {why}()")
         self._modes()
         arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
@@ -147,7 +147,7 @@ class Guards(GuardList):
         self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
     def entry(self, unmet: FailedValueGuard) -> Entry:
-        """The source as one; `unmet` tells of the questions that its body asks."""
+        """The source as one; `unmet` has the question of its body whose answer differed."""
         function = self.source.function("foretraced", "args, kwargs")
         return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
 
@@ -167,8 +167,8 @@ class Guards(GuardList):
         places = [n for n in tensors_of if not isinstance(inputs[n].value.type.sparse, str)]
         for place in set(tensors_of) - set(places):  # torch's check asks for strides
             one = TensorFacts.of_type(inputs[place].role.name, inputs[place].value.type)
-            told = self.source.bind(one.difference, "tell_tensor")
-            self.add(f"not {told}({self.inputs[place]})", f"{told}({self.inputs[place]})")
+            differs = self.source.bind(one.difference, "difference")
+            self.add(f"not {differs}({self.inputs[place]})", f"{differs}({self.inputs[place]})")
         if not places:
             return
         tensors = [live[place] for place in places]
@@ -182,13 +182,13 @@ class Guards(GuardList):
             TensorFacts.of(inputs[place].role.name, tensor, open_)
             for place, tensor, open_ in zip(places, tensors, free, strict=True)
         ]
-        told = self.source.bind(partial(tell, facts), "tell_tensors")
+        differs = self.source.bind(partial(difference, facts), "difference")
         names = ", ".join(self.inputs[place] for place in places)
-        given = (n for n in places if inputs[n].role.kind != "parameter")
-        nested = " or ".join(f"{self.inputs[n]}.is_nested" for n in given)
+        read = (n for n in places if inputs[n].role.kind != "parameter")
+        nested = " or ".join(f"{self.inputs[n]}.is_nested" for n in read)
         if nested:  # torch's check ends the process, as it asks for strides
-            self.add(f"not ({nested})", f"{told}({names})")
-        self.add(f"{check}({names})", f"{told}({names})")
+            self.add(f"not ({nested})", f"{differs}({names})")
+        self.add(f"{check}({names})", f"{differs}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:
             if live[index].requires_grad:
                 leaf = live[index].is_leaf
@@ -203,7 +203,7 @@ class Guards(GuardList):
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
         requires = self.recorded.requires
-        given = (
+        read = (
             {
                 i
                 for i, item in enumerate(self.recorded.inputs)
@@ -212,9 +212,9 @@ class Guards(GuardList):
             - requires.inputs.idle
             - {i for views in requires.inputs.together.values() for i in views}
         )
-        names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
-        if written and len(written | given) > 1 and given:
-            check = self.source.bind(apart, "apart")
+        names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, read)]
+        if written and len(written | read) > 1 and read:
+            check = self.source.bind(disjoint, "disjoint")
             self.add(
                 f"{check}([{names[0]}], [{names[1]}])",
                 repr("an input that the program writes to shares memory with another"),

@@ -35,16 +35,16 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 
 
 class StateGuards(Checks):
-    """The checks of one record's modules and of the Python state that it held."""
+    """The checks of one record's modules and of the Python state that it read."""
 
     def __init__(self, source: Source, python: PythonGuards, *, hooks: bool = False) -> None:
         super().__init__(source)
         self.mentioned = python.mentioned
         for state in (*python.modules, *python.met):
             self._module(state)
-        for held in (*python.reads, *(python.of_hooks if hooks else ())):
-            self._held(held)
-        self._apart(python)
+        for guard in (*python.reads, *(python.of_hooks if hooks else ())):
+            self._guard(guard)
+        self._elsewhere(python)
 
     def add(
         self,
@@ -55,7 +55,7 @@ class StateGuards(Checks):
         found: str = "",
     ) -> None:
         """One more check, of what the program may change itself."""
-        self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="held"))
+        self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="state"))
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -103,53 +103,57 @@ class StateGuards(Checks):
             known = self.source.bind(hooks, "hooks")
             self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
-    def _apart(self, python: PythonGuards) -> None:
-        """That no module has a tensor now that the program held elsewhere, and there alone."""
+    def _elsewhere(self, python: PythonGuards) -> None:
+        """That no module has a tensor now that the program read elsewhere, and there alone."""
         tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
         tensors = chain.from_iterable(each.tensors for each in python.reads)
         others = [each for each in tensors if id(each) not in own]
         if others and own:
-            apart = self.source.bind(_Apart(others, tables).hold, "apart")
-            self.add(f"{apart}()", repr("a module has a tensor now that was held elsewhere alone"))
+            elsewhere = self.source.bind(_NotInTables(others, tables).hold, "elsewhere")
+            self.add(
+                f"{elsewhere}()", repr("a module has a tensor now that was held elsewhere alone")
+            )
 
-    # ---- what else was held ------------------------------------------------------------------
+    # ---- what else was read ------------------------------------------------------------------
 
-    def _held(self, held: ReadLocation | AttributeNames | ContainerLength) -> None:
-        holder = self.source.bind(held.holder, "holder")
-        if isinstance(held, AttributeNames):
-            added = self.source.bind(_Added(held, self.mentioned), "added")
-            condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
+    def _guard(self, guard: ReadLocation | AttributeNames | ContainerLength) -> None:
+        holder = self.source.bind(guard.holder, "holder")
+        if isinstance(guard, AttributeNames):
+            added = self.source.bind(_Added(guard, self.mentioned), "added")
+            condition = f"len({holder}) == {len(guard.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
-        elif isinstance(held, ContainerLength):
-            known, own = type(held.holder) in OWN, own_kind(held.holder).__len__
+        elif isinstance(guard, ContainerLength):
+            known, own = type(guard.holder) in OWN, own_kind(guard.holder).__len__
             length = "len" if known else self.source.bind(own, "length")
-            condition = f"{length}({holder}) == {held.before}"
-            self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
-            if isinstance(held, ContainerMembers):
-                same = self.source.bind(_Members(held.members).same, "members")
-                self.add(f"{same}({holder})", repr(f"{held.name} has other members"))
-        elif held.itself:
-            condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"
-            self.add(condition, repr(f"{held.name} is another object now"))
-        elif held.before is MISSING:
-            key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
-            there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
-            self.add(there, repr(f"{held.name} is bound now"), held.at, AFTER_ONE * held.left)
+            condition = f"{length}({holder}) == {guard.before}"
+            self.add(condition, repr(f"{guard.name} has more or fewer items than it had"))
+            if isinstance(guard, ContainerMembers):
+                same = self.source.bind(_Members(guard.members).same, "members")
+                self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
+        elif guard.itself:
+            condition = (
+                f"{self._place(guard, holder)} is {self.source.bind(guard.before, 'itself')}"
+            )
+            self.add(condition, repr(f"{guard.name} is another object now"))
+        elif guard.before is MISSING:
+            key, inside = self.source.literal(guard.key, "key"), f"not in {holder}"
+            there = f"{key} {inside}" if guard.how == "item" else f"not hasattr({holder}, {key})"
+            self.add(there, repr(f"{guard.name} is bound now"), guard.at, AFTER_ONE * guard.left)
         else:
-            place = self._place(held, holder)
-            self.value(place, held.name, held.before, held.at, AFTER_ONE * held.left)
+            place = self._place(guard, holder)
+            self.value(place, guard.name, guard.before, guard.at, AFTER_ONE * guard.left)
 
-    def _place(self, held: ReadLocation, holder: str) -> str:
+    def _place(self, guard: ReadLocation, holder: str) -> str:
         """The expression that gives what is there now."""
-        if held.how == "cell":
+        if guard.how == "cell":
             return f"{holder}.cell_contents"
-        if held.how == "attribute":
-            return f"{holder}.{held.key}"
-        key = self.source.literal(held.key, "key")
-        if type(held.holder) in BY_KEY:
+        if guard.how == "attribute":
+            return f"{holder}.{guard.key}"
+        key = self.source.literal(guard.key, "key")
+        if type(guard.holder) in BY_KEY:
             return f"{holder}[{key}]"
-        base = next(each for each in BY_KEY if isinstance(held.holder, each))
+        base = next(each for each in BY_KEY if isinstance(guard.holder, each))
         get: Any = base.__getitem__
         return f"{self.source.bind(get, 'get')}({holder}, {key})"
 
@@ -166,7 +170,7 @@ class _Members:
         return {_by_identity(item) for _, item in own_items(holder)} == self.keys
 
 
-class _Apart:
+class _NotInTables:
     """Whether tensors are none of those in modules' tables."""
 
     def __init__(self, others: list[torch.Tensor], tables: Sequence[Mapping[str, Any]]) -> None:
@@ -186,16 +190,16 @@ def _by_identity(item: object) -> object:
 class _Added:
     """Which names an object has now that the program's code mentions, and had not."""
 
-    def __init__(self, held: AttributeNames, mentioned: frozenset[str]) -> None:
-        self.held, self.mentioned = held, mentioned
+    def __init__(self, known: AttributeNames, mentioned: frozenset[str]) -> None:
+        self.known, self.mentioned = known, mentioned
 
     def names(self, space: Iterable[str]) -> list[str]:
         """In order."""
-        return sorted(self.mentioned.intersection(space) - self.held.before)
+        return sorted(self.mentioned.intersection(space) - self.known.before)
 
     def words(self, space: Iterable[str]) -> str:
         """What the first of them does."""
         name = self.names(space)[0]
-        hides = self.held.kind is not None and hasattr(self.held.kind, name)
+        hides = self.known.kind is not None and hasattr(self.known.kind, name)
         does = "hides that of the class" if hides else "is there now, the capture saw none"
-        return f"{self.held.name}.{name} {does}"
+        return f"{self.known.name}.{name} {does}"

@@ -14,7 +14,7 @@ from foretrace.runtime.guards.guard import shown
 from foretrace.session.run.aliased_inputs import overlapping
 
 SPARSE = "number of sparse dimensions"
-"""Or what else tells how one is sparse"""
+"""Attributes of other sparse layouts"""
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
     {
         "class": lambda tensor: type(tensor).__name__,
@@ -35,7 +35,7 @@ FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a tensor was, for telling how another differs."""
+    """What a tensor was, to say how another differs."""
 
     name: str
     facts: tuple[tuple[str, Any], ...]
@@ -54,7 +54,7 @@ class TensorFacts:
 
     @classmethod
     def of_type(cls, name: str, type: TensorType) -> "TensorFacts":
-        """What a graph that was made for the type relies on: not on strides of sizes 0 and 1."""
+        """What a graph for the type relies on: not on strides of sizes 0 and 1."""
         facts = (
             ("dtype", type.dtype),
             ("device", type.device),
@@ -93,7 +93,7 @@ def _strides(type: TensorType) -> tuple[int | None, ...]:
     return tuple(int(stride) if size != 1 else None for size, stride in pairs)
 
 
-def tell(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
+def difference(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
     """What the C++ check of all tensors found."""
     for facts, tensor in zip(all_facts, tensors, strict=True):
         if found := facts.difference(tensor):
@@ -116,25 +116,25 @@ OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
 """Classes of tensors that hold no others"""
 
 
-def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+def disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     """Whether none of `written` shares memory with another tensor of either."""
-    if OF_TORCH.issuperset(map(type, (*written, *given))):
-        return _plain_apart(written, given)
-    each_once = {id(t): t for t in (*written, *given)}
+    if OF_TORCH.issuperset(map(type, (*written, *read))):
+        return _plain_disjoint(written, read)
+    each_once = {id(t): t for t in (*written, *read)}
     memories = {
         key: [part.untyped_storage().data_ptr() for part in plain_parts(t)]
         for key, t in each_once.items()
     }
-    kept = [memory for held in memories.values() for memory in held if memory]
+    kept = [memory for objects in memories.values() for memory in objects if memory]
     return all(kept.count(memory) <= 1 for t in written for memory in memories[id(t)])
 
 
-def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+def _plain_disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
     if len(places) == len(written) and 0 not in places:
-        return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in given)
+        return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in read)
     memories = dict[int, dict[int, torch.Tensor]]()
-    for t in (*written, *given):
+    for t in (*written, *read):
         memories.setdefault(t.untyped_storage().data_ptr(), {})[id(t)] = t
     mine = {id(t) for t in written}
     return all(
@@ -146,12 +146,12 @@ def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor])
 
 
 class Elsewhere:
-    """Whether tensors are also in places that are to hold what they held, or other inputs."""
+    """Whether tensors are also in places that must not change, or among other inputs."""
 
-    def __init__(self, held: Iterable[object]) -> None:
-        self.held = {id(each): each for each in held if isinstance(each, torch.Tensor)}
+    def __init__(self, objects: Iterable[object]) -> None:
+        self.before = {id(each): each for each in objects if isinstance(each, torch.Tensor)}
 
     def any(self, tensors: Sequence[object], inputs: Sequence[object]) -> bool:
         """Whether one of them is; `inputs` has all of a graph, these among them."""
         found = [*map(id, inputs)]
-        return any(id(each) in self.held or found.count(id(each)) > 1 for each in tensors)
+        return any(id(each) in self.before or found.count(id(each)) > 1 for each in tensors)
