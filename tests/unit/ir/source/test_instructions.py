@@ -220,7 +220,9 @@ def test_an_instruction_that_is_not_known_takes_all(monkeypatch: pytest.MonkeyPa
     code = function("return g(a, [b, c])")
     known = Flow(code)
     assert not known.unknown
-    monkeypatch.setattr(stack, "GIVEN", {k: n for k, n in stack.GIVEN.items() if k != "BUILD_LIST"})
+    monkeypatch.setattr(
+        stack, "PUSHED", {k: n for k, n in stack.PUSHED.items() if k != "BUILD_LIST"}
+    )
     flow = Flow(code)
     assert flow.understood
     assert flow.unknown == {"BUILD_LIST"}
@@ -234,6 +236,6 @@ def test_code_that_cannot_be_followed_is_not_understood(monkeypatch: pytest.Monk
     monkeypatch.setattr(stack, "ENDS", frozenset())  # as one that ends code is not known to do so
     assert not Flow(code).understood
     monkeypatch.setattr(stack, "ENDS", frozenset({"RETURN_VALUE"}))
-    monkeypatch.setattr(stack, "GIVEN", {**stack.GIVEN, "POP_JUMP_IF_FALSE": -1, "CALL": 3})
+    monkeypatch.setattr(stack, "PUSHED", {**stack.PUSHED, "POP_JUMP_IF_FALSE": -1, "CALL": 3})
     monkeypatch.setattr(stack.dis, "stack_effect", lambda *_, **__: 5)
     assert not Flow(code).understood

@@ -91,7 +91,9 @@ def test_why_it_is_otherwise() -> None:
 
 
 def test_what_is_not_known_is_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "GIVEN", {k: n for k, n in stack.GIVEN.items() if k != "BUILD_LIST"})
+    monkeypatch.setattr(
+        stack, "PUSHED", {k: n for k, n in stack.PUSHED.items() if k != "BUILD_LIST"}
+    )
     assert not uses_of(function_of("z = [x]\ny = float(x)"))[1]  # nothing of it is on the stack
     assert uses_of(function_of("y = [x, float]"))[1] == {
         "float": "<string>:2 in f has instructions of this Python that foretrace does not know",
