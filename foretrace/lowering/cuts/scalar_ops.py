@@ -17,15 +17,15 @@ KNOWN: Final = frozenset({
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
     operator.pow, operator.neg, math.trunc, torch.sym_float, torch.sym_max, torch.sym_min,
 })  # fmt: skip
-"""What the reader of a file takes. Source: `_SYM_OPS` in torch/_export/serde/serialize.py"""
+"""The functions that a file may have. Source: `_SYM_OPS` in torch/_export/serde/serialize.py"""
 SPELLED: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
     {math.sqrt: torch.sym_sqrt, operator.pos: torch.sym_float}
 )
-"""The same function under the name that the reader takes"""
+"""The same function under the name that the reader accepts"""
 
 
 def in_file(ops: Iterable[Op], symbols: Symbols) -> Iterator[Op]:
-    """The ops of a graph as a file can have them.
+    """The ops of a graph with functions that a file can have.
 
     Raises:
         Refusal: a function of Python's is none that it can have.

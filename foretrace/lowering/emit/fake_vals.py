@@ -71,14 +71,14 @@ class Vals:
         return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
     def meta(self, known: dict[str, Any]) -> "Waiting":
-        """A `meta` with what is known; what is put there as "val", a Value or symbol, waits."""
+        """A `meta`; a Value or symbol under "val" becomes a fake tensor or number when read."""
         waiting = Waiting(known)
         waiting.vals = self
         self._waiting.append(waiting)
         return waiting
 
     def make_all(self) -> None:
-        """The `val` of every node: who reads one reads them all.
+        """Create the `val` of every node, when one is read.
 
         They are the same whatever modes the reader is in.
         """
@@ -102,7 +102,7 @@ class Meta(dict[str, Any]):
 
 
 class Waiting(Meta):
-    """One whose "val" may be a Value or a symbol still: who gives the "val" out makes them all.
+    """A `meta` whose "val" may still be a Value or symbol: reading one creates them all.
 
     With an `__iter__` of its own, C copies it (`{**meta}`, `dict.update`) by `keys` and `[...]`.
     Source: dict_merge in CPython's Objects/dictobject.c.
@@ -126,7 +126,7 @@ class Waiting(Meta):
         return dict.__getitem__(self._filled() if key == "val" else self, key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As dict has it; so are the others."""
+        """As of a dict; so are the other methods."""
         return dict.get(self._filled() if key == "val" else self, key, default)
 
     def __iter__(self) -> Iterator[str]:

@@ -55,11 +55,11 @@ class Emitter(SizeEmitter):
         """those that data decides, until a node gives them their numbers"""
 
     def inner(self) -> "Emitter":
-        """An emitter for a program that an operator holds."""
+        """An emitter for a subgraph of an operator."""
         return Emitter(self.symbols, self.vals, self.needs)
 
     def program(self, subgraph: Subgraph, name: str) -> fx.GraphModule:
-        """The module of such a program."""
+        """The module of a subgraph."""
         for param in subgraph.params:
             if isinstance(param, Value):
                 self.placeholder(param, param.hint or "arg")
@@ -71,14 +71,14 @@ class Emitter(SizeEmitter):
         return module_of(self.root, self.graph, name)
 
     def input(self, item: Input) -> None:
-        """One input of the graph: a tensor, or a size."""
+        """Add a placeholder for one input: a tensor, or a size."""
         if item.size is None:
             self.placeholder(item.value, item.role.name)
         else:
             self.size_placeholder(item.size, item.role.name)
 
     def placeholder(self, value: Value, name: str) -> None:
-        """One tensor from outside."""
+        """Add a placeholder for a tensor."""
         self.unbound -= value.type.symbols
         self._learn(value, self._placeholder(name))
 
@@ -93,7 +93,7 @@ class Emitter(SizeEmitter):
         node.meta["val"] = value
 
     def emit(self, op: Op) -> None:
-        """One op: a call of its target, or of a submodule that holds its body."""
+        """Emit one op: a call of its target, or of a submodule with its body."""
         name = self.names.of(op)
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
@@ -128,7 +128,7 @@ class Emitter(SizeEmitter):
         self._results(op, node, tuple(op.outs))
 
     def _hold(self, name: str, module: torch.nn.Module) -> str:
-        """Where the submodule of a node stands: modules have methods called `to` and `type`."""
+        """The attribute of a node's submodule: modules have methods called `to` and `type`."""
         place = f"{name}_body" if hasattr(torch.nn.Module, name) else name
         self.root.add_module(place, module)
         return place
@@ -142,7 +142,7 @@ class Emitter(SizeEmitter):
         return sorted(found, key=str)
 
     def size_placeholder(self, size: Size, name: str) -> None:
-        """A size from outside."""
+        """Add a placeholder for a size."""
         self.unbound -= free_symbols(size)
         self.learn_size(size, self._placeholder(name))
 
@@ -165,7 +165,7 @@ class Emitter(SizeEmitter):
         self._items(op, node, result)
 
     def _is_open(self, symbol: sympy.Symbol) -> bool:
-        """Whether it is no size that is known by now; of a float no more is ever known."""
+        """Whether the symbol has no known number yet; a float never has one."""
         return symbol.is_integer is not True or not self.symbols.simplify(symbol).is_number
 
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
@@ -181,7 +181,7 @@ class Emitter(SizeEmitter):
                     self._items(op, part, item)
 
     def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
-        """Say where a node comes from; gives its `meta`."""
+        """Set and return a node's `meta`: where the node comes from."""
         origin = op.origin
         meta = self.vals.meta(self.stacks.line(origin.frame))
         meta["foretrace"] = op
@@ -215,7 +215,7 @@ class Emitter(SizeEmitter):
         return Complex(leaf) if kind is complex else self._attribute(leaf)
 
     def _subgraph_node(self, subgraph: Subgraph) -> fx.Node:
-        """A program that an operator holds: a module, and the node that gets it."""
+        """A subgraph of an operator as a submodule, and the node that gets it."""
         numbers = (n for n in count() if not hasattr(self.root, f"{subgraph.name}_{n}"))
         name = self.names.new(f"{subgraph.name}_{next(numbers)}")
         inner = self.inner()
@@ -238,7 +238,7 @@ class Emitter(SizeEmitter):
 
 
 def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
-    """The way from what a call returns to the number that the symbol is, as torch has it."""
+    """The pytree path from a call's result to the symbol's number, as torch writes it."""
     if result is symbol:
         return ()
     parts = [(None, result)] if isinstance(result, Value) else list(enumerate(result))
@@ -247,7 +247,7 @@ def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
 
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph with what it holds, as a module whose code Python reads."""
+    """A graph and its attributes as a module whose code Python can read."""
     calls = {id(n.target): n.target for n in graph.nodes if n.op == "call_function"}
     if any(map(called_like_a_keyword, calls.values())):
         graph.on_generate_code(lambda _: spelled)
@@ -255,9 +255,9 @@ def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str
 
 
 def interpretable(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with numbers in its graph that operators take: of complex ones, no subclass.
+    """The module, with plain complex numbers in its graph, as operators take no subclass.
 
-    Its code, which stays as it is, reads them to the last bit.
+    Its code is unchanged: it reads them to the last bit.
     """
     found = [node for node in module.graph.nodes if _complex((*node.args, *node.kwargs.values()))]
     if found:

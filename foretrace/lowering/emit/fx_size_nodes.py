@@ -26,13 +26,13 @@ class SizeEmitter:
         self.sizes: dict[sympy.Basic, Any] = {}
 
     def learn_size(self, size: Size, node: fx.Node) -> None:
-        """Compute what follows from a size from this node."""
+        """Compute other sizes from the size of this node."""
         node.meta["val"] = self.symbols.symbolic(size)
         if isinstance(size, sympy.Expr):
             self.sizes.setdefault(self.symbols.simplify(size), node)
 
     def size_node(self, expr: Any) -> Any:
-        """The node that computes an expression of the inputs' sizes; there is one."""
+        """The one node that computes an expression of the inputs' sizes."""
         if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
             return self.sizes[expr]
         expr = self.symbols.simplify(expr)
@@ -46,7 +46,7 @@ class SizeEmitter:
         return self.sizes[expr]
 
     def condition_node(self, condition: Boolean) -> Any:
-        """A condition as it was asked: what is known of sizes by now may follow from it."""
+        """The node of a condition, unsimplified: facts about sizes may follow from it."""
         symbols = {symbol: self._symbol_node(symbol) for symbol in condition.free_symbols}
         return write_size(condition, symbols, self._create_size)
 
@@ -56,7 +56,7 @@ class SizeEmitter:
         return self.sizes[symbol]
 
     def _symbol(self, symbol: sympy.Symbol) -> Any:
-        """The size of an input that the symbol is, or else that it follows from."""
+        """A node for a symbol: an input's size that equals it, or that determines it."""
         sizes = [
             (size if size == symbol else self.symbols.simplify(size), node, dim)
             for value, node in self.nodes.items()
@@ -77,7 +77,7 @@ class SizeEmitter:
         return self._place(symbol)
 
     def _gives_sizes(self, value: Value, node: fx.Node) -> bool:
-        """Whether sizes are read off a node: an input, or what data decides the sizes of."""
+        """Whether sizes are read from a node: an input, or one with sizes that data decides."""
         return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
 
     def _place(self, symbol: sympy.Symbol) -> fx.Node:
@@ -116,4 +116,4 @@ class SizeEmitter:
         return node
 
     def describe_size(self, node: fx.Node) -> None:
-        """Say where a node that computes a size comes from: from no line of the user."""
+        """Set the origin of a node that computes a size: there is no user line."""

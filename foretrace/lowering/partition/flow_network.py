@@ -13,7 +13,7 @@ LEAVES = "a checkpoint made it, and it is used outside of it"
 
 
 class SavingNetwork:
-    """What the backward uses, and all from which ops that may run again could compute it."""
+    """The network of values that the backward uses, and that ops which may run again read."""
 
     def __init__(self, halves: Sides) -> None:
         self.halves, self.network = halves, Network()
@@ -42,7 +42,7 @@ class SavingNetwork:
         return {v: self.reasons.get(v, FEWEST) for v in saved if isinstance(v, Value)}
 
     def _used(self, op: Op | None, values: Iterable[Value]) -> list[Node]:
-        """The nodes that stand for values where an op uses them."""
+        """The nodes of values where an op uses them."""
         nodes: list[Node] = []
         for value in values:
             maker = self.halves.makers.get(value)
@@ -68,7 +68,7 @@ class SavingNetwork:
         return self.copies[value]
 
     def _source(self, node: Value, value: Value, reason: str) -> None:
-        """A value that can be had once only."""
+        """Add a value that can be computed only once."""
         self.network.node(node, self.halves.symbols.hint(value.type.bytes))
         self.network.sources.add(node)
         self.reasons[value] = reason

@@ -24,7 +24,7 @@ DO = 'use cut("step"), which is one graph'
 
 
 def parts_of(graph: Graph, recorded: Recording) -> tuple[Graph, Graph, Graph]:
-    """The three, each with inputs and outputs of the step and what goes from one to the next.
+    """The three parts, with inputs and outputs of the step and the values passed between them.
 
     Args:
         graph: the step; what is recomputed in it is the backward's.
@@ -92,7 +92,7 @@ class _Part:
         self.reads = [v for v in dict.fromkeys(reads) if v not in self.outs]
 
     def _mine(self, tree: Any) -> bool:
-        """Whether the part gives an output: the last of those that make something of it."""
+        """Whether the part returns an output: it is the last part that computes some of it."""
         parts = [self.side[v] for v in values_in(tree) if v in self.side]
         return max(parts, default=0 if not isinstance(tree, sympy.Basic) else 2) == self.number
 
@@ -109,7 +109,7 @@ class _Part:
         return sorted(named - there - own, key=str)
 
     def graph(self, *later: "_Part") -> Graph:
-        """The part, which also gives what later ones read."""
+        """The part's graph, which also returns the values that later parts read."""
         inputs_by_value = {item.value: item for item in self.step.inputs}
         sizes = {item.size: item for item in self.step.inputs if item.size is not None}
         inputs = [inputs_by_value.get(v) or Input(v, self._role(v)) for v in self.reads]

@@ -100,7 +100,7 @@ class CallGuards:
         return torch.set_grad_enabled(on)
 
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves that are inputs; the others are as they were."""
+        """The leaves that are inputs; the others must be unchanged."""
         leaves, structure = take_apart((args, kwargs))
         requires, passed = self.recorded.requires, []
         if structure != requires.in_structure:
@@ -149,7 +149,7 @@ class CutConditions(GuardList):
     """What a cut relies on: nothing of the modes that a call runs under."""
 
     def write(self, *, hooks: bool) -> None:
-        """All checks."""
+        """Collect all checks."""
         self.outside(hooks=hooks)
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)
