@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from tests.programs import CASES, Case
 from tests.support.bits import same_bits
 
@@ -68,7 +68,7 @@ def cut_of(program: foretrace.Program, case: Case, kind: str, **options: Any) ->
 
 def flat_inputs(cut: foretrace.Cut, subject: Any) -> list[Tensor]:
     """What the graph module takes, in the order of its signature."""
-    leaves = [leaf for _, leaf in take_apart((tuple(subject.args), subject.kwargs))[0]]
+    leaves = [leaf for _, leaf in named_leaves((tuple(subject.args), subject.kwargs))[0]]
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     found = []
     for item in cut.graph.inputs:

@@ -429,3 +429,29 @@ def test_a_function_in_the_kernel_of_an_operator() -> None:
     """It is the operator's: no call of the program's."""
     x = torch.randn(4, requires_grad=True)
     same_as_eager(lambda x: spikes(x * 2, 3) + Spikes.apply(x), (x,), cuts=("joint",), loss=None)
+
+
+LOG: list[float] = []
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def test_a_list_that_is_filled_beside_a_function() -> None:
+    """The function's code does not name the list, which is a global of its module."""
+
+    def fn(x: Tensor) -> Tensor:
+        LOG.append(1.0)
+        return Twice.apply(x).sin()
+
+    x = torch.randn(3, requires_grad=True)
+    cut = foretrace.capture(fn, (x,)).cut("export")
+    (gradient,) = torch.autograd.grad(cut(x).sum(), x)
+    assert torch.equal(gradient, torch.autograd.grad(fn(x).sum(), x)[0])

@@ -108,7 +108,7 @@ def silently(x: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         x[:, 1].mul_(2)
     part[0] += 1
-    return part.as_strided((2,), (1,), x.storage_offset() + 6) * 2, x
+    return part.as_strided((2,), (1,), x.storage_offset() + 6) * 2, x.clone()
 
 
 TRAINED = [

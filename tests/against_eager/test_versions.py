@@ -628,15 +628,28 @@ def returned_and_used_twice_below_one_op(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("cut", ["export", "aten"])
-def test_each_use_below_one_op_is_apart(cut: str) -> None:
-    """The gradient of the output comes first, then that of each use, the last one first."""
+def test_uses_below_one_op_are_counted_each(cut: str) -> None:
+    """Eager adds the gradient of the output first, then that of each use, the last one first."""
     leaf = torch.randn(8, 16).requires_grad_()
-    run = foretrace.capture(returned_and_used_twice_below_one_op, (leaf,)).cut(cut)
-    given, gradients = leaf.detach().clone(), (torch.randn(8, 16), torch.randn(8, 16))
+    program = foretrace.capture(returned_and_used_twice_below_one_op, (leaf,))
+    with pytest.raises(foretrace.Refusal, match="uses it more than once and returns it") as raised:
+        program.cut(cut)
+    assert "F.rms_norm(x" in str(raised.value)
+
+
+@pytest.mark.parametrize("cut", ["export", "aten"])
+def test_a_clone_of_what_is_used_twice(cut: str) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.detach().add_(1)
+        return x.clone(), F.rms_norm(x, x.shape[-1:])
+
+    leaf = torch.randn(8, 16).requires_grad_()
+    run = foretrace.capture(fn, (leaf,)).cut(cut)
+    start, gradients = leaf.detach().clone(), (torch.randn(8, 16), torch.randn(8, 16))
     found = []
-    for fn in (run, returned_and_used_twice_below_one_op):
-        x = given.clone().requires_grad_()
-        torch.autograd.backward(fn(x), gradients)
+    for each in (run, fn):
+        x = start.clone().requires_grad_()
+        torch.autograd.backward(each(x), gradients)
         found.append(x.grad)
     assert torch.equal(*found)
 

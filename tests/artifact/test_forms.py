@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.program.call_requirements import CallRequirements, ModuleState, ValueGuard
+from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -27,7 +28,7 @@ LEFT_OUT: dict[type, set[str]] = {
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
-    "held", "of_hooks",  # Python outside of the program, which a file does not have
+    "reads", "of_hooks",  # Python outside of the program, which a file does not have
     "forms", "tied", "hooked",  # with Python's state
     "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.operators.targets.profile import target_of
 from foretrace.operators.targets.sdpa import choose_attention
 from tests.gpu.attention import Row, grid, seen

@@ -17,7 +17,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import foretrace
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.operators.targets.profile import BOTH_KINDS, target_of
 from tests.gpu.choices import agree, expected
 from tests.gpu.kernels import dropped, named

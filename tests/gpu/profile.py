@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import foretrace
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.operators.targets.profile import target_of
 from tests.gpu.child import Circumstances, Finding, failure
 

@@ -15,7 +15,7 @@ PARTS = frozenset({
 RUN = "run"
 """What it calls a session where sessions are made; elsewhere other things are called so"""
 MAKES_RUNS = ("foretrace/session/run/setup.py", "foretrace/frontends/")
-AT_EACH_OP = frozenset({("foretrace/session/run/monitored_recorder.py", "outside.resting")})
+AT_EACH_OP = frozenset({("foretrace/session/run/session_parts.py", "outside.resting")})
 """To call a method there would take a tenth of a microsecond at each op"""
 SAY = "a method of its class, or an argument of its constructor"
 

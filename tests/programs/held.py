@@ -176,7 +176,7 @@ def rounds_that_train_and_are_none(x: Tensor, w: Tensor) -> Tensor:
     return last.cos()
 
 
-@program(t(3), c(3), train=False)
+@program(c(3), c(3), train=False)
 def rounds_before_and_after(x: Tensor, y: Tensor) -> Tensor:
     (first,) = while_loop(lambda a: a.sum() < 3, lambda a: (a + y.exp(),), (x * 1,))
     (second,) = while_loop(lambda a: a.norm() > 1, lambda a: (a / 2,), (first * x,))

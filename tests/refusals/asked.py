@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 import foretrace
-from tests.refusals.registry import captured, refuses, same
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import refuses
 
 X, Y = torch.randn(6, 8), torch.randn(3, 8)
 
@@ -47,9 +48,9 @@ def make_contiguous() -> None:
 
 
 BROKEN = "runtime/guards/cut_guards.py:refusal_of"
-refuses("guard broken", BROKEN, call_other_rows, doubles, open_rows)
-refuses("guard broken", BROKEN, call_another_dtype, doubles, capture_double)
-refuses("guard broken", BROKEN, call_turned, doubles, make_contiguous)
+refuses("guard broken", BROKEN).when(call_other_rows, open_rows, at=doubles)
+refuses("guard broken", BROKEN).when(call_another_dtype, capture_double, at=doubles)
+refuses("guard broken", BROKEN).when(call_turned, make_contiguous, at=doubles)
 
 
 def asks_rows(x: Tensor) -> Tensor:
@@ -69,8 +70,9 @@ def without_the_question() -> None:
     same(cut(Y), does_not_ask(Y))
 
 
-refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of", call_few_rows, asks_rows,
-        captured(asks_rows, Y), without_the_question)  # fmt: skip
+refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of").when(
+    call_few_rows, captured(asks_rows, Y), without_the_question, at=asks_rows
+)
 
 
 def asks_for_one(x: Tensor) -> Tensor:
@@ -84,8 +86,9 @@ def call_one_row() -> object:
     return foretrace.capture(asks_for_one, (X,), dynamic_shapes=True).cut("export")(ONE)
 
 
-refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of", call_one_row, None,
-        captured(asks_for_one, ONE))  # fmt: skip
+refuses("guard broken", "runtime/guards/cut_guards.py:refusal_of").when(
+    call_one_row, captured(asks_for_one, ONE), at=None
+)
 
 
 def call_under_autocast() -> object:
@@ -100,5 +103,6 @@ def capture_under_autocast() -> None:
         same(foretrace.compile(doubles, fullgraph=True)(X), doubles(X))
 
 
-refuses("guard broken", "runtime/guards/cut_guards.py:broken", call_under_autocast, doubles,
-        capture_under_autocast)  # fmt: skip
+refuses("guard broken", "runtime/guards/cut_guards.py:broken").when(
+    call_under_autocast, capture_under_autocast, at=doubles
+)

@@ -9,19 +9,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foretrace
-from tests.refusals.registry import (
-    Calls,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    cuts,
-    exported,
-    exports,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import Calls, captures, compiles, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
@@ -62,13 +52,8 @@ class OfABatch(nn.Module):
         return out
 
 
-refuses(
-    "unknown container",
-    "frontends/torch_compat/export_checks.py:check_plain",
-    exports(OfABatch(), Batch(X)),
-    OfABatch.forward,
-    exported(OfABatch(), Known(X)),
-    exported(of_a_dict, {"x": X}),
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_plain").when(
+    exports(OfABatch(), Batch(X)), exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X})
 )
 
 
@@ -99,9 +84,9 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys",
-        exports(OfAKeyless(), Keyless((X, X))),
-        OfAKeyless.forward, exported(OfAKeyless(), Keyed((X, X))))  # fmt: skip
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys").when(
+    exports(OfAKeyless(), Keyless((X, X))), exported(OfAKeyless(), Keyed((X, X)))
+)
 
 
 class OfAType(nn.Module):
@@ -109,9 +94,9 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "frontends/torch_compat/export_checks.py:check_leaf",
-        exports(OfAType(), X, frozenset({1})),
-        OfAType.forward, exported(OfAType(), X, 1))  # fmt: skip
+refuses("unknown value", "frontends/torch_compat/export_checks.py:check_leaf").when(
+    exports(OfAType(), X, frozenset({1})), exported(OfAType(), X, 1)
+)
 
 
 class Grown(nn.Module):
@@ -119,12 +104,8 @@ class Grown(nn.Module):
         return x * GROWN
 
 
-refuses(
-    "captured history",
-    "lowering/emit/export_inputs.py:_reached",
-    exports(Grown(), X),
-    Grown.forward,
-    exported(lambda x, y: x * y, X, GROWN.detach()),
+refuses("captured history", "lowering/emit/export_inputs.py:_reached").when(
+    exports(Grown(), X), exported(lambda x, y: x * y, X, GROWN.detach())
 )
 
 
@@ -132,11 +113,11 @@ def asks_where_it_begins(x: Tensor) -> Tensor:
     return x * x.storage_offset()  # here
 
 
-refuses(
-    "unsupported", "lowering/cuts/writeback.py:check_begins", exports(asks_where_it_begins, X[1:]),
-    asks_where_it_begins, captured(asks_where_it_begins, X[1:]),
+refuses("unsupported", "lowering/cuts/writeback.py:check_begins").when(
+    exports(asks_where_it_begins, X[1:]),
+    captured(asks_where_it_begins, X[1:]),
     exported(lambda x, begin: x * begin, X[1:], 8),
-)  # fmt: skip
+)
 
 # ---- aot_export_module ---------------------------------------------------------------------------
 
@@ -149,9 +130,11 @@ def aot(module: nn.Module, *args: Any, joint: bool = True, index: Any = 0) -> An
     )
 
 
-refuses("unknown container", "frontends/torch_compat/aot_export.py:_check_containers",
-        aot(OfABatch(), Batch(X), joint=False), OfABatch.forward,
-        aot(OfABatch(), Known(X), joint=False))  # fmt: skip
+refuses("unknown container", "frontends/torch_compat/aot_export.py:_check_containers").when(
+    aot(OfABatch(), Batch(X), joint=False),
+    aot(OfABatch(), Known(X), joint=False),
+    at=OfABatch.forward,
+)
 
 
 class Losses(nn.Module):
@@ -176,15 +159,12 @@ def joint_of_other() -> None:
     assert foretrace.capture(Other(), (X,)).cut("joint", loss=0).nodes
 
 
-refuses(
-    "wrong loss",
-    "frontends/torch_compat/aot_export.py:_loss",
-    aot(Losses(), X, index=5),
-    Losses.forward,
-    aot(Losses(detached=True), X),
+refuses("wrong loss", "frontends/torch_compat/aot_export.py:_loss").when(
+    aot(Losses(), X, index=5), aot(Losses(detached=True), X), at=Losses.forward
 )
-refuses("wrong loss", "frontends/torch_compat/aot_export.py:_loss", aot(Other(), X), Other.forward,
-        aot(Losses(detached=True), X))  # fmt: skip
+refuses("wrong loss", "frontends/torch_compat/aot_export.py:_loss").when(
+    aot(Other(), X), aot(Losses(detached=True), X), at=Other.forward
+)
 
 
 class Reaches(nn.Module):
@@ -198,13 +178,11 @@ def reached_jointly() -> None:
     assert foretrace.capture(Reaches(), (X,)).cut("joint", loss=0).nodes
 
 
-refuses(
-    "captured gradient",
-    "frontends/torch_compat/aot_export.py:_gradient_outside",
+refuses("captured gradient", "frontends/torch_compat/aot_export.py:_gradient_outside").when(
     aot(Reaches(), X),
-    Reaches.forward,
     aot(Calls(lambda x, y: (x * y).sum()), X, W),
     reached_jointly,
+    at=Reaches.forward,
 )
 
 COUNTER = torch.zeros(())
@@ -232,12 +210,8 @@ class CountsInABuffer(nn.Module):
         return x * 2
 
 
-refuses(
-    "side effect",
-    "frontends/torch_compat/aot_export.py:_written",
-    aot(Counts(), X, joint=False),
-    Counts.forward,
-    aot(CountsInABuffer(), X, joint=False),
+refuses("side effect", "frontends/torch_compat/aot_export.py:_written").when(
+    aot(Counts(), X, joint=False), aot(CountsInABuffer(), X, joint=False), at=Counts.forward
 )
 
 
@@ -259,12 +233,8 @@ class ClampsAClone(Clamps):
         return (x * self.w.clone().clamp_(-1, 1)).sum()
 
 
-refuses(
-    "mutated input",
-    "frontends/torch_compat/aot_export.py:_written",
-    aot(Clamps(), X),
-    Clamps.forward,
-    aot(ClampsAClone(), X),
+refuses("mutated input", "frontends/torch_compat/aot_export.py:_written").when(
+    aot(Clamps(), X), aot(ClampsAClone(), X), at=Clamps.forward
 )
 
 
@@ -304,29 +274,19 @@ def makes_inside(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 without = opened({})
-refuses(
-    "wrong decompositions",
-    "lowering/cuts/decomposition_tracer.py:_checked",
+refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:_checked").when(
     cuts(activates, X, cut="aten", decompositions=[1]),
-    activates,
     cuts(activates, X, cut="aten", decompositions=torch.export.default_decompositions()),
 )
-refuses(
-    "decomposition raised",
-    "lowering/cuts/decomposition_tracer.py:_refusal",
-    opened(raises),
-    activates_here,
-    without,
+refuses("decomposition raised", "lowering/cuts/decomposition_tracer.py:_refusal").when(
+    opened(raises), without, at=activates_here
 )
-refuses(
-    "data-dependent",
-    "lowering/cuts/decomposition_tracer.py:answer",
-    opened(asks),
-    activates_here,
-    without,
+refuses("data-dependent", "lowering/cuts/decomposition_tracer.py:answer").when(
+    opened(asks), without, at=activates_here
 )
-refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:lift_constant",
-        opened(reaches), activates_here, opened(makes_inside))  # fmt: skip
+refuses("wrong decompositions", "lowering/cuts/decomposition_tracer.py:lift_constant").when(
+    opened(reaches), opened(makes_inside), at=activates_here
+)
 
 LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
 for name in ("none", "many", "first", "narrow", "wide"):
@@ -411,38 +371,22 @@ def one_gradient() -> None:
     same(found["w"], torch.full_like(W, 2.0))
 
 
-refuses("wrong rule", "autograd/derivatives/registry.py:fit", cuts(has_many, W, loss=0), has_many,
-        one_gradient)  # fmt: skip
-refuses(
-    "wrong rule",
-    "autograd/derivatives/registry.py:_summed",
-    cuts(misfitting, W, loss=0),
-    misfitting,
-    wider_gradient,
+refuses("wrong rule", "autograd/derivatives/registry.py:fit").when(
+    cuts(has_many, W, loss=0), one_gradient
+)
+refuses("wrong rule", "autograd/derivatives/registry.py:_summed").when(
+    cuts(misfitting, W, loss=0), wider_gradient
 )
 
 
-refuses(
-    "no derivative",
-    "autograd/derivatives/formula_tracer.py:_no_lift",
-    cuts(has_a_reaching_rule, W, loss=0),
-    has_a_reaching_rule,
-    one_gradient,
+refuses("no derivative", "autograd/derivatives/formula_tracer.py:_no_lift").when(
+    cuts(has_a_reaching_rule, W, loss=0), one_gradient
 )
-refuses(
-    "no derivative",
-    "autograd/derivatives/formula_tracer.py:answer",
-    cuts(has_an_asking_rule, W, loss=0),
-    asks_for_data,
-    one_gradient,
-    trained(detaches_before, W),
+refuses("no derivative", "autograd/derivatives/formula_tracer.py:answer").when(
+    cuts(has_an_asking_rule, W, loss=0), one_gradient, trained(detaches_before, W), at=asks_for_data
 )
-refuses(
-    "wrong rule",
-    "autograd/derivatives/registry.py:gradient",
-    cuts(takes_second, W, loss=0),
-    takes_second,
-    by_grads,
+refuses("wrong rule", "autograd/derivatives/registry.py:gradient").when(
+    cuts(takes_second, W, loss=0), by_grads
 )
 
 WRITTEN = torch.zeros(6, 8)
@@ -479,9 +423,9 @@ def writes_outside(w: Tensor) -> Any:
     return out
 
 
-refuses("autograd.Function", "autograd/eager_history/function_calls.py:called",
-        cuts(writes_inside, W, cut="export"), writes_inside, trained(writes_inside, W),
-        captured(writes_outside, W))  # fmt: skip
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:called").when(
+    cuts(writes_inside, W, cut="export"), trained(writes_inside, W), captured(writes_outside, W)
+)
 
 
 class Weighs(torch.autograd.Function):
@@ -505,9 +449,9 @@ def gives_the_tensor(w: Tensor) -> Any:
     return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
 
 
-refuses("autograd.Function", "autograd/eager_history/function_calls.py:called",
-        cuts(holds_a_tensor, W, cut="export"), holds_a_tensor, trained(holds_a_tensor, W),
-        captured(gives_the_tensor, W))  # fmt: skip
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:called").when(
+    cuts(holds_a_tensor, W, cut="export"), trained(holds_a_tensor, W), captured(gives_the_tensor, W)
+)
 
 
 FILLED: list[float] = []
@@ -531,9 +475,9 @@ def fills_outside(w: Tensor) -> Any:
     return Plain.apply(w).sum()
 
 
-refuses("autograd.Function", "autograd/eager_history/function_calls.py:_refuse",
-        cuts(fills_inside, W, cut="export"), fills_inside, trained(fills_inside, W),
-        captured(fills_outside, W))  # fmt: skip
+refuses("autograd.Function", "autograd/eager_history/function_calls.py:_refuse").when(
+    cuts(fills_inside, W, cut="export"), trained(fills_inside, W), captured(fills_outside, W)
+)
 
 
 def multiplies_sparse(w: Tensor) -> Tensor:
@@ -544,13 +488,8 @@ def multiplies_dense(w: Tensor) -> Tensor:
     return (w @ w.T).sum()
 
 
-refuses(
-    "no derivative",
-    "operators/inference/sparse_ops.py:no_derivative",
-    cuts(multiplies_sparse, W, loss=0),
-    multiplies_sparse,
-    trained(multiplies_dense, W),
-    compiled(multiplies_sparse, W),
+refuses("no derivative", "operators/inference/sparse_ops.py:no_derivative").when(
+    cuts(multiplies_sparse, W, loss=0), trained(multiplies_dense, W), compiled(multiplies_sparse, W)
 )
 
 
@@ -570,9 +509,9 @@ class CastsInside(nn.Module):
         return self.inner(x, torch.float64)
 
 
-refuses("wrong call", "frontends/torch_compat/export_calls.py:_argument",
-        exports(CastsInside(), X, preserve_module_call_signature=("inner",)), CastsInside.forward,
-        exported(CastsInside(), X))  # fmt: skip
+refuses("wrong call", "frontends/torch_compat/export_calls.py:_argument").when(
+    exports(CastsInside(), X, preserve_module_call_signature=("inner",)), exported(CastsInside(), X)
+)
 
 # ---- backends ------------------------------------------------------------------------------------
 
@@ -581,9 +520,10 @@ def doubles(x: Tensor) -> Tensor:  # here
     return x * 2
 
 
-refuses("wrong backend", "runtime/backends/graph_backend.py:_compiled",
-        compiles(doubles, X, backend=lambda graph, inputs: 3), doubles,
-        compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
+refuses("wrong backend", "runtime/backends/graph_backend.py:_compiled").when(
+    compiles(doubles, X, backend=lambda graph, inputs: 3),
+    compiled(doubles, X, backend=lambda graph, inputs: graph),
+)
 
 
 LIBRARY.define("apart(Tensor x) -> Tensor")
@@ -600,11 +540,8 @@ def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
     return out.sum()
 
 
-refuses(
-    "no derivative",
-    "autograd/derivatives/derive.py:forward",
+refuses("no derivative", "autograd/derivatives/autograd_run.py:forward").when(
     captures(is_taken_apart_by_autograd, W),
-    is_taken_apart_by_autograd,
     trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
     trained(lambda w: (w * 2).sum(), W),
 )
@@ -619,10 +556,9 @@ def captures_under_a_fake_mode() -> None:
         foretrace.capture(doubles, (X,))
 
 
-refuses(
-    "unsupported", "session/run/run.py:record", captures_under_a_fake_mode,
-    doubles, captured(doubles, X),
-)  # fmt: skip
+refuses("unsupported", "session/run/run.py:record").when(
+    captures_under_a_fake_mode, captured(doubles, X), at=doubles
+)
 
 
 SPOKEN = (
@@ -639,8 +575,8 @@ def aligns_outside(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
-refuses(
-    "data-dependent", "runtime/backends/compilers.py:_check_sizes",
-    compiles(aligns, *SPOKEN, backend="inductor"), aligns,
-    compiled(aligns, *SPOKEN), compiled(aligns_outside, SPOKEN[0], backend="inductor"),
-)  # fmt: skip
+refuses("data-dependent", "runtime/backends/compilers.py:_check_sizes").when(
+    compiles(aligns, *SPOKEN, backend="inductor"),
+    compiled(aligns, *SPOKEN),
+    compiled(aligns_outside, SPOKEN[0], backend="inductor"),
+)

@@ -7,18 +7,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import (
-    Calls,
-    captured,
-    captures,
-    compiled,
-    cuts,
-    exported,
-    exports,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import Calls, captures, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, same, trained
+from tests.refusals.registry import refuses
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)
@@ -34,11 +25,8 @@ def divides_down_detached(w: Tensor) -> Tensor:
     return (torch.floor_divide((w * 2).detach(), 3) + w).sum()
 
 
-refuses(
-    "no derivative",
-    "autograd/derivatives/derive.py:_underivable",
+refuses("no derivative", "autograd/derivatives/autograd_run.py:underivable").when(
     cuts(divides_down, W, loss=0),
-    divides_down,
     trained(divides_down_detached, W),
     "tests/programs/own_backward.py registers rules",
 )
@@ -52,12 +40,8 @@ def writes_none(w: Tensor) -> Tensor:
     return torch.mul(w, 2).sum()
 
 
-refuses(
-    "no derivative",
-    "tracer/functionalization/in_place_checks.py:check_leaves",
-    captures(writes_out, W),
-    writes_out,
-    trained(writes_none, W),
+refuses("no derivative", "tracer/functionalization/in_place_checks.py:check_leaves").when(
+    captures(writes_out, W), trained(writes_none, W)
 )
 
 
@@ -79,13 +63,8 @@ def copies_each(w: Tensor) -> Tensor:
     return row.copy_(w[2]).sum()
 
 
-refuses(
-    "no derivative",
-    "tracer/functionalization/out_variants.py:write_one_by_one",
-    captures(copies_a_list, W),
-    copies_a_list,
-    trained(copies_a_list_unseen, W),
-    trained(copies_each, W),
+refuses("no derivative", "tracer/functionalization/out_variants.py:write_one_by_one").when(
+    captures(copies_a_list, W), trained(copies_a_list_unseen, W), trained(copies_each, W)
 )
 
 
@@ -97,12 +76,8 @@ def writes_a_clone(w: Tensor) -> Tensor:
     return w.clone().add_(1).sum()
 
 
-refuses(
-    "in-place on leaf",
-    "tracer/functionalization/in_place_checks.py:check_leaves",
-    captures(writes_a_leaf, W),
-    writes_a_leaf,
-    trained(writes_a_clone, W),
+refuses("in-place on leaf", "tracer/functionalization/in_place_checks.py:check_leaves").when(
+    captures(writes_a_leaf, W), trained(writes_a_clone, W)
 )
 
 
@@ -118,12 +93,8 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses(
-    "in-place on view",
-    "tracer/functionalization/current_value.py:not_tracked",
-    captures(writes_an_unbound, W),
-    writes_an_unbound,
-    trained(writes_a_selected, W),
+refuses("in-place on view", "tracer/functionalization/current_value.py:not_tracked").when(
+    captures(writes_an_unbound, W), trained(writes_a_selected, W)
 )
 
 
@@ -145,11 +116,8 @@ def multiplies_by_unfollowed(w: Tensor) -> Tensor:
     return (scale * w).sum()
 
 
-refuses(
-    "inference tensor",
-    "tracer/recorder/inference_mode.py:check",
+refuses("inference tensor", "tracer/recorder/inference_mode.py:check").when(
     captures(multiplies_by_inferred, W),
-    multiplies_by_inferred,
     trained(multiplies_by_a_clone, W),
     trained(multiplies_by_unfollowed, W),
 )
@@ -202,25 +170,14 @@ def checkpoints_outside(x: Tensor) -> Tensor:
     return checkpoint(torch.sin, x, use_reentrant=False)
 
 
-refuses(
-    "inference tensor",
-    "tracer/recorder/inference_mode.py:check_mode",
-    captures(doubles_in_inference, W),
-    doubles_in_inference,
-    captured(doubles_outside, W),
+refuses("inference tensor", "tracer/recorder/inference_mode.py:check_mode").when(
+    captures(doubles_in_inference, W), captured(doubles_outside, W)
 )
-refuses(
-    "inference tensor",
-    "tracer/recorder/inference_mode.py:check_mode",
-    captures(checkpoints_in_inference, W),
-    checkpoints_in_inference,
-    captured(checkpoints_outside, W),
+refuses("inference tensor", "tracer/recorder/inference_mode.py:check_mode").when(
+    captures(checkpoints_in_inference, W), captured(checkpoints_outside, W)
 )
-refuses(
-    "inference tensor",
-    "tracer/recorder/inference_mode.py:check",
+refuses("inference tensor", "tracer/recorder/inference_mode.py:check").when(
     captures(splits_in_inference, W),
-    splits_in_inference,
     captured(chunks_in_inference, W),
     captured(splits_unfollowed, W),
 )
@@ -239,9 +196,9 @@ def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
     return z.sum() + y.clone().mul_(2).sum()
 
 
-refuses("modified in place", "autograd/eager_history/version_counters.py:written_since",
-        cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
-        trained(writes_a_clone_beside_kron, W))  # fmt: skip
+refuses("modified in place", "autograd/eager_history/version_counters.py:written_since").when(
+    cuts(writes_what_kron_reads, W, loss=0), trained(writes_a_clone_beside_kron, W)
+)
 
 
 def writes_a_used_leaf(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,12 +216,8 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses(
-    "unsupported",
-    "tracer/functionalization/autograd_leaves.py:check_parted",
-    captures(writes_a_used_leaf, W),
-    writes_a_used_leaf,
-    trained(writes_a_leaf_first, W),
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:check_parted").when(
+    captures(writes_a_used_leaf, W), trained(writes_a_leaf_first, W)
 )
 
 
@@ -280,11 +233,9 @@ def gives_both(w: Tensor) -> tuple[Tensor, Tensor]:
     return leaf.detach(), leaf.grad  # type: ignore[return-value]
 
 
-refuses(
-    "side effect", "session/run/outputs.py:_of_gradient",
-    captures(gives_a_leaf_with_its_gradient, W),
-    gives_a_leaf_with_its_gradient, captured(gives_both, W),
-)  # fmt: skip
+refuses("side effect", "session/run/outputs.py:_of_gradient").when(
+    captures(gives_a_leaf_with_its_gradient, W), captured(gives_both, W)
+)
 
 
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()
@@ -301,12 +252,8 @@ def turns_what_is_new(w: Tensor) -> Tensor:
     return (w * 2).t()
 
 
-refuses(
-    "unsupported",
-    "tracer/functionalization/in_place_checks.py:reshape",
-    captures(turns_without_a_history, W),
-    turns_without_a_history,
-    captured(turns_what_is_new, W),
+refuses("unsupported", "tracer/functionalization/in_place_checks.py:reshape").when(
+    captures(turns_without_a_history, W), captured(turns_what_is_new, W)
 )
 
 
@@ -327,10 +274,11 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "tracer/functionalization/current_value.py:of_another",
-        captures(uses_a_view_of_a_view, INNER),
-        uses_a_view_of_a_view, trained(views_after_the_write, INNER),
-        trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
+refuses("in-place on view", "tracer/functionalization/current_value.py:of_another").when(
+    captures(uses_a_view_of_a_view, INNER),
+    trained(views_after_the_write, INNER),
+    trained(writes_a_clone_of_a_view, INNER),
+)
 
 
 def of_columns(w: Tensor, x: Tensor, *, cloned: bool) -> None:
@@ -338,9 +286,11 @@ def of_columns(w: Tensor, x: Tensor, *, cloned: bool) -> None:
     cut(x.t().clone() if cloned else x.t())  # here
 
 
-refuses("in-place on view", "runtime/calls/run_cut.py:write_back",
-        lambda: of_columns(W, INNER, cloned=False), of_columns,
-        lambda: of_columns(W.detach().clone().requires_grad_(), INNER, cloned=True))  # fmt: skip
+refuses("in-place on view", "runtime/calls/run_cut.py:write_back").when(
+    lambda: of_columns(W, INNER, cloned=False),
+    lambda: of_columns(W.detach().clone().requires_grad_(), INNER, cloned=True),
+    at=of_columns,
+)
 
 
 def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
@@ -357,9 +307,9 @@ def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
     return z.sum()
 
 
-refuses("modified in place", "autograd/eager_history/version_counters.py:written_since",
-        cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
-        trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
+refuses("modified in place", "autograd/eager_history/version_counters.py:written_since").when(
+    cuts(writes_what_a_checkpoint_reads, W, loss=0), trained(writes_a_clone_beside_a_checkpoint, W)
+)
 
 
 class Normed(nn.Module):
@@ -388,13 +338,16 @@ def adds_beside_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
     return checkpoint(lambda q: q.exp() * 2, w, use_reentrant=False).sum()
 
 
-refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice",
-        cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0), adds_in_a_checkpoint,
-        trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
-        trained(Normed(apart=True), W))  # fmt: skip
-refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice",
-        cuts(Normed(apart=False), W, loss=0), Normed.forward,
-        trained(Normed(apart=True), W), trained(Normed(apart=False).eval(), W))  # fmt: skip
+refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice").when(
+    cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0),
+    trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
+    trained(Normed(apart=True), W),
+)
+refuses("written twice", "autograd/eager_history/version_counters.py:_written_twice").when(
+    cuts(Normed(apart=False), W, loss=0),
+    trained(Normed(apart=True), W),
+    trained(Normed(apart=False).eval(), W),
+)
 
 
 def binds_what_a_checkpoint_reads(w: Tensor) -> Tensor:
@@ -422,9 +375,11 @@ def binds_another_name(w: Tensor) -> Tensor:
     return (y * whole).sum()
 
 
-refuses("modified in place", "session/run/torch_patches.py:check",
-        captures(binds_what_a_checkpoint_reads, W), binds_what_a_checkpoint_reads,
-        trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
+refuses("modified in place", "session/run/torch_patches.py:check").when(
+    captures(binds_what_a_checkpoint_reads, W),
+    trained(gives_what_a_checkpoint_reads, W),
+    trained(binds_another_name, W),
+)
 
 
 def draws_others_in_its_backward(w: Tensor) -> Tensor:
@@ -450,9 +405,9 @@ def draws_before(w: Tensor) -> Tensor:
     return checkpoint(half, w, use_reentrant=False, preserve_rng_state=False).sum()
 
 
-refuses("unsupported", "session/run/torch_patches.py:_check_drawn_again",
-        captures(draws_others_in_its_backward, W), draws_others_in_its_backward,
-        trained(draws_the_same, W), trained(draws_before, W))  # fmt: skip
+refuses("unsupported", "session/run/torch_patches.py:_check_drawn_again").when(
+    captures(draws_others_in_its_backward, W), trained(draws_the_same, W), trained(draws_before, W)
+)
 
 
 class LooseView(torch.nn.Module):
@@ -484,8 +439,9 @@ class FollowedView(LooseView):
         return turned, x @ turned
 
 
-refuses("unsupported", "lowering/cuts/writeback.py:_check_loose", exports(LooseView(), X),
-        LooseView.forward, exported(DetachedView(), X), exported(FollowedView(), X))  # fmt: skip
+refuses("unsupported", "lowering/cuts/writeback.py:_check_loose").when(
+    exports(LooseView(), X), exported(DetachedView(), X), exported(FollowedView(), X)
+)
 
 
 def writes_what_is_saved(w: Tensor) -> Tensor:
@@ -500,11 +456,8 @@ def writes_anew(w: Tensor) -> Tensor:
     return (y.exp() * 2).sum()
 
 
-refuses(
-    "modified in place",
-    "autograd/eager_history/version_counters.py:written_since",
+refuses("modified in place", "autograd/eager_history/version_counters.py:written_since").when(
     cuts(writes_what_is_saved, W, loss=0),
-    writes_what_is_saved,
     trained(writes_anew, W),
     captured(writes_what_is_saved, X),
 )
@@ -519,12 +472,8 @@ def adds_after(w: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-refuses(
-    "autograd inside",
-    "operators/abstract_tensors/tensor_methods.py:method",
-    captures(adds_after, W),
-    adds_after,
-    trained(squares, W),
+refuses("autograd inside", "operators/abstract_tensors/tensor_methods.py:method").when(
+    captures(adds_after, W), trained(squares, W)
 )
 
 
@@ -543,11 +492,12 @@ def grad_of_compiled() -> None:
     )
 
 
-refuses(
-    "autograd inside", "session/run/torch_patches.py:_no_gradient",
-    captures(asks_torch_func, X, target="cuda:sm90"), asks_torch_func,
-    trained(squares, W), grad_of_compiled, captured(asks_for_a_gradient, W),
-)  # fmt: skip
+refuses("autograd inside", "session/run/torch_patches.py:_no_gradient").when(
+    captures(asks_torch_func, X, target="cuda:sm90"),
+    trained(squares, W),
+    grad_of_compiled,
+    captured(asks_for_a_gradient, W),
+)
 
 
 def asks_for_the_node(w: Tensor) -> Tensor:
@@ -558,12 +508,8 @@ def asks_whether_followed(w: Tensor) -> Tensor:
     return w * 2 if (w * 2).requires_grad else w
 
 
-refuses(
-    "autograd inside",
-    "operators/abstract_tensors/abstract_tensor.py:grad_fn",
-    captures(asks_for_the_node, W),
-    asks_for_the_node,
-    captured(asks_whether_followed, W),
+refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:grad_fn").when(
+    captures(asks_for_the_node, W), captured(asks_whether_followed, W)
 )
 
 
@@ -613,12 +559,8 @@ def makes(w: Tensor) -> Any:
     return Makes.apply(w * 1).sum()
 
 
-refuses(
-    "unsupported",
-    "tracer/recorder/autograd_function.py:_refuse",
-    captures(marks, W),
-    marks,
-    trained(returns_marked, W),
+refuses("unsupported", "tracer/recorder/autograd_function.py:_refuse").when(
+    captures(marks, W), trained(returns_marked, W)
 )
 
 
@@ -642,10 +584,9 @@ def exported_without_gradients() -> None:
         same(program.module()(W), makes_for_a_file(W))
 
 
-refuses(
-    "autograd.Function", "frontends/torch_compat/export_checks.py:_check_op",
-    exports(makes_for_a_file, W), makes_for_a_file, exported(double, W), exported_without_gradients,
-)  # fmt: skip
+refuses("autograd.Function", "frontends/torch_compat/export_checks.py:_check_op").when(
+    exports(makes_for_a_file, W), exported(double, W), exported_without_gradients
+)
 
 
 def asked_of_the_aten_cut() -> None:
@@ -658,10 +599,9 @@ def trained_by_the_export_cut() -> None:
     same(w.grad, torch.full_like(w, 2))
 
 
-refuses(
-    "autograd.Function", "runtime/calls/untrainable_results.py:_opened", asked_of_the_aten_cut,
-    makes_for_a_file, trained_by_the_export_cut, trained(makes, W),
-)  # fmt: skip
+refuses("autograd.Function", "runtime/calls/untrainable_results.py:_opened").when(
+    asked_of_the_aten_cut, trained_by_the_export_cut, trained(makes, W), at=makes_for_a_file
+)
 
 
 def draws_between(x: Tensor) -> Tensor:
@@ -672,11 +612,8 @@ def draws_from_zero(x: Tensor) -> Tensor:
     return x * (x.detach().clone().random_(9) >= 0)
 
 
-refuses(
-    "unsupported",
-    "frontends/torch_compat/export_checks.py:_check_op",
+refuses("unsupported", "frontends/torch_compat/export_checks.py:_check_op").when(
     exports(draws_between, W),
-    draws_between,
     exported(draws_from_zero, W),
     exported(lambda x: x * (torch.randint_like(x.detach(), 2, 9) > 1), W),
 )
@@ -692,8 +629,9 @@ def in_an_aten_cut() -> None:
     trained(follows_nothing, W)()
 
 
-refuses("nothing to differentiate", "lowering/pipelines/joint.py:_seed", cuts(follows_nothing, X),
-        follows_nothing, in_an_aten_cut)  # fmt: skip
+refuses("nothing to differentiate", "lowering/pipelines/joint.py:_seed").when(
+    cuts(follows_nothing, X), in_an_aten_cut
+)
 
 
 def two(w: Tensor) -> tuple[Tensor, Tensor]:  # here
@@ -710,9 +648,9 @@ def large(w: Tensor) -> Tensor:
 
 
 LOSS = "lowering/pipelines/joint.py:_loss_value"
-refuses("wrong loss", LOSS, cuts(two, W, loss=7), two, trained(two, W))
-refuses("wrong loss", LOSS, cuts(unfollowed, W, loss=0), unfollowed, trained(unfollowed, W, loss=1))
-refuses("wrong loss", LOSS, cuts(large, W, loss=0), large, trained(large, W, loss=None))
+refuses("wrong loss", LOSS).when(cuts(two, W, loss=7), trained(two, W))
+refuses("wrong loss", LOSS).when(cuts(unfollowed, W, loss=0), trained(unfollowed, W, loss=1))
+refuses("wrong loss", LOSS).when(cuts(large, W, loss=0), trained(large, W, loss=None))
 
 
 def called_without_tangents() -> object:
@@ -727,10 +665,12 @@ def doubles(w: Tensor) -> Tensor:  # here
     return w * 2
 
 
-refuses("wrong tangents", "runtime/calls/run_cut.py:_for_tangents", called_without_tangents,
-        doubles, trained(doubles, W, loss=None))  # fmt: skip
-refuses("wrong tangents", "runtime/calls/tangents.py:_wrong", called_with_wrong_tangents, doubles,
-        trained(doubles, W, loss=None))  # fmt: skip
+refuses("wrong tangents", "runtime/calls/run_cut.py:_for_tangents").when(
+    called_without_tangents, trained(doubles, W, loss=None), at=doubles
+)
+refuses("wrong tangents", "runtime/calls/tangents.py:_wrong").when(
+    called_with_wrong_tangents, trained(doubles, W, loss=None), at=doubles
+)
 
 
 def by_graphs(graph: Any, inputs: object) -> Any:
@@ -746,11 +686,11 @@ def twice(ask: Any) -> Any:
     return torch.autograd.grad(slope.sum(), W)
 
 
-refuses(
-    "double backward", "runtime/backends/autograd_function.py:_twice",
-    lambda: twice(foretrace.compile(cubes, backend=by_graphs, fullgraph=True)), twice,
+refuses("double backward", "runtime/backends/autograd_function.py:_twice").when(
+    lambda: twice(foretrace.compile(cubes, backend=by_graphs, fullgraph=True)),
     lambda: same(twice(foretrace.compile(cubes, fullgraph=True)), twice(cubes)),
-)  # fmt: skip
+    at=twice,
+)
 
 
 def writes_what_is_followed(a: Tensor, w: Tensor) -> Tensor:
@@ -764,11 +704,11 @@ def asks_for_what_was_written(*, detached: bool) -> None:
     ((a.detach() if detached else a) * w).sum().backward()
 
 
-refuses(
-    "double backward", "runtime/calls/untrainable_results.py:_spent",
-    lambda: asks_for_what_was_written(detached=False), writes_what_is_followed,
+refuses("double backward", "runtime/calls/untrainable_results.py:_spent").when(
+    lambda: asks_for_what_was_written(detached=False),
     lambda: asks_for_what_was_written(detached=True),
-)  # fmt: skip
+    at=writes_what_is_followed,
+)
 
 
 def by_eager() -> None:
@@ -779,14 +719,14 @@ def by_eager() -> None:
     )
 
 
-refuses(
-    "followed write", "runtime/calls/epilogue.py:core_of",
+refuses("followed write", "runtime/calls/epilogue.py:core_of").when(
     lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs, fullgraph=True)(
         torch.zeros(6, 8), W
     ),
-    writes_what_is_followed, by_eager,
+    by_eager,
     compiled(lambda w: (w * 2).sum(), W, backend=by_graphs),
-)  # fmt: skip
+    at=writes_what_is_followed,
+)
 
 
 def reenters(w: Tensor) -> Any:
@@ -797,12 +737,8 @@ def does_not_reenter(w: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(squares, w, use_reentrant=False)
 
 
-refuses(
-    "autograd inside",
-    "tracer/recorder/function_target.py:_check_own",
-    cuts(reenters, W, loss=0),
-    reenters,
-    trained(does_not_reenter, W),
+refuses("autograd inside", "tracer/recorder/function_target.py:_check_own").when(
+    cuts(reenters, W, loss=0), trained(does_not_reenter, W)
 )
 
 
@@ -846,12 +782,8 @@ def overwrites_a_clone(w: Tensor) -> Any:
     return w.cos() + OverwritesAClone.apply(w.sin())
 
 
-refuses(
-    "shared gradient",
-    "autograd/derivatives/function_backward.py:_check_unwritten",
-    cuts(overwrites, W),
-    overwrites,
-    trained(overwrites_a_clone, W, loss=None),
+refuses("shared gradient", "autograd/derivatives/function_backward.py:_check_unwritten").when(
+    cuts(overwrites, W), trained(overwrites_a_clone, W, loss=None)
 )
 
 
@@ -859,12 +791,8 @@ def misfits(w: Tensor) -> Any:
     return Misfits.apply(w).sum()  # here
 
 
-refuses(
-    "wrong rule",
-    "autograd/derivatives/function_backward.py:_gradients",
-    cuts(misfits, W, loss=0),
-    misfits,
-    trained(makes, W),
+refuses("wrong rule", "autograd/derivatives/function_backward.py:_gradients").when(
+    cuts(misfits, W, loss=0), trained(makes, W)
 )
 
 
@@ -882,13 +810,8 @@ def asks_nothing(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
-refuses(
-    "autograd inside",
-    "operators/abstract_tensors/tensor_queries.py:view_unknown",
-    captures(asks_for_a_base, X),
-    asks_for_a_base,
-    captured(asks_of_its_own, X),
-    captured(asks_nothing, X),
+refuses("autograd inside", "operators/abstract_tensors/tensor_queries.py:view_unknown").when(
+    captures(asks_for_a_base, X), captured(asks_of_its_own, X), captured(asks_nothing, X)
 )
 
 
@@ -902,9 +825,9 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "tracer/functionalization/autograd_leaves.py:require_grad",
-        captures(makes_a_leaf_of_numbers, X), makes_a_leaf_of_numbers,
-        captured(makes_a_leaf_of_floats, X))  # fmt: skip
+refuses("autograd inside", "tracer/functionalization/autograd_leaves.py:require_grad").when(
+    captures(makes_a_leaf_of_numbers, X), captured(makes_a_leaf_of_floats, X)
+)
 
 
 def makes_a_leaf_of_a_viewed(x: Tensor) -> Tensor:
@@ -919,12 +842,8 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses(
-    "unsupported",
-    "tracer/functionalization/autograd_leaves.py:make_leaf",
-    captures(makes_a_leaf_of_a_viewed, X),
-    makes_a_leaf_of_a_viewed,
-    captured(makes_a_leaf_of_a_clone, X),
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf").when(
+    captures(makes_a_leaf_of_a_viewed, X), captured(makes_a_leaf_of_a_clone, X)
 )
 
 
@@ -940,9 +859,9 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf",
-        captures(makes_a_leaf_of_a_view_without_history, W),
-        makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf").when(
+    captures(makes_a_leaf_of_a_view_without_history, W), captured(makes_a_leaf_of_its_clone, W)
+)
 
 
 class Integral(torch.autograd.Function):
@@ -984,12 +903,8 @@ def cubes_alone(w: Tensor) -> Tensor:
     return Cube.apply(w).sum()
 
 
-refuses(
-    "autograd inside",
-    "tracer/recorder/error_reports.py:_inner_gradient",
-    cuts(integrates, W, loss=0),
-    Integral.backward,
-    trained(cubes_alone, W),
+refuses("autograd inside", "tracer/recorder/error_reports.py:_inner_gradient").when(
+    cuts(integrates, W, loss=0), trained(cubes_alone, W), at=Integral.backward
 )
 
 
@@ -1029,19 +944,11 @@ def runs_again_in_a_hook(w: Tensor) -> Tensor:
     return v.sum()
 
 
-refuses(
-    "autograd inside",
-    "tracer/recorder/error_reports.py:unless_it_adds",
-    cuts(runs_again, W, loss=0),
-    Again.backward,
-    trained(cubes_alone, W),
+refuses("autograd inside", "tracer/recorder/error_reports.py:unless_it_adds").when(
+    cuts(runs_again, W, loss=0), trained(cubes_alone, W), at=Again.backward
 )
-refuses(
-    "autograd inside",
-    "tracer/recorder/error_reports.py:unless_it_adds",
-    cuts(runs_again_in_a_hook, W, loss=0),
-    runs_again_in_a_hook,
-    trained(cubes_alone, W),
+refuses("autograd inside", "tracer/recorder/error_reports.py:unless_it_adds").when(
+    cuts(runs_again_in_a_hook, W, loss=0), trained(cubes_alone, W)
 )
 
 
@@ -1055,12 +962,8 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses(
-    "in-place on view",
-    "tracer/functionalization/in_place_checks.py:detach",
-    captures(detaches_a_view, W),
-    detaches_a_view,
-    trained(detaches, W),
+refuses("in-place on view", "tracer/functionalization/in_place_checks.py:detach").when(
+    captures(detaches_a_view, W), trained(detaches, W)
 )
 
 
@@ -1079,9 +982,9 @@ def views_what_is_detached(w: Tensor) -> Tensor:
     return (w * made[0]).sum()
 
 
-refuses("in-place on view", "tracer/functionalization/current_value.py:of_detached",
-        captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
-        trained(views_what_is_detached, W))  # fmt: skip
+refuses("in-place on view", "tracer/functionalization/current_value.py:of_detached").when(
+    captures(uses_a_view_of_a_detached, W), trained(views_what_is_detached, W)
+)
 
 
 class Turns(torch.autograd.Function):
@@ -1116,13 +1019,11 @@ def turns(w: Tensor) -> Tensor:
     return Turns.apply(w).sum()
 
 
-refuses(
-    "no derivative",
-    "autograd/derivatives/formula_tracer.py:lift_constant",
+refuses("no derivative", "autograd/derivatives/formula_tracer.py:lift_constant").when(
     cuts(turns, W, loss=0),
-    Turns.backward,
     trained(lambda w: TurnsBack.apply(w).sum(), W),
     trained(lambda w: KeepsTurn.apply(w).sum(), W),
+    at=Turns.backward,
 )
 
 
@@ -1133,11 +1034,10 @@ def returns_what_it_uses_twice(w: Tensor, clones: bool = False) -> tuple[Tensor,
 
 
 USED_TWICE = torch.randn(3, 4, requires_grad=True)
-refuses(
-    "unsupported", "autograd/eager_history/returned_leaves.py:_check",
-    cuts(returns_what_it_uses_twice, USED_TWICE, cut="export"), returns_what_it_uses_twice,
+refuses("unsupported", "autograd/eager_history/returned_leaves.py:_check").when(
+    cuts(returns_what_it_uses_twice, USED_TWICE, cut="export"),
     lambda: same_as_eager(
         lambda w: returns_what_it_uses_twice(w, True), (USED_TWICE,), loss=None, cuts=("export",)
     ),
     trained(returns_what_it_uses_twice, USED_TWICE, loss=None),
-)  # fmt: skip
+)

@@ -15,16 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import (
-    Program,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    exports,
-    refuses,
-    same,
-)
+from tests.refusals.asks import captures, compiles, exports
+from tests.refusals.follow import captured, compiled, same
+from tests.refusals.registry import Program, refuses
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)
@@ -100,12 +93,12 @@ def breaks(x: Tensor) -> Tensor:
 
 
 HOLE = "python_state/access/side_effects.py:_refuse"
-refuses("side effect", HOLE, broken(prints, X), prints, captured(doubles, X))
-refuses("side effect", HOLE, broken(takes_time, X), takes_time, captured(times, X, 2.0))
-refuses(
-    "side effect", HOLE, broken(logs, X, calls=2), logs, captured(doubles, X), follow_logs_once
-)  # fmt: skip
-refuses("graph break", HOLE, broken(breaks, X), breaks, captured(doubles, X))
+refuses("side effect", HOLE).when(broken(prints, X), captured(doubles, X), at=prints)
+refuses("side effect", HOLE).when(broken(takes_time, X), captured(times, X, 2.0), at=takes_time)
+refuses("side effect", HOLE).when(
+    broken(logs, X, calls=2), captured(doubles, X), follow_logs_once, at=logs
+)
+refuses("graph break", HOLE).when(broken(breaks, X), captured(doubles, X), at=breaks)
 
 
 def waits_for_a_thread(x: Tensor) -> Tensor:
@@ -115,9 +108,9 @@ def waits_for_a_thread(x: Tensor) -> Tensor:
     return made.get(timeout=20)
 
 
-refuses(
-    "side effect", HOLE, broken(waits_for_a_thread, X), waits_for_a_thread, captured(doubles, X)
-)  # fmt: skip
+refuses("side effect", HOLE).when(
+    broken(waits_for_a_thread, X), captured(doubles, X), at=waits_for_a_thread
+)
 
 
 def forks(x: Tensor) -> Tensor:
@@ -135,8 +128,8 @@ def starts_a_process(x: Tensor) -> Tensor:
 
 
 FORKS = "session/run/torch_patches.py:_forks"
-refuses("side effect", FORKS, captures(forks, X), forks, captured(doubles, X))
-refuses("side effect", FORKS, captures(starts_a_process, X), starts_a_process, captured(doubles, X))
+refuses("side effect", FORKS).when(captures(forks, X), captured(doubles, X))
+refuses("side effect", FORKS).when(captures(starts_a_process, X), captured(doubles, X))
 
 SCALES = (1 + step / 10 for step in range(10_000))
 
@@ -156,10 +149,9 @@ def is_in_pieces() -> None:
     same(made(X), X * 1.1)
 
 
-refuses(
-    "side effect", "python_state/access/side_effects.py:check_iterators", broken(takes_the_next, X),
-    takes_the_next, captured(times, X, next(SCALES)), is_in_pieces,
-)  # fmt: skip
+refuses("side effect", "python_state/access/side_effects.py:check_iterators").when(
+    broken(takes_the_next, X), captured(times, X, next(SCALES)), is_in_pieces, at=takes_the_next
+)
 
 
 class Counted(nn.Module):
@@ -192,12 +184,8 @@ class ByTensor(Counted):
         return x.sin() * count
 
 
-refuses(
-    "captured again",
-    "runtime/graph_breaks/recapture_policy.py:check",
-    asks_too_often,
-    Counted.forward,
-    compiled(ByTensor(), X, torch.tensor(3)),
+refuses("captured again", "runtime/graph_breaks/recapture_policy.py:check").when(
+    asks_too_often, compiled(ByTensor(), X, torch.tensor(3)), at=Counted.forward
 )
 
 
@@ -240,13 +228,13 @@ for program, at in {
     gives_when_awaited: gives_when_awaited, returns_a_coroutine: waits,
     returns_a_generator: returns_a_generator, returns_a_map: returns_a_map,
 }.items():  # fmt: skip
-    refuses("unsupported", LATER, captures(program, X), at, captured(all_of_them, X))
-    refuses("unsupported", LATER, compiles(program, X), at, compiled(all_of_them, X))
+    refuses("unsupported", LATER).when(captures(program, X), captured(all_of_them, X), at=at)
+    refuses("unsupported", LATER).when(compiles(program, X), compiled(all_of_them, X), at=at)
     if at is not returns_a_map:  # which has no code: the line is that of the program
-        refuses("unsupported", LATER, exports(program, X), at, captured(all_of_them, X))
-refuses("unsupported", LATER, exports(Waits(), X), Waits.forward, captured(all_of_them, X))
-refuses(
-    "unsupported", LATER,
-    lambda: foretrace.aot_export_module(Waits(), (X,), trace_joint=False), Waits.forward,
+        refuses("unsupported", LATER).when(exports(program, X), captured(all_of_them, X), at=at)
+refuses("unsupported", LATER).when(exports(Waits(), X), captured(all_of_them, X))
+refuses("unsupported", LATER).when(
+    lambda: foretrace.aot_export_module(Waits(), (X,), trace_joint=False),
     captured(all_of_them, X),
-)  # fmt: skip
+    at=Waits.forward,
+)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import Program, captured, captures, cuts, refuses, same, trained
+from tests.refusals.asks import captures, cuts
+from tests.refusals.follow import captured, same, trained
+from tests.refusals.registry import Program, refuses
 
 W = torch.randn(6, 8, requires_grad=True)
 HOOKED = torch.randn(6, 8, requires_grad=True)
@@ -42,13 +44,14 @@ def change_the_gradient() -> None:
     same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
 
 
-refuses("hook", "autograd/backward/gradient_hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
-        change_the_gradient)  # fmt: skip
-refuses(
-    "hook", "autograd/backward/gradient_hooks.py:hooked",
-    lambda: foretrace.capture(hooked, (W,)).cut("joint", loss=0)(HOOKED), None,
+refuses("hook", "autograd/backward/gradient_hooks.py:hooked").when(
+    cuts(hooked, HOOKED, loss=0), change_the_gradient
+)
+refuses("hook", "autograd/backward/gradient_hooks.py:hooked").when(
+    lambda: foretrace.capture(hooked, (W,)).cut("joint", loss=0)(HOOKED),
     change_the_gradient,
-)  # fmt: skip
+    at=None,
+)
 
 
 # ---- where they are registered -----------------------------------------------------------------
@@ -85,9 +88,9 @@ def hook_before(w: Tensor) -> Tensor:
     return Plain.apply(x).sum()
 
 
-refuses("autograd inside", "tracer/recorder/autograd_hooks.py:_check",
-        captures(lambda w: Inside.apply(w * 1).sum(), W), Inside.forward,
-        trained(hook_before, W))  # fmt: skip
+refuses("autograd inside", "tracer/recorder/autograd_hooks.py:_check").when(
+    captures(lambda w: Inside.apply(w * 1).sum(), W), trained(hook_before, W), at=Inside.forward
+)
 
 
 def of_what_requires_none(w: Tensor) -> Tensor:
@@ -102,12 +105,8 @@ def of_what_requires_one(w: Tensor) -> Tensor:
     return (y * w).sum()
 
 
-refuses(
-    "program raised",
-    "tracer/recorder/autograd_hooks.py:_raised",
-    captures(of_what_requires_none, W),
-    of_what_requires_none,
-    trained(of_what_requires_one, W),
+refuses("program raised", "tracer/recorder/autograd_hooks.py:_raised").when(
+    captures(of_what_requires_none, W), trained(of_what_requires_one, W)
 )
 
 
@@ -116,12 +115,8 @@ def asks_the_node(w: Tensor) -> Tensor:
     return y * len(y.grad_fn.next_functions)  # here
 
 
-refuses(
-    "autograd inside",
-    "tracer/recorder/autograd_hooks.py:__getattr__",
-    captures(asks_the_node, W),
-    asks_the_node,
-    captured(Plain.apply, W),
+refuses("autograd inside", "tracer/recorder/autograd_hooks.py:__getattr__").when(
+    captures(asks_the_node, W), captured(Plain.apply, W)
 )
 
 
@@ -155,13 +150,8 @@ class OfView(Layer):
         return (w * weight).sum()
 
 
-refuses(
-    "hook",
-    "autograd/backward/gradient_hooks.py:_check_argument",
-    cuts(Layer(), W, loss=0),
-    Layer.forward,
-    trained(Removes(), W),
-    trained(OfView(), W),
+refuses("hook", "autograd/backward/gradient_hooks.py:_check_argument").when(
+    cuts(Layer(), W, loss=0), trained(Removes(), W), trained(OfView(), W)
 )
 
 
@@ -178,11 +168,12 @@ def view_and_tensor(w: Tensor) -> Tensor:
     return (y * y).sum()
 
 
-refuses(
-    "hook", "autograd/backward/gradient_hooks.py:at_input",
+refuses("hook", "autograd/backward/gradient_hooks.py:at_input").when(
     lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
-    input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
-)  # fmt: skip
+    trained(input_and_tensor, W),
+    trained_compiled(view_and_tensor, W),
+    at=input_and_tensor,
+)
 
 
 def holds_a_tensor(w: Tensor) -> Tensor:
@@ -191,11 +182,12 @@ def holds_a_tensor(w: Tensor) -> Tensor:
     return (y * y).sum()
 
 
-refuses(
-    "hook", "runtime/calls/untrainable_results.py:_opened",
-    lambda: foretrace.capture(holds_a_tensor, (W,)).cut("export")(W).backward(), holds_a_tensor,
-    trained(holds_a_tensor, W), trained_compiled(holds_a_tensor, W),
-)  # fmt: skip
+refuses("hook", "runtime/calls/untrainable_results.py:_opened").when(
+    lambda: foretrace.capture(holds_a_tensor, (W,)).cut("export")(W).backward(),
+    trained(holds_a_tensor, W),
+    trained_compiled(holds_a_tensor, W),
+    at=holds_a_tensor,
+)
 
 
 # ---- handles -----------------------------------------------------------------------------------
@@ -219,13 +211,8 @@ def removes_it(w: Tensor) -> Tensor:
     return y.sum()
 
 
-refuses(
-    "side effect",
-    "python_state/effects/leaks.py:_check_handles",
-    captures(gives_the_handle, W),
-    gives_the_handle,
-    trained(lets_it_go, W),
-    trained(removes_it, W),
+refuses("side effect", "python_state/effects/leaks.py:_check_handles").when(
+    captures(gives_the_handle, W), trained(lets_it_go, W), trained(removes_it, W)
 )
 
 
@@ -238,12 +225,8 @@ def gives_doubles(w: Tensor) -> Tensor:
     return y.sum()
 
 
-refuses(
-    "wrong hook",
-    "autograd/derivatives/run_hooks.py:wrong_hook",
-    cuts(gives_doubles, W, loss=0),
-    gives_doubles,
-    trained(lets_it_go, W),
+refuses("wrong hook", "autograd/derivatives/run_hooks.py:wrong_hook").when(
+    cuts(gives_doubles, W, loss=0), trained(lets_it_go, W)
 )
 
 
@@ -253,12 +236,8 @@ def gives_of_nothing(w: Tensor) -> Tensor:
     return a.sum()
 
 
-refuses(
-    "wrong hook",
-    "autograd/derivatives/run_hooks.py:wrong_hook",
-    cuts(gives_of_nothing, W, loss=0),
-    gives_of_nothing,
-    trained(lets_it_go, W),
+refuses("wrong hook", "autograd/derivatives/run_hooks.py:wrong_hook").when(
+    cuts(gives_of_nothing, W, loss=0), trained(lets_it_go, W)
 )
 
 
@@ -274,12 +253,8 @@ def writes_to_a_clone(w: Tensor) -> Tensor:
     return ((y + z) * w).sum()
 
 
-refuses(
-    "shared gradient",
-    "autograd/backward/gradient_hooks.py:_check_alone",
-    cuts(writes_to_another_too, W, loss=0),
-    writes_to_another_too,
-    trained(writes_to_a_clone, W),
+refuses("shared gradient", "autograd/backward/gradient_hooks.py:_check_alone").when(
+    cuts(writes_to_another_too, W, loss=0), trained(writes_to_a_clone, W)
 )
 
 SEEN: list[Tensor] = []
@@ -304,13 +279,8 @@ def keeps_compiled() -> None:
     SEEN.clear()
 
 
-refuses(
-    "hook",
-    "autograd/backward/gradient_hooks.py:state_kept",
-    cuts(keeps_gradients, W, loss=0),
-    keeps_gradients,
-    trained(gives_what_it_keeps, W),
-    keeps_compiled,
+refuses("hook", "autograd/backward/gradient_hooks.py:state_kept").when(
+    cuts(keeps_gradients, W, loss=0), trained(gives_what_it_keeps, W), keeps_compiled
 )
 
 
@@ -323,11 +293,6 @@ class Remembers(nn.Module):
         return (self.last * w).sum()
 
 
-refuses(
-    "hook",
-    "autograd/backward/gradient_hooks.py:state_kept",
-    cuts(Remembers(), W, loss=0),
-    Remembers.forward,
-    trained(holds_a_tensor, W),
-    trained_compiled(Remembers(), W),
+refuses("hook", "autograd/backward/gradient_hooks.py:state_kept").when(
+    cuts(Remembers(), W, loss=0), trained(holds_a_tensor, W), trained_compiled(Remembers(), W)
 )

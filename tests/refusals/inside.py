@@ -7,7 +7,9 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
 import foretrace
-from tests.refusals.registry import captured, captures, compiled, cuts, refuses, same, trained
+from tests.refusals.asks import captures, cuts
+from tests.refusals.follow import captured, compiled, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
@@ -26,8 +28,9 @@ def keeps_the_graph(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w)[0]
 
 
-refuses("graph freed", "autograd/backward/apply_rule.py:freed", captures(goes_back_twice, W),
-        goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
+refuses("graph freed", "autograd/backward/apply_rule.py:freed").when(
+    captures(goes_back_twice, W), captured(keeps_the_graph, W)
+)
 
 
 def asks_in_a_branch(w: Tensor) -> Any:
@@ -42,12 +45,8 @@ def asks_before(w: Tensor) -> Any:
     return torch.cond(w.sum() > 0, torch.sin, torch.neg, (slope,))
 
 
-refuses(
-    "autograd inside",
-    "autograd/backward/in_program_engine.py:_refused",
-    captures(asks_in_a_branch, W),
-    asks_in_a_branch,
-    captured(asks_before, W),
+refuses("autograd inside", "autograd/backward/in_program_engine.py:_refused").when(
+    captures(asks_in_a_branch, W), captured(asks_before, W)
 )
 
 
@@ -63,8 +62,9 @@ def hook_gives_as_much(w: Tensor) -> Tensor:
     return torch.autograd.grad(y.sum(), w)[0]
 
 
-refuses("wrong hook", "autograd/backward/in_program_hooks.py:_check", captures(hook_gives_less, W),
-        hook_gives_less, captured(hook_gives_as_much, W))  # fmt: skip
+refuses("wrong hook", "autograd/backward/in_program_hooks.py:_check").when(
+    captures(hook_gives_less, W), captured(hook_gives_as_much, W)
+)
 
 
 def goes_back_from_a_result(w: Tensor) -> Tensor:
@@ -84,13 +84,8 @@ def squares(w: Tensor) -> Tensor:
 
 MADE = W * 2
 
-refuses(
-    "autograd inside",
-    "session/run/grad_accumulators.py:of",
-    captures(goes_back_from_a_result, MADE),
-    goes_back_from_a_result,
-    captured(goes_back_from_a_leaf, W),
-    trained(squares, W),
+refuses("autograd inside", "session/run/grad_accumulators.py:of").when(
+    captures(goes_back_from_a_result, MADE), captured(goes_back_from_a_leaf, W), trained(squares, W)
 )
 
 
@@ -110,12 +105,8 @@ def again_outside() -> None:
     foretrace.capture(goes_back, (W,)).cut("export")(W).backward()  # here
 
 
-refuses(
-    "graph freed",
-    "runtime/calls/untrainable_results.py:_backward_ran",
-    again_outside,
-    again_outside,
-    compiled(goes_back_and_keeps, W),
+refuses("graph freed", "runtime/calls/untrainable_results.py:_backward_ran").when(
+    again_outside, compiled(goes_back_and_keeps, W), at=again_outside
 )
 
 
@@ -145,9 +136,11 @@ def by_a_cut(fn: Any, cut: str) -> Any:
     return follow
 
 
-refuses("double backward", "lowering/cuts/missing_history.py:check_gradients_bare",
-        cuts(leaves_a_graph, X, cut="step"), leaves_a_graph, by_a_cut(leaves_a_graph, "aten"),
-        by_a_cut(leaves_none, "step"))  # fmt: skip
+refuses("double backward", "lowering/cuts/missing_history.py:check_gradients_bare").when(
+    cuts(leaves_a_graph, X, cut="step"),
+    by_a_cut(leaves_a_graph, "aten"),
+    by_a_cut(leaves_none, "step"),
+)
 
 
 def turned(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,13 +163,8 @@ def asks_through_three(w: Tensor) -> Any:
     return torch.autograd.grad(y.sum(), w)[0]
 
 
-refuses(
-    "autograd inside",
-    "autograd/backward/in_program_backward.py:held",
-    captures(asks_through_a_scan, W),
-    asks_through_a_scan,
-    trained(gives_the_scan, W),
-    captured(asks_through_three, W),
+refuses("autograd inside", "autograd/backward/in_program_backward.py:higher_order").when(
+    captures(asks_through_a_scan, W), trained(gives_the_scan, W), captured(asks_through_three, W)
 )
 
 
@@ -204,8 +192,9 @@ def as_one_graph() -> None:
     assert all(map(torch.equal, ours, given))
 
 
-refuses("no such parts", "lowering/partition/step_parts.py:_refused", lambda: in_parts(W, V, X.T),
-        trains_one_after_the_other, as_one_graph)  # fmt: skip
+refuses("no such parts", "lowering/partition/step_parts.py:_refused").when(
+    lambda: in_parts(W, V, X.T), as_one_graph, at=trains_one_after_the_other
+)
 # ---- nodes ---------------------------------------------------------------------------------------
 
 
@@ -219,12 +208,8 @@ def asks_an_edge(w: Tensor) -> Any:
     return w * torch.autograd.grad(y.sum(), torch.autograd.graph.get_gradient_edge(y))[0]
 
 
-refuses(
-    "autograd inside",
-    "autograd/backward/autograd_nodes.py:__getattr__",
-    captures(reads_a_node, W),
-    reads_a_node,
-    captured(asks_an_edge, W),
+refuses("autograd inside", "autograd/backward/autograd_nodes.py:__getattr__").when(
+    captures(reads_a_node, W), captured(asks_an_edge, W)
 )
 
 OUTSIDE = torch.autograd.graph.get_gradient_edge(W * 2)
@@ -234,12 +219,8 @@ def asks_an_edge_from_outside(w: Tensor) -> Any:
     return torch.autograd.grad((w * 2).sum(), OUTSIDE, allow_unused=True)[0]  # here
 
 
-refuses(
-    "autograd inside",
-    "autograd/backward/autograd_nodes.py:_value",
-    captures(asks_an_edge_from_outside, W),
-    asks_an_edge_from_outside,
-    captured(asks_an_edge, W),
+refuses("autograd inside", "autograd/backward/autograd_nodes.py:_value").when(
+    captures(asks_an_edge_from_outside, W), captured(asks_an_edge, W)
 )
 
 
@@ -255,8 +236,9 @@ def hooks_on_views_of_parts(w: Tensor) -> Any:
     return torch.autograd.grad(both[0].sum(), w)[0]
 
 
-refuses("hook", "autograd/backward/autograd_nodes.py:runs", captures(hooks_on_both_parts, W),
-        hooks_on_both_parts, captured(hooks_on_views_of_parts, W))  # fmt: skip
+refuses("hook", "autograd/backward/autograd_nodes.py:runs").when(
+    captures(hooks_on_both_parts, W), captured(hooks_on_views_of_parts, W)
+)
 
 
 def hooks_on_two(w: Tensor) -> Any:
@@ -278,13 +260,8 @@ def a_hook_on_each(w: Tensor) -> Any:
     return (a * b).sum()
 
 
-refuses(
-    "hook",
-    "autograd/backward/gradient_hooks.py:_several",
-    cuts(hooks_on_two, W, loss=0),
-    hooks_on_two,
-    captured(hooks_on_two_inside, W),
-    trained(a_hook_on_each, W),
+refuses("hook", "autograd/backward/gradient_hooks.py:_several").when(
+    cuts(hooks_on_two, W, loss=0), captured(hooks_on_two_inside, W), trained(a_hook_on_each, W)
 )
 
 
@@ -303,8 +280,9 @@ def has_one_inside(w: Tensor) -> Tensor:
     return slope
 
 
-refuses("hook", "autograd/backward/in_program_hooks.py:_check_any", captures(has_a_hook_for_any),
-        has_a_hook_for_any, captured(has_one_inside, W))  # fmt: skip
+refuses("hook", "autograd/backward/in_program_hooks.py:_check_any").when(
+    captures(has_a_hook_for_any), captured(has_one_inside, W)
+)
 
 
 class Doubles(torch.autograd.Function):
@@ -330,10 +308,6 @@ def asks_one_by_one(w: Tensor) -> Tensor:
     return torch.stack(each)
 
 
-refuses(
-    "unsupported",
-    "autograd/backward/batched_gradients.py:_unknown",
-    captures(asks_for_a_batch, W),
-    asks_for_a_batch,
-    captured(asks_one_by_one, W),
+refuses("unsupported", "autograd/backward/batched_gradients.py:_unknown").when(
+    captures(asks_for_a_batch, W), captured(asks_one_by_one, W)
 )

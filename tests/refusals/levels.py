@@ -11,7 +11,9 @@ from torch.func import jvp, linearize, vmap
 
 import foretrace
 from foretrace import torch_api
-from tests.refusals.registry import captured, captures, refuses, same
+from tests.refusals.asks import captures
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import refuses
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)
@@ -25,11 +27,8 @@ def linearized(x: Tensor) -> Any:
     return linearize(torch.sin, x)[1](x)  # here
 
 
-refuses(
-    "unsupported",
-    "session/run/torch_patches.py:_linearized",
+refuses("unsupported", "session/run/torch_patches.py:_linearized").when(
     captures(linearized, X),
-    linearized,
     captured(lambda x: pushed(torch.sin, x), X),
     "outside of the captured program",
 )
@@ -39,11 +38,8 @@ def mapped_by_the_old_vmap(x: Tensor) -> Any:
     return jacobian(torch.sin, x, vectorize=True, strategy="forward-mode")  # here
 
 
-refuses(
-    "unsupported",
-    "operators/abstract_tensors/supported_inputs.py:check_asked_for",
+refuses("unsupported", "operators/abstract_tensors/supported_inputs.py:check_asked_for").when(
     captures(mapped_by_the_old_vmap, X),
-    mapped_by_the_old_vmap,
     captured(torch.func.jacfwd(torch.sin), X),
     captured(vmap(torch.sin), X),
 )
@@ -58,12 +54,8 @@ def dual_inside(x: Tensor) -> Any:
         return fwad.unpack_dual(product(fwad.make_dual(x, x))).tangent  # here
 
 
-refuses(
-    "unsupported",
-    "tracer/forward_ad/jvp_queries.py:refuse_dual",
-    captures(dual_inside, X),
-    dual_inside,
-    captured(lambda x: pushed(product, x), X),
+refuses("unsupported", "tracer/forward_ad/jvp_queries.py:refuse_dual").when(
+    captures(dual_inside, X), captured(lambda x: pushed(product, x), X)
 )
 
 
@@ -120,14 +112,12 @@ def itself(function: Any, x: Tensor) -> Any:
     return function
 
 
-refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/supported_inputs.py:check_admitted",
+refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_admitted").when(
     given_a_dual,
-    None,
     captured(lambda x: pushed(twice_exp, x), X),
     pushed_by_the_caller(twice_exp, cut_of("export"), X),
     pushed_by_the_caller(twice_exp, compiled_whole, X),
+    at=None,
 )
 
 
@@ -137,12 +127,12 @@ def without_grad(x: Tensor) -> Tensor:
     return y.exp() + x
 
 
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused",
-    lambda: tangents_of(cut_of("export")(without_grad, W), W), None,
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    lambda: tangents_of(cut_of("export")(without_grad, W), W),
     pushed_by_the_caller(without_grad, itself, W),
     pushed_by_the_caller(without_grad, compiled_whole, W),
-)  # fmt: skip
+    at=None,
+)
 
 
 def written_through_detach(x: Tensor) -> Tensor:
@@ -151,12 +141,12 @@ def written_through_detach(x: Tensor) -> Tensor:
     return y * x
 
 
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused",
-    lambda: tangents_of(cut_of("export")(written_through_detach, X), X), None,
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    lambda: tangents_of(cut_of("export")(written_through_detach, X), X),
     pushed_by_the_caller(written_through_detach, itself, X),
     pushed_by_the_caller(written_through_detach, compiled_whole, X),
-)  # fmt: skip
+    at=None,
+)
 
 
 def written_and_returned(x: Tensor) -> Tensor:
@@ -164,24 +154,24 @@ def written_and_returned(x: Tensor) -> Tensor:
     return x[0]
 
 
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused",
-    lambda: tangents_of(cut_of("export")(written_and_returned, X.clone()), X), None,
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    lambda: tangents_of(cut_of("export")(written_and_returned, X.clone()), X),
     pushed_by_the_caller(written_and_returned, itself, X),
     pushed_by_the_caller(written_and_returned, compiled_whole, X),
-)  # fmt: skip
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused",
-    lambda: tangents_of(cut_of("aten")(Doubled.apply, X), X), None,
+    at=None,
+)
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    lambda: tangents_of(cut_of("aten")(Doubled.apply, X), X),
     pushed_by_the_caller(Doubled.apply, itself, X),
     pushed_by_the_caller(Doubled.apply, cut_of("export"), X),
-)  # fmt: skip
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused",
-    lambda: tangents_of(cut_of("step")(twice_exp, X), X), None,
+    at=None,
+)
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    lambda: tangents_of(cut_of("step")(twice_exp, X), X),
     pushed_by_the_caller(twice_exp, itself, X),
     pushed_by_the_caller(twice_exp, cut_of("export"), X),
-)  # fmt: skip
+    at=None,
+)
 
 
 def asks_for_a_tangent(x: Tensor) -> Any:
@@ -193,12 +183,8 @@ def in_a_level_around() -> object:
         return foretrace.capture(asks_for_a_tangent, (X,))
 
 
-refuses(
-    "unsupported",
-    "tracer/forward_ad/jvp_queries.py:refuse_dual",
-    in_a_level_around,
-    asks_for_a_tangent,
-    captured(lambda x: pushed(twice_exp, x), X),
+refuses("unsupported", "tracer/forward_ad/jvp_queries.py:refuse_dual").when(
+    in_a_level_around, captured(lambda x: pushed(twice_exp, x), X), at=asks_for_a_tangent
 )
 
 
@@ -206,12 +192,8 @@ def captured_in_a_level() -> object:
     return vmap(lambda x: foretrace.capture(torch.sin, (x,)))(X)
 
 
-refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/supported_inputs.py:check_admitted",
-    captured_in_a_level,
-    None,
-    captured(vmap(twice_exp), X),
+refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_admitted").when(
+    captured_in_a_level, captured(vmap(twice_exp), X), at=None
 )
 
 
@@ -221,8 +203,9 @@ def joint_of_a_dual() -> object:
         return cut(fwad.make_dual(W.detach(), X).requires_grad_(), tangents=[X])
 
 
-refuses(
-    "guard broken", "runtime/calls/dual_inputs.py:_refused", joint_of_a_dual, None,
+refuses("guard broken", "runtime/calls/dual_inputs.py:_refused").when(
+    joint_of_a_dual,
     pushed_by_the_caller(twice_exp, itself, W),
     pushed_by_the_caller(twice_exp, cut_of("export"), W),
-)  # fmt: skip
+    at=None,
+)

@@ -9,7 +9,9 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import captured, captures, compiled, cuts, exports, refuses, trained
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, compiled, trained
+from tests.refusals.registry import refuses
 
 W = torch.randn(6, 8, requires_grad=True)
 SQUARE = torch.randn(4, 4, requires_grad=True)
@@ -39,8 +41,9 @@ def inside_a_checkpoint(w: Tensor) -> Any:
     return checkpoint(hooked, w, use_reentrant=False)
 
 
-refuses("hook", "autograd/backward/pack_hooks.py:enter", captures(inside_a_checkpoint, W),
-        inside_a_checkpoint, trained(of_a_function, W))  # fmt: skip
+refuses("hook", "autograd/backward/pack_hooks.py:enter").when(
+    captures(inside_a_checkpoint, W), trained(of_a_function, W)
+)
 
 
 def around_a_checkpoint(w: Tensor) -> Any:
@@ -54,12 +57,8 @@ def beside_a_checkpoint(w: Tensor) -> Any:
     return checkpoint(product, y, use_reentrant=False)
 
 
-refuses(
-    "hook",
-    "autograd/backward/pack_hooks.py:check_checkpoint",
-    captures(around_a_checkpoint, W),
-    around_a_checkpoint,
-    trained(beside_a_checkpoint, W),
+refuses("hook", "autograd/backward/pack_hooks.py:check_checkpoint").when(
+    captures(around_a_checkpoint, W), trained(beside_a_checkpoint, W)
 )
 
 
@@ -75,12 +74,8 @@ def holds_none(w: Tensor) -> Any:
         return product(y)
 
 
-refuses(
-    "hook",
-    "autograd/derivatives/saved_tensors.py:unknown",
-    captures(holds_programs, W),
-    holds_programs,
-    trained(holds_none, W),
+refuses("hook", "autograd/derivatives/saved_tensors.py:unknown").when(
+    captures(holds_programs, W), trained(holds_none, W)
 )
 
 
@@ -94,8 +89,9 @@ def under_hooks() -> None:
         cut(W)
 
 
-refuses("guard broken", "runtime/guards/cut_guards.py:broken", under_hooks, None,
-        lambda: [captured(slope_around, W)(), compiled(slope_around, W)()])  # fmt: skip
+refuses("guard broken", "runtime/guards/cut_guards.py:broken").when(
+    under_hooks, lambda: [captured(slope_around, W)(), compiled(slope_around, W)()], at=None
+)
 
 
 def captured_under_hooks() -> None:
@@ -107,12 +103,10 @@ def slope_of_a_function(w: Tensor) -> Tensor:
     return torch.autograd.grad(of_a_function(w), w)[0]
 
 
-refuses(
-    "autograd inside",
-    "autograd/backward/in_program_engine.py:_refused",
+refuses("autograd inside", "autograd/backward/in_program_engine.py:_refused").when(
     captured_under_hooks,
-    slope_around,
     lambda: [captured(slope_of_a_function, W)(), captured(slope_around, W)()],
+    at=slope_around,
 )
 
 
@@ -130,11 +124,8 @@ def runs_again(w: Tensor) -> Any:
     return checkpoint(product, w, use_reentrant=False)
 
 
-refuses(
-    "hook",
-    "frontends/torch_compat/stateless_check.py:without_hooks",
+refuses("hook", "frontends/torch_compat/stateless_check.py:without_hooks").when(
     exports(saves_half, W),
-    saves_half,
     lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()],
     trained(saves_half, W),
 )
@@ -144,8 +135,9 @@ def trains_a_cut() -> None:
     foretrace.capture(saves_half, (W,)).cut("export")(W).backward()
 
 
-refuses("hook", "runtime/calls/untrainable_results.py:_opened", trains_a_cut, saves_half,
-        trained(saves_half, W), compiled(saves_half, W))  # fmt: skip
+refuses("hook", "runtime/calls/untrainable_results.py:_opened").when(
+    trains_a_cut, trained(saves_half, W), compiled(saves_half, W), at=saves_half
+)
 
 
 # ---- what they do --------------------------------------------------------------------------------
@@ -163,8 +155,9 @@ def packs_a_clone(w: Tensor) -> Tensor:
         return y.exp().sum()
 
 
-refuses("program raised", "autograd/backward/pack_hooks.py:pack", captures(packs_in_place, W),
-        packs_in_place, trained(packs_a_clone, W))  # fmt: skip
+refuses("program raised", "autograd/backward/pack_hooks.py:pack").when(
+    captures(packs_in_place, W), trained(packs_a_clone, W)
+)
 
 
 def packs_into_an_operand(w: Tensor) -> Tensor:
@@ -189,8 +182,9 @@ def packs_into_a_clone(w: Tensor) -> Tensor:
         return torch.addcmul(y, w, w).sum()
 
 
-refuses("hook", "autograd/backward/pack_hooks.py:_writes", captures(packs_into_an_operand, W),
-        packs_into_an_operand, trained(packs_into_a_clone, W))  # fmt: skip
+refuses("hook", "autograd/backward/pack_hooks.py:_writes").when(
+    captures(packs_into_an_operand, W), trained(packs_into_a_clone, W)
+)
 
 
 def noisy() -> saved_tensors_hooks:
@@ -214,8 +208,9 @@ def draws_nothing(w: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, q, q).sum()
 
 
-refuses("hook", "autograd/backward/pack_hooks.py:_check_draws", captures(draws_in_between, W),
-        draws_in_between, trained(draws_nothing, W), trained(draws_in_parts, W))  # fmt: skip
+refuses("hook", "autograd/backward/pack_hooks.py:_check_draws").when(
+    captures(draws_in_between, W), trained(draws_nothing, W), trained(draws_in_parts, W)
+)
 
 
 def unpacks_in_place(w: Tensor) -> Tensor:
@@ -228,12 +223,8 @@ def unpacks_a_clone(w: Tensor) -> Tensor:
         return product(w)
 
 
-refuses(
-    "hook",
-    "autograd/backward/unpack_hooks.py:_check_unwritten",
-    cuts(unpacks_in_place, W, loss=0),
-    unpacks_in_place,
-    trained(unpacks_a_clone, W),
+refuses("hook", "autograd/backward/unpack_hooks.py:_check_unwritten").when(
+    cuts(unpacks_in_place, W, loss=0), trained(unpacks_a_clone, W)
 )
 
 
@@ -242,12 +233,8 @@ def unpacks_nothing(w: Tensor) -> Tensor:
         return product(w)
 
 
-refuses(
-    "wrong hook",
-    "tracer/recorder/autograd_hooks.py:taken_out",
-    cuts(unpacks_nothing, W, loss=0),
-    unpacks_nothing,
-    trained(of_a_function, W),
+refuses("wrong hook", "tracer/recorder/autograd_hooks.py:taken_out").when(
+    cuts(unpacks_nothing, W, loss=0), trained(of_a_function, W)
 )
 
 
@@ -261,12 +248,8 @@ def unpacks_the_same_shape(w: Tensor) -> Tensor:
         return (w @ w).exp().sum()
 
 
-refuses(
-    "wrong hook",
-    "autograd/derivatives/saved_tensors.py:_unfit",
-    cuts(unpacks_another_shape, SQUARE, loss=0),
-    unpacks_another_shape,
-    trained(unpacks_the_same_shape, SQUARE),
+refuses("wrong hook", "autograd/derivatives/saved_tensors.py:_unfit").when(
+    cuts(unpacks_another_shape, SQUARE, loss=0), trained(unpacks_the_same_shape, SQUARE)
 )
 
 
@@ -282,5 +265,6 @@ def the_same_layout_again(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w, create_graph=True)[0].exp().sum()
 
 
-refuses("hook", "autograd/backward/unpack_hooks.py:other_layout", captures(another_layout_again, W),
-        another_layout_again, trained(the_same_layout_again, W))  # fmt: skip
+refuses("hook", "autograd/backward/unpack_hooks.py:other_layout").when(
+    captures(another_layout_again, W), trained(the_same_layout_again, W)
+)

@@ -1,16 +1,10 @@
-"""The table, and what a way out has to show."""
+"""The table of refusals, and how a row of it is stated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-import torch
 from torch import nn
-
-import foretrace
-from tests.support.bits import differences
-from tests.support.compare import same_as_eager
 
 Program = Callable[..., Any]
 Way = Callable[[], None] | str
@@ -31,7 +25,7 @@ class Case:
 
 CASES: dict[str, Case] = {}
 EXCUSED: dict[str, str] = {
-    "session/run/append_only.py:check_apart": "tests/steps/test_filling.py",
+    "session/run/append_only.py:check_separate": "tests/steps/test_filling.py",
     "session/run/append_only.py:check_none_left": "it runs once more: tests/steps/test_filling.py",
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
     "frontends/torch_compat/stateless_check.py:_refuse_memory": "tests/dropin/test_aot_export.py",
@@ -155,101 +149,43 @@ EXCUSED: dict[str, str] = {
 """Places that no line of a program leads to, and why"""
 
 
-def refuses(
-    kind: str, site: str, ask: Callable[[], object], at: Program | None, *ways: Way
-) -> None:
-    """A row of the table; its name is the site, numbered."""
-    count = sum(name.partition(" ")[0] == site for name in CASES)
-    CASES[f"{site} {count}" if count else site] = Case(kind, site, ask, at, ways)
+@dataclass(frozen=True)
+class Ask:
+    """An entry point, to be called with a program later."""
+
+    program: Program
+    call: Callable[[], object]
+
+    def __call__(self) -> object:
+        """Call it; this raises the refusal."""
+        return self.call()
+
+    @property
+    def marked(self) -> Program:
+        """The function whose source has the line `# here`."""
+        is_module = isinstance(self.program, nn.Module)
+        return type(self.program).forward if is_module else self.program
 
 
-def captures(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
-    """`foretrace.capture`, later."""
-    return lambda: foretrace.capture(fn, args, **options)
+UNSTATED: Any = object()
 
 
-def compiles(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
-    """A call of `foretrace.compile`, later."""
-    return lambda: foretrace.compile(fn, **options, fullgraph=True)(*args)
+@dataclass(frozen=True)
+class Site:
+    """A place in foretrace that refuses, by the kind of its refusals."""
+
+    kind: str
+    site: str
+
+    def when(self, ask: Callable[[], object], *ways: Way, at: Program | None = UNSTATED) -> None:
+        """Add a row to the table; its name is the site, numbered."""
+        if at is UNSTATED:
+            assert isinstance(ask, Ask), f"{self.site}: say with at= which program is marked"
+            at = ask.marked
+        count = sum(name.partition(" ")[0] == self.site for name in CASES)
+        name = f"{self.site} {count}" if count else self.site
+        CASES[name] = Case(self.kind, self.site, ask, at, ways)
 
 
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, fn: Program) -> None:
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, *args: Any) -> Any:
-        return self.fn(*args)
-
-
-def exports(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
-    """`foretrace.export`, later."""
-    module = fn if isinstance(fn, nn.Module) else Calls(fn)
-    return lambda: foretrace.export(module, args, **options)
-
-
-def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Callable[[], object]:
-    """A cut of a capture, later."""
-    return lambda: foretrace.capture(fn, args).cut(cut, **options)
-
-
-def same(given: object, expected: object) -> None:
-    """To the last bit."""
-    assert list(differences(expected, given, "")) == []
-
-
-def captured(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
-    """The program is captured, and its export cut gives what eager gives."""
-    return lambda: same(foretrace.capture(fn, args, **options).cut("export")(*args), fn(*args))
-
-
-def compiled(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
-    """The program is compiled, and gives what eager gives."""
-    return lambda: same(foretrace.compile(fn, **options, fullgraph=True)(*args), fn(*args))
-
-
-def exported(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is exported, and gives what eager gives."""
-    module = fn if isinstance(fn, nn.Module) else Calls(fn)
-    return lambda: same(foretrace.export(module, args).module()(*args), fn(*args))
-
-
-def guarded(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is exported with guards on values, and gives what eager gives."""
-
-    def follow() -> None:
-        with pytest.warns(UserWarning, match="asserts each answer"):
-            exported(fn, *args)()
-
-    return follow
-
-
-def drawn(fn: Program, *args: Any) -> Callable[[], None]:
-    """The program is captured, and from the same random numbers gives what eager gives."""
-
-    def follow() -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            cut = foretrace.capture(fn, args).cut("export")
-            found = cut(*args)
-            torch.manual_seed(0)
-            same(found, fn(*args))
-
-    return follow
-
-
-def trained(fn: Program, *args: Any, loss: int | None = 0) -> Callable[[], None]:
-    """The joint cut gives the outputs and the gradients of eager."""
-    return lambda: same_as_eager(fn, args, loss=loss, cuts=("joint",))
-
-
-def once_before(fn: Program, *args: Any) -> Callable[[], None]:
-    """Called once eagerly, the program is captured."""
-
-    def follow() -> None:
-        fn(*args)
-        captured(fn, *args)()
-
-    return follow
+refuses = Site
+"""`refuses(kind, site).when(captures(program, x), way, ...)` is a row of the table"""

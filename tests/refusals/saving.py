@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
-from tests.refusals.registry import refuses, same
+from tests.refusals.follow import same
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 FOLLOWED = torch.randn(6, 8, requires_grad=True)
@@ -71,9 +72,11 @@ def applied(x: Tensor) -> Tensor:
 
 
 PYTHON = "serialization/schema/opaque.py:python"
-refuses("not saved", PYTHON, saves(hooked, FOLLOWED), hooked, kept(hooked, FOLLOWED, cut="joint"))
-refuses(
-    "not saved", PYTHON, saves(applied, FOLLOWED), applied, kept(applied, FOLLOWED, cut="joint")
+refuses("not saved", PYTHON).when(
+    saves(hooked, FOLLOWED), kept(hooked, FOLLOWED, cut="joint"), at=hooked
+)
+refuses("not saved", PYTHON).when(
+    saves(applied, FOLLOWED), kept(applied, FOLLOWED, cut="joint"), at=applied
 )
 
 
@@ -122,12 +125,11 @@ def flagged_before() -> None:
 
 
 ONE_CALL = "serialization/state/savable.py:one_call"
-refuses(
-    "not saved", ONE_CALL, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
-    called_before,
-)  # fmt: skip
-refuses(
-    "not saved", ONE_CALL, saves(Flagged(), X), Flagged.forward, kept(Returns(), X), flagged_before
+refuses("not saved", ONE_CALL).when(
+    saves(Remembers(), X), kept(Returns(), X), called_before, at=Remembers.forward
+)
+refuses("not saved", ONE_CALL).when(
+    saves(Flagged(), X), kept(Returns(), X), flagged_before, at=Flagged.forward
 )
 
 
@@ -140,8 +142,9 @@ class Logs:
         return x + len(self.log)
 
 
-refuses("not saved", ONE_CALL, saves(Logs(), X), Logs.__call__, kept(Returns(), X),
-        called_before)  # fmt: skip
+refuses("not saved", ONE_CALL).when(
+    saves(Logs(), X), kept(Returns(), X), called_before, at=Logs.__call__
+)
 TABLE = {1: 0.5}
 
 
@@ -160,8 +163,9 @@ def by_a_table(x: Tensor, calls: int) -> tuple[Tensor, int]:
     return x * TABLE.get(calls + 1, 2.0), calls + 1
 
 
-refuses("not saved", ONE_CALL, saves(ByATable(), X), ByATable.__call__, kept(by_a_table, X, 0),
-        called_before)  # fmt: skip
+refuses("not saved", ONE_CALL).when(
+    saves(ByATable(), X), kept(by_a_table, X, 0), called_before, at=ByATable.__call__
+)
 
 
 class Widens:
@@ -179,8 +183,9 @@ def widens(x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     return x + 1, (last + x).double()
 
 
-refuses("not saved", ONE_CALL, saves(Widens(), X), Widens.__call__,
-        kept(widens, X, torch.ones(8)), called_before)  # fmt: skip
+refuses("not saved", ONE_CALL).when(
+    saves(Widens(), X), kept(widens, X, torch.ones(8)), called_before, at=Widens.__call__
+)
 CHOSEN: dict[str, Any] = {"now": None}
 CHOICE = nn.Linear(2, 2)
 
@@ -196,13 +201,8 @@ def chosen_before() -> None:
     CHOSEN["now"] = None
 
 
-refuses(
-    "not saved",
-    "serialization/state/savable.py:outside",
-    saves(chooses, X),
-    chooses,
-    kept(Returns(), X),
-    chosen_before,
+refuses("not saved", "serialization/state/savable.py:outside").when(
+    saves(chooses, X), kept(Returns(), X), chosen_before, at=chooses
 )
 CHECK = "serialization/state/savable.py:check_python"
 NET = nn.Linear(8, 8)
@@ -212,7 +212,9 @@ def of_a_net(net: nn.Module, x: Tensor) -> Any:  # here
     return net(x)
 
 
-refuses("not saved", CHECK, saves(of_a_net, NET, X), of_a_net, kept(lambda x: of_a_net(NET, x), X))
+refuses("not saved", CHECK).when(
+    saves(of_a_net, NET, X), kept(lambda x: of_a_net(NET, x), X), at=of_a_net
+)
 
 
 def of_its_weight(x: Tensor, w: Tensor) -> Any:  # here
@@ -223,12 +225,8 @@ def of_the_weight_it_has(x: Tensor) -> Any:
     return NET(x) + NET.weight.sum()
 
 
-refuses(
-    "not saved",
-    "serialization/state/savable.py:_check_arguments",
-    saves(of_its_weight, X, NET.weight),
-    of_its_weight,
-    kept(of_the_weight_it_has, X),
+refuses("not saved", "serialization/state/savable.py:_check_arguments").when(
+    saves(of_its_weight, X, NET.weight), kept(of_the_weight_it_has, X), at=of_its_weight
 )
 
 
@@ -244,7 +242,7 @@ def takes_content(x: Tensor) -> Tensor:
     return kept + 1
 
 
-refuses("not saved", CHECK, saves(takes_memory, X), takes_memory, kept(takes_content, X))
+refuses("not saved", CHECK).when(saves(takes_memory, X), kept(takes_content, X), at=takes_memory)
 
 
 class Gone:
@@ -264,12 +262,8 @@ def saved_when_gone() -> None:
         program.save(Path(folder) / "program.ft")
 
 
-refuses(
-    "not saved",
-    "serialization/archive/saving.py:_there",
-    saved_when_gone,
-    Gone.__call__,
-    kept(Gone(), X),
+refuses("not saved", "serialization/archive/saving.py:_there").when(
+    saved_when_gone, kept(Gone(), X), at=Gone.__call__
 )
 
 
@@ -281,8 +275,9 @@ def adds_own(x: Tensor) -> Tensor:
     return x + OWN
 
 
-refuses("not saved", "serialization/archive/tensors.py:_check", saves(adds_grown, X), adds_grown,
-        kept(adds_own, X))  # fmt: skip
+refuses("not saved", "serialization/archive/tensors.py:_check").when(
+    saves(adds_grown, X), kept(adds_own, X), at=adds_grown
+)
 
 
 def in_a_factory(x: Tensor) -> Any:  # here
@@ -295,12 +290,8 @@ def in_a_dict(x: Tensor) -> dict[str, Tensor]:
     return {"x": x * 2}
 
 
-refuses(
-    "not saved",
-    "serialization/schema/container_json.py:_no_form",
-    saves(in_a_factory, X),
-    in_a_factory,
-    kept(in_a_dict, X),
+refuses("not saved", "serialization/schema/container_json.py:_no_form").when(
+    saves(in_a_factory, X), kept(in_a_dict, X), at=in_a_factory
 )
 
 
@@ -313,8 +304,8 @@ def in_one(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses(
-    "not saved", "serialization/schema/encode.py:no_form", saves(in_two, X), in_two, kept(in_one, X)
+refuses("not saved", "serialization/schema/encode.py:no_form").when(
+    saves(in_two, X), kept(in_one, X), at=in_two
 )
 
 
@@ -326,12 +317,8 @@ def in_mode(x: Tensor, mode: Any) -> Tensor:  # here
     return x * 2 if mode in {Mode.FAST, "fast"} else x
 
 
-refuses(
-    "not saved",
-    "serialization/schema/encode.py:no_form",
-    saves(in_mode, X, Mode.FAST),
-    in_mode,
-    kept(in_mode, X, "fast"),
+refuses("not saved", "serialization/schema/encode.py:no_form").when(
+    saves(in_mode, X, Mode.FAST), kept(in_mode, X, "fast"), at=in_mode
 )
 
 
@@ -371,5 +358,7 @@ class Renames(nn.Module):
 
 
 STATE = "serialization/archive/modules.py:check_state"
-refuses("not saved", STATE, saves(Extra(), X), Extra.forward, kept(Buffered(), X))
-refuses("not saved", STATE, saves(Renames("cut"), X), Renames.forward, kept(Renames("mask"), X))
+refuses("not saved", STATE).when(saves(Extra(), X), kept(Buffered(), X), at=Extra.forward)
+refuses("not saved", STATE).when(
+    saves(Renames("cut"), X), kept(Renames("mask"), X), at=Renames.forward
+)

@@ -7,18 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import (
-    captured,
-    captures,
-    compiled,
-    cuts,
-    exported,
-    exports,
-    once_before,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, compiled, exported, once_before, same, trained
+from tests.refusals.registry import refuses
 
 X = torch.randn(6, 8)
 HALF = torch.randn(3, 8, requires_grad=True)
@@ -54,10 +45,9 @@ class Caches(nn.Module):
 
 
 ATTRIBUTES = "python_state/effects/module_state.py:check_attributes"
-refuses(
-    "side effect", ATTRIBUTES, captures(Remembers(), X), Remembers.forward,
-    captured(Returns(), X), once_before(Caches(), X),
-)  # fmt: skip
+refuses("side effect", ATTRIBUTES).when(
+    captures(Remembers(), X), captured(Returns(), X), once_before(Caches(), X)
+)
 
 
 class Hooks(nn.Module):
@@ -84,11 +74,9 @@ def hooked_before() -> nn.Module:
     return net
 
 
-refuses(
-    "side effect", "python_state/effects/module_state.py:check_registered",
-    captures(Hooks(), X), Hooks.forward,
-    captured(hooked_before(), X), once_before(Hooks(), X),
-)  # fmt: skip
+refuses("side effect", "python_state/effects/swapped_module.py:check_registered").when(
+    captures(Hooks(), X), captured(hooked_before(), X), once_before(Hooks(), X)
+)
 
 
 class Names(nn.Module):
@@ -99,11 +87,9 @@ class Names(nn.Module):
         return x
 
 
-refuses(
-    "side effect", "python_state/effects/module_state.py:check_registered",
-    captures(Names(), X), Names.forward,
-    captured(Returns(), X), once_before(Hooks(), X),
-)  # fmt: skip
+refuses("side effect", "python_state/effects/swapped_module.py:check_registered").when(
+    captures(Names(), X), captured(Returns(), X), once_before(Hooks(), X)
+)
 
 
 class Swaps(nn.Module):
@@ -128,11 +114,9 @@ class CopiesInto(Swaps):
         return self.inner(x)
 
 
-refuses(
-    "side effect", "python_state/effects/module_state.py:check_parameters",
-    captures(Swaps(), X), Swaps.forward,
-    captured(CopiesInto(), X), once_before(Swaps(), X),
-)  # fmt: skip
+refuses("side effect", "python_state/effects/swapped_module.py:check_parameters").when(
+    captures(Swaps(), X), captured(CopiesInto(), X), once_before(Swaps(), X)
+)
 
 KEPT: list[Any] = []
 
@@ -157,8 +141,9 @@ def looks_up(x: Tensor) -> Tensor:
     return x + TABLES[0]
 
 
-refuses("side effect", ESCAPED, captures(keeps, X), keeps, captured(returns, X),
-        once_before(looks_up, X))  # fmt: skip
+refuses("side effect", ESCAPED).when(
+    captures(keeps, X), captured(returns, X), once_before(looks_up, X)
+)
 
 
 class Notes:
@@ -192,9 +177,12 @@ def keeps_in_an_object(x: Tensor) -> Tensor:
     return KeepsInAnObject.apply(x).sum()  # here
 
 
-refuses("side effect", ESCAPED, captures(keeps_in_an_object, HALF), keeps_in_an_object,
-        captured(returns, X), once_before(looks_up, X),
-        trained(lambda x: KeepsInCtx.apply(x).sum(), HALF))  # fmt: skip
+refuses("side effect", ESCAPED).when(
+    captures(keeps_in_an_object, HALF),
+    captured(returns, X),
+    once_before(looks_up, X),
+    trained(lambda x: KeepsInCtx.apply(x).sum(), HALF),
+)
 
 
 @functools.cache
@@ -226,13 +214,14 @@ def asks_with_no_memo() -> None:
 
 
 MEMO = "python_state/effects/leaks.py:_memoized"
-refuses("side effect", MEMO, asks_with_no_memo, memoizes, captured(does_not_memoize, X),
-        once_before(memoizes, X))  # fmt: skip
-refuses(
-    "side effect", MEMO, captures(memoizes_its_input, X), memoizes_its_input,
+refuses("side effect", MEMO).when(
+    asks_with_no_memo, captured(does_not_memoize, X), once_before(memoizes, X), at=memoizes
+)
+refuses("side effect", MEMO).when(
+    captures(memoizes_its_input, X),
     captured(lambda x: x + doubles.__wrapped__(x), X),
     "its argument is a tensor of the program",
-)  # fmt: skip
+)
 
 COUNT: list[object] = []
 
@@ -269,21 +258,11 @@ def follow_first_call() -> None:
     compiled(looks_up, X)()
 
 
-refuses(
-    "side effect",
-    "ir/program/call_requirements.py:check_repeatable",
-    calls_what_counts,
-    counts,
-    compiled(returns, X),
-    follow_first_call,
+refuses("side effect", "ir/program/call_requirements.py:check_repeatable").when(
+    calls_what_counts, compiled(returns, X), follow_first_call, at=counts
 )
-refuses(
-    "side effect",
-    "python_state/effects/state_inputs.py:check_first_call",
-    captures(fills_what_is_hidden, X),
-    fills_what_is_hidden,
-    compiled(returns, X),
-    follow_first_call,
+refuses("side effect", "python_state/effects/state_inputs.py:check_first_call").when(
+    captures(fills_what_is_hidden, X), compiled(returns, X), follow_first_call
 )
 
 
@@ -315,12 +294,8 @@ def capture_with_the_first() -> None:
     foretrace.capture(adds_a_set, (X,))
 
 
-refuses(
-    "side effect",
-    "python_state/effects/state_inputs.py:_elsewhere",
-    capture_with_the_first,
-    adds_a_set,
-    captured(adds_a_list, X),
+refuses("side effect", "python_state/effects/state_inputs.py:_elsewhere").when(
+    capture_with_the_first, captured(adds_a_list, X), at=adds_a_set
 )
 
 
@@ -334,11 +309,9 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
         return x * 2
 
 
-refuses(
-    "side effect", "python_state/access/global_switches.py:unswitched",
-    captures(leaves_grad_mode, X), leaves_grad_mode,
-    captured(puts_grad_mode_back, X),
-)  # fmt: skip
+refuses("side effect", "python_state/access/global_switches.py:unswitched").when(
+    captures(leaves_grad_mode, X), captured(puts_grad_mode_back, X)
+)
 
 
 class Rebinds(nn.Module):
@@ -363,12 +336,8 @@ class RebindsAlike(Rebinds):
         self.scale = torch.zeros(8)
 
 
-refuses(
-    "side effect",
-    "lowering/cuts/writeback.py:_check_bound",
-    exports(Rebinds(), X),
-    Rebinds.forward,
-    exported(RebindsAlike(), X),
+refuses("side effect", "lowering/cuts/writeback.py:_check_bound").when(
+    exports(Rebinds(), X), exported(RebindsAlike(), X)
 )
 
 
@@ -394,11 +363,11 @@ class BindsNone(BindsALeaf):
         return x * old
 
 
-refuses(
-    "followed write", "lowering/cuts/writeback.py:_check_bound", exports(BindsALeaf(), X),
-    BindsALeaf.forward, exported(BindsNone(), X),
+refuses("followed write", "lowering/cuts/writeback.py:_check_bound").when(
+    exports(BindsALeaf(), X),
+    exported(BindsNone(), X),
     lambda: same(foretrace.capture(BindsALeaf(), (X,)).cut("export")(X), BindsALeaf()(X)),
-)  # fmt: skip
+)
 
 
 class ReadsWhatHasAHistory(nn.Module):
@@ -426,11 +395,8 @@ class ReadsWhatHasNone(ReadsWhatHasAHistory):
         return x * noise
 
 
-refuses(
-    "followed write",
-    "lowering/cuts/writeback.py:_check_history",
+refuses("followed write", "lowering/cuts/writeback.py:_check_history").when(
     exports(ReadsWhatHasAHistory(), X),
-    ReadsWhatHasAHistory.forward,
     exported(ReadsWhatHasNone(), X),
     captured(ReadsWhatHasAHistory(), X),
 )
@@ -450,13 +416,8 @@ def reshaped_by_the_cut() -> None:
     same([cut(ours), ours], [reshapes(eager), eager])
 
 
-refuses(
-    "side effect",
-    "frontends/torch_compat/stateless_check.py:_refuse_shape",
-    exports(reshapes, X),
-    reshapes,
-    exported(returns_reshaped, X),
-    reshaped_by_the_cut,
+refuses("side effect", "frontends/torch_compat/stateless_check.py:_refuse_shape").when(
+    exports(reshapes, X), exported(returns_reshaped, X), reshaped_by_the_cut
 )
 
 
@@ -471,12 +432,8 @@ def a_view_of_a_leaf(w: Tensor) -> Tensor:
 
 
 LEAF = X.clone().requires_grad_()
-refuses(
-    "side effect",
-    "tracer/functionalization/in_place_checks.py:reshape",
-    captures(reshapes_a_leaf, LEAF),
-    reshapes_a_leaf,
-    captured(a_view_of_a_leaf, LEAF),
+refuses("side effect", "tracer/functionalization/in_place_checks.py:reshape").when(
+    captures(reshapes_a_leaf, LEAF), captured(a_view_of_a_leaf, LEAF)
 )
 
 
@@ -488,10 +445,9 @@ def moved(x: Tensor) -> Tensor:
     return x.as_strided((2,), (1,), 1) * 2
 
 
-refuses(
-    "side effect", "session/run/mutations.py:_not_written_back", captures(moves, X.clone()),
-    moves, captured(moved, X),
-)  # fmt: skip
+refuses("side effect", "session/run/mutations.py:_not_written_back").when(
+    captures(moves, X.clone()), captured(moved, X)
+)
 
 
 def detaches(x: Tensor) -> Tensor:
@@ -503,10 +459,9 @@ def not_a_leaf() -> Tensor:
     return torch.randn(6, 8, requires_grad=True) * 2
 
 
-refuses(
-    "side effect", "session/run/mutations.py:_not_written_back", captures(detaches, not_a_leaf()),
-    detaches, captured(lambda x: x.detach() * 2, X),
-)  # fmt: skip
+refuses("side effect", "session/run/mutations.py:_not_written_back").when(
+    captures(detaches, not_a_leaf()), captured(lambda x: x.detach() * 2, X)
+)
 
 
 class Tag:
@@ -526,8 +481,9 @@ def tags_once(x: Tensor) -> Tensor:
     return x * x.tag.factor  # type: ignore[attr-defined,no-any-return]
 
 
-refuses("side effect", "session/run/mutations.py:check_attributes_kept", captures(tags, X), tags,
-        captured(lambda x: x * 2, X), once_before(tags_once, X.clone()))  # fmt: skip
+refuses("side effect", "session/run/mutations.py:check_attributes_kept").when(
+    captures(tags, X), captured(lambda x: x * 2, X), once_before(tags_once, X.clone())
+)
 
 
 def sets_data(x: Tensor) -> Tensor:
@@ -539,12 +495,8 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses(
-    "side effect",
-    "operators/abstract_tensors/abstract_tensor.py:_set_data",
-    exports(sets_data, X),
-    sets_data,
-    captured(lambda x: x.clone().copy_(x * 2), X),
+refuses("side effect", "operators/abstract_tensors/abstract_tensor.py:_set_data").when(
+    exports(sets_data, X), captured(lambda x: x.clone().copy_(x * 2), X)
 )
 
 
@@ -553,12 +505,8 @@ def sets_wider(x: Tensor) -> Tensor:
     return x
 
 
-refuses(
-    "side effect",
-    "tracer/functionalization/in_place_checks.py:_check_takes",
-    captures(sets_wider, X),
-    sets_wider,
-    captured(lambda x: x.clone().copy_(x.double()), X),
+refuses("side effect", "tracer/functionalization/in_place_checks.py:_check_takes").when(
+    captures(sets_wider, X), captured(lambda x: x.clone().copy_(x.double()), X)
 )
 
 
@@ -566,12 +514,8 @@ def starts_to_follow(x: Tensor) -> Tensor:
     return x.requires_grad_() * 2  # here
 
 
-refuses(
-    "side effect",
-    "operators/abstract_tensors/abstract_tensor.py:requires_grad_",
-    exports(starts_to_follow, X),
-    starts_to_follow,
-    captured(lambda x: x * 2, X.clone().requires_grad_()),
+refuses("side effect", "operators/abstract_tensors/abstract_tensor.py:requires_grad_").when(
+    exports(starts_to_follow, X), captured(lambda x: x * 2, X.clone().requires_grad_())
 )
 
 
@@ -590,11 +534,9 @@ def follow_clone() -> None:
     )
 
 
-refuses(
-    "aliased inputs", "session/run/aliased_inputs.py:check_shared_memory",
-    captures(writes_one, X, X[0].view(torch.int32)),
-    writes_one, follow_clone,
-)  # fmt: skip
+refuses("aliased inputs", "session/run/aliased_inputs.py:check_shared_memory").when(
+    captures(writes_one, X, X[0].view(torch.int32)), follow_clone
+)
 
 
 def fills(x: Tensor, one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
@@ -611,10 +553,9 @@ def follow_copy() -> None:
     same(ours, eager)
 
 
-refuses(
-    "aliased inputs", "python_state/effects/state_outputs.py:arguments_changed",
-    captures(fills, X, BOTH, BOTH), fills, follow_copy,
-)  # fmt: skip
+refuses("aliased inputs", "python_state/effects/state_outputs.py:arguments_changed").when(
+    captures(fills, X, BOTH, BOTH), follow_copy
+)
 
 
 def holds(loop: list[Any]) -> Tensor:
@@ -623,10 +564,9 @@ def holds(loop: list[Any]) -> Tensor:
 
 LOOP: list[Any] = [X]
 LOOP.append(LOOP)
-refuses(
-    "nested in itself", "ir/pydata/containers.py:take_apart", captures(holds, LOOP), None,
-    captured(holds, [X]),
-)  # fmt: skip
+refuses("nested in itself", "ir/pydata/containers.py:named_leaves").when(
+    captures(holds, LOOP), captured(holds, [X]), at=None
+)
 
 
 def returns_bits(x: Tensor) -> Tensor:
@@ -651,15 +591,12 @@ def returns_copied_bits(x: Tensor) -> Tensor:
     return y.view(torch.int32).clone()
 
 
-refuses(
-    "aliased outputs", "session/run/outputs.py:_tensor", captures(returns_bits, X), returns_bits,
-    captured(returns_copied_bits, X),
-)  # fmt: skip
-refuses(
-    "aliased outputs", "session/run/outputs.py:_tensor",
-    captures(returns_a_part_with_a_history, X, HALF), returns_a_part_with_a_history,
-    captured(returns_part_of_a_copy, X, HALF),
-)  # fmt: skip
+refuses("aliased outputs", "session/run/outputs.py:_tensor").when(
+    captures(returns_bits, X), captured(returns_copied_bits, X)
+)
+refuses("aliased outputs", "session/run/outputs.py:_tensor").when(
+    captures(returns_a_part_with_a_history, X, HALF), captured(returns_part_of_a_copy, X, HALF)
+)
 
 
 def returns_two_histories(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -676,11 +613,9 @@ def returns_another_memory(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return row, y.clone()
 
 
-refuses(
-    "aliased outputs", "session/run/mutations.py:check_together",
-    captures(returns_two_histories, X, HALF), returns_two_histories,
-    captured(returns_another_memory, X, HALF),
-)  # fmt: skip
+refuses("aliased outputs", "session/run/mutations.py:check_together").when(
+    captures(returns_two_histories, X, HALF), captured(returns_another_memory, X, HALF)
+)
 
 
 def writes_where_rows_meet(x: Tensor) -> Tensor:
@@ -689,11 +624,8 @@ def writes_where_rows_meet(x: Tensor) -> Tensor:
     return y
 
 
-refuses(
-    "overlapping memory",
-    "tracer/functionalization/self_overlap.py:overlapping",
+refuses("overlapping memory", "tracer/functionalization/self_overlap.py:overlapping").when(
     captures(writes_where_rows_meet, X),
-    writes_where_rows_meet,
     captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
 )
 
@@ -704,11 +636,10 @@ def reads_rows_that_are_one(x: Tensor) -> Tensor:
     return y * 1
 
 
-refuses(
-    "overlapping memory", "autograd/eager_history/history_ops.py:make_copy",
-    cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
+refuses("overlapping memory", "autograd/eager_history/history_ops.py:make_copy").when(
+    cuts(reads_rows_that_are_one, ROW, cut="export"),
     captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
-)  # fmt: skip
+)
 
 
 class Steps(nn.Module):
@@ -750,11 +681,6 @@ def exported_after_its_first_call() -> None:
         same(graph(X), module(X))
 
 
-refuses(
-    "side effect",
-    "frontends/torch_compat/stateless_check.py:check_settled",
-    exports(Steps(most=9), X),
-    Steps.forward,
-    exported_twice,
-    exported_after_its_first_call,
+refuses("side effect", "frontends/torch_compat/stateless_check.py:check_settled").when(
+    exports(Steps(most=9), X), exported_twice, exported_after_its_first_call
 )

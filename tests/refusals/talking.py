@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import foretrace
-from tests.refusals.registry import Program, captured, refuses, same
+from tests.refusals.follow import captured, same
+from tests.refusals.registry import Program, refuses
 
 X = torch.linspace(-1, 1, 8)
 STORE = dist.HashStore()
@@ -84,7 +85,6 @@ def refused(fn: Program, *args: Any) -> Callable[[], None]:
 SITE = "operators/inference/communication.py:communicates"
 FUNCTIONAL = in_group(captured(reduces_functionally, X))
 for program in (reduces, tells, writes_to_a_store):
-    refuses(
-        "communication", SITE, refused(program, X), program, captured(doubles, X), FUNCTIONAL,
-        by_pieces(program),
-    )  # fmt: skip
+    refuses("communication", SITE).when(
+        refused(program, X), captured(doubles, X), FUNCTIONAL, by_pieces(program), at=program
+    )

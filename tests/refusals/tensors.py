@@ -12,16 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import foretrace
-from tests.refusals.registry import (
-    captured,
-    captures,
-    compiled,
-    compiles,
-    exported,
-    exports,
-    refuses,
-    same,
-)
+from tests.refusals.asks import captures, compiles, exports
+from tests.refusals.follow import captured, compiled, exported, same
+from tests.refusals.registry import refuses
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)
@@ -41,9 +34,9 @@ def makes_none(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:makes_subclass",
-        captures(makes_a_class_of_its_own, X), makes_a_class_of_its_own,
-        captured(makes_none, X))  # fmt: skip
+refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:makes_subclass").when(
+    captures(makes_a_class_of_its_own, X), captured(makes_none, X)
+)
 
 
 def makes_rows(x: Tensor) -> Tensor:
@@ -68,10 +61,12 @@ SPARSE = X.relu().to_sparse()
 with warnings.catch_warnings(action="ignore"):  # that it is in beta state
     ROWS = SPARSE.to_sparse_csr()
 refuses(
-    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_sparse_here",
-    captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
-    captured(sums_dense, SPARSE.to_dense()), captured(sums_sparse, SPARSE),
-)  # fmt: skip
+    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_sparse_here"
+).when(
+    captures(sums_sparse, SPARSE, target="cuda"),
+    captured(sums_dense, SPARSE.to_dense()),
+    captured(sums_sparse, SPARSE),
+)
 
 
 def multiplies(a: Tensor, x: Tensor) -> Tensor:
@@ -79,29 +74,24 @@ def multiplies(a: Tensor, x: Tensor) -> Tensor:
 
 
 TALL = X.T.clone()
-refuses(
-    "unsupported tensor", "runtime/backends/compilers.py:_check_dense",
-    compiles(multiplies, SPARSE, TALL, backend="inductor"), multiplies,
-    compiled(multiplies, SPARSE, TALL), compiled(multiplies, SPARSE.to_dense(), TALL),
-)  # fmt: skip
-refuses(
-    "unsupported tensor", "runtime/backends/compilers.py:_check_dense",
-    compiles(multiplies, ROWS, TALL, backend="inductor"), multiplies,
+refuses("unsupported tensor", "runtime/backends/compilers.py:_check_dense").when(
+    compiles(multiplies, SPARSE, TALL, backend="inductor"),
+    compiled(multiplies, SPARSE, TALL),
+    compiled(multiplies, SPARSE.to_dense(), TALL),
+)
+refuses("unsupported tensor", "runtime/backends/compilers.py:_check_dense").when(
+    compiles(multiplies, ROWS, TALL, backend="inductor"),
     compiled(multiplies, ROWS, TALL),
     compiled(multiplies, SPARSE.to_dense(), TALL),
-)  # fmt: skip
+)
 
 
 def among(x: Tensor, kept: Any) -> Tensor:  # here
     return x * 2 if any(x is each for each in kept) else x * 3
 
 
-refuses(
-    "aliased inputs",
-    "session/run/aliased_inputs.py:check_held_once",
-    captures(among, X, {X}),
-    among,
-    captured(among, X, [X]),
+refuses("aliased inputs", "session/run/aliased_inputs.py:check_no_set_of_inputs").when(
+    captures(among, X, {X}), captured(among, X, [X])
 )
 
 
@@ -114,24 +104,17 @@ def makes_sparse(a: Tensor, x: Tensor) -> Tensor:
     return (a * 2) @ x
 
 
-refuses(
-    "side effect", "session/run/mutations.py:_not_written_back",
-    captures(writes_sparse, SPARSE.clone(), X.T.clone()), writes_sparse,
+refuses("side effect", "session/run/mutations.py:_not_written_back").when(
+    captures(writes_sparse, SPARSE.clone(), X.T.clone()),
     captured(makes_sparse, SPARSE, X.T.clone()),
-)  # fmt: skip
-refuses(
-    "side effect", "session/run/mutations.py:_not_written_back",
-    captures(writes_sparse, ROWS.clone(), X.T.clone()), writes_sparse,
-    captured(makes_sparse, ROWS, X.T.clone()),
-)  # fmt: skip
+)
+refuses("side effect", "session/run/mutations.py:_not_written_back").when(
+    captures(writes_sparse, ROWS.clone(), X.T.clone()), captured(makes_sparse, ROWS, X.T.clone())
+)
 
 
-refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/sparse_layouts.py:of_layout",
-    captures(makes_rows, X),
-    makes_rows,
-    captured(makes_entries, X),
+refuses("unsupported tensor", "operators/abstract_tensors/sparse_layouts.py:of_layout").when(
+    captures(makes_rows, X), captured(makes_entries, X)
 )
 
 
@@ -146,12 +129,8 @@ def leaves_out_away(x: Tensor) -> Tensor:
     return torch.mul(x, 2)
 
 
-refuses(
-    "side effect",
-    "tracer/functionalization/out_variants.py:_renew",
-    captures(resizes_an_out, X),
-    resizes_an_out,
-    captured(leaves_out_away, X),
+refuses("side effect", "tracer/functionalization/out_variants.py:_renew").when(
+    captures(resizes_an_out, X), captured(leaves_out_away, X)
 )
 
 
@@ -166,12 +145,8 @@ def leaves_the_history_away(x: Tensor) -> Tensor:
     return torch.exp(x)
 
 
-refuses(
-    "unsupported",
-    "tracer/functionalization/out_variants.py:_renew",
-    captures(resizes_a_history, X),
-    resizes_a_history,
-    captured(leaves_the_history_away, X),
+refuses("unsupported", "tracer/functionalization/out_variants.py:_renew").when(
+    captures(resizes_a_history, X), captured(leaves_the_history_away, X)
 )
 
 
@@ -183,12 +158,8 @@ def slices(x: Tensor) -> Tensor:
     return (x * 2).reshape(-1)[:12].reshape(3, 4)
 
 
-refuses(
-    "no functional form",
-    "tracer/functionalization/out_variants.py:resize",
-    captures(resizes, X),
-    resizes,
-    captured(slices, X),
+refuses("no functional form", "tracer/functionalization/out_variants.py:resize").when(
+    captures(resizes, X), captured(slices, X)
 )
 
 
@@ -204,12 +175,8 @@ def writes_numbers(x: Tensor) -> Tensor:
     return y
 
 
-refuses(
-    "no functional form",
-    "operators/schemas/view_inverse.py:_put_by_place",
-    captures(writes_bits, X),
-    writes_bits,
-    captured(writes_numbers, X),
+refuses("no functional form", "operators/schemas/view_inverse.py:_put_by_place").when(
+    captures(writes_bits, X), captured(writes_numbers, X)
 )
 
 
@@ -226,9 +193,9 @@ def writes_through_strides_of_rows(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "operators/schemas/view_inverse.py:_check_contiguous",
-        captures(writes_through_strides, X),
-        writes_through_strides, captured(writes_through_strides_of_rows, X))  # fmt: skip
+refuses("no functional form", "operators/schemas/view_inverse.py:_check_contiguous").when(
+    captures(writes_through_strides, X), captured(writes_through_strides_of_rows, X)
+)
 
 
 def raises_with_a_tensor(x: Tensor) -> Tensor:
@@ -274,9 +241,12 @@ def in_another_thread(x: Tensor) -> Tensor:
 
 
 OUTSIDE = "operators/abstract_tensors/abstract_tensor.py:__torch_dispatch__"
-refuses("escaped", OUTSIDE, uses_in_eager, uses_in_eager, from_a_cut, captured(makes_none, X))
-refuses("escaped", OUTSIDE, captures(in_another_thread, X), in_another_thread, from_a_cut,
-        captured(makes_none, X))  # fmt: skip
+refuses("escaped", OUTSIDE).when(
+    uses_in_eager, from_a_cut, captured(makes_none, X), at=uses_in_eager
+)
+refuses("escaped", OUTSIDE).when(
+    captures(in_another_thread, X), from_a_cut, captured(makes_none, X)
+)
 
 
 class Uses(torch.nn.Module):
@@ -290,8 +260,9 @@ class Uses(torch.nn.Module):
         return x * self.left  # here
 
 
-refuses("escaped", "tracer/functionalization/alias.py:value", captures(Uses(left_behind()), X),
-        Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
+refuses("escaped", "tracer/functionalization/alias.py:value").when(
+    captures(Uses(left_behind()), X), captured(Uses(X * 2), X)
+)
 
 
 def differs_in_dtype(q: Tensor) -> Tensor:
@@ -302,9 +273,9 @@ def is_of_one_dtype(q: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q)
 
 
-refuses("wrong call", "operators/targets/sdpa.py:_wrong",
-        captures(differs_in_dtype, Q, target="cuda:sm80"), differs_in_dtype,
-        captured(is_of_one_dtype, Q))  # fmt: skip
+refuses("wrong call", "operators/targets/sdpa.py:_wrong").when(
+    captures(differs_in_dtype, Q, target="cuda:sm80"), captured(is_of_one_dtype, Q)
+)
 
 
 def attends(q: Tensor, mask: Tensor) -> Tensor:
@@ -327,11 +298,12 @@ def for_cuda() -> None:
     assert foretrace.capture(with_math, (Q,), target="cuda:sm80").cut("export").nodes
 
 
-refuses("no attention kernel", "operators/targets/sdpa.py:_none_left",
-        captures(without_math, Q, target="cuda:sm80"), without_math, for_cuda)  # fmt: skip
-refuses("wrong call", "operators/targets/sdpa_conditions.py:mask_broadcasts",
-        captures(attends, Q, torch.zeros(16)), attends,
-        captured(attends, Q, MASK))  # fmt: skip
+refuses("no attention kernel", "operators/targets/sdpa.py:_none_left").when(
+    captures(without_math, Q, target="cuda:sm80"), for_cuda
+)
+refuses("wrong call", "operators/targets/sdpa_conditions.py:mask_broadcasts").when(
+    captures(attends, Q, torch.zeros(16)), captured(attends, Q, MASK)
+)
 
 
 class Weighted(torch.nn.Module):
@@ -398,27 +370,17 @@ def cut_of(module: torch.nn.Module) -> Callable[[], None]:
     return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
 
 
-refuses(
-    "autograd inside",
-    "operators/abstract_tensors/abstract_tensor.py:_gradient",
-    exports(ReadsItsGradient(), X),
-    ReadsItsGradient.forward,
-    exported(GivenItsGradient(), X, None),
+refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:_gradient").when(
+    exports(ReadsItsGradient(), X), exported(GivenItsGradient(), X, None)
 )
-refuses(
-    "side effect",
-    "operators/abstract_tensors/abstract_tensor.py:_set_gradient",
-    exports(ClearsItsGradient(), X),
-    ClearsItsGradient.forward,
-    exported(Multiplies(), X),
+refuses("side effect", "operators/abstract_tensors/abstract_tensor.py:_set_gradient").when(
+    exports(ClearsItsGradient(), X), exported(Multiplies(), X)
 )
-refuses("side effect", "lowering/cuts/writeback.py:_check_data", exports(WritesData(), X),
-        WritesData.forward, cut_of(WritesUnderNoGrad()), cut_of(WritesData()))  # fmt: skip
-refuses(
-    "side effect",
-    "lowering/cuts/writeback.py:_check_data",
+refuses("side effect", "lowering/cuts/writeback.py:_check_data").when(
+    exports(WritesData(), X), cut_of(WritesUnderNoGrad()), cut_of(WritesData())
+)
+refuses("side effect", "lowering/cuts/writeback.py:_check_data").when(
     exports(WritesDataOfAnArgument(), X),
-    WritesDataOfAnArgument.forward,
     cut_of(WritesAnArgument()),
     cut_of(WritesDataOfAnArgument()),
 )
@@ -435,12 +397,8 @@ def bilinear_without(x: Tensor) -> Tensor:
 
 
 FILTER = torch.randn(3, 8, 8)
-refuses(
-    "autocast",
-    "tracer/recorder/dispatch.py:_check_autocast",
-    captures(bilinear_under_autocast, X),
-    bilinear_under_autocast,
-    captured(bilinear_without, X),
+refuses("autocast", "tracer/recorder/dispatch.py:_check_autocast").when(
+    captures(bilinear_under_autocast, X), captured(bilinear_without, X)
 )
 
 
@@ -452,12 +410,8 @@ def factors_alone(x: Tensor) -> Any:
     return tuple(torch.linalg.qr(x))
 
 
-refuses(
-    "no functional form",
-    "tracer/functionalization/out_variants.py:_check_known",
-    captures(factors, X),
-    factors,
-    captured(factors_alone, X),
+refuses("no functional form", "tracer/functionalization/out_variants.py:_check_known").when(
+    captures(factors, X), captured(factors_alone, X)
 )
 
 
@@ -471,9 +425,10 @@ def normalizes_and_copies(x: Tensor, mean: Tensor, var: Tensor) -> Any:
     return out.copy_(torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0])
 
 
-refuses("no functional form", "tracer/functionalization/out_variants.py:_is_functional_form",
-        captures(normalizes, X, torch.zeros(8), torch.ones(8)), normalizes,
-        captured(normalizes_and_copies, X, torch.zeros(8), torch.ones(8)))  # fmt: skip
+refuses("no functional form", "tracer/functionalization/out_variants.py:_is_functional_form").when(
+    captures(normalizes, X, torch.zeros(8), torch.ones(8)),
+    captured(normalizes_and_copies, X, torch.zeros(8), torch.ones(8)),
+)
 
 
 class Observes(torch.nn.Module):
@@ -504,12 +459,8 @@ def with_sizes() -> None:
     captured(net, X)()
 
 
-refuses(
-    "side effect",
-    "tracer/functionalization/written_layout.py:check_not_resized",
-    captures(Observes(), X),
-    Observes.forward,
-    with_sizes,
+refuses("side effect", "tracer/functionalization/written_layout.py:check_not_resized").when(
+    captures(Observes(), X), with_sizes
 )
 
 
@@ -525,9 +476,9 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "tracer/functionalization/in_place_checks.py:reshape",
-        captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
-        captured(copies_another, X))  # fmt: skip
+refuses("no functional form", "tracer/functionalization/in_place_checks.py:reshape").when(
+    captures(sees_the_memory_of_another, X), captured(copies_another, X)
+)
 
 
 def squeezes_what_is_put_off(x: Tensor) -> Tensor:
@@ -538,9 +489,9 @@ def squeezes_what_is_new(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().imag[:1].squeeze(0)
 
 
-refuses("unsupported", "tracer/functionalization/in_place_checks.py:_check_not_put_off",
-        captures(squeezes_what_is_put_off, X), squeezes_what_is_put_off,
-        captured(squeezes_what_is_new, X))  # fmt: skip
+refuses("unsupported", "tracer/functionalization/in_place_checks.py:_check_not_put_off").when(
+    captures(squeezes_what_is_put_off, X), captured(squeezes_what_is_new, X)
+)
 
 
 def sees_what_lies_between(x: Tensor) -> Tensor:
@@ -560,11 +511,11 @@ def sees_a_clone(x: Tensor) -> Tensor:
 
 
 GAPS = torch.randn(6, 8)[:, ::2]
-refuses("overlapping memory", "tracer/functionalization/storage_offsets.py:_count_in_graph",
-        captures(sees_what_lies_between, GAPS),
-        sees_what_lies_between,
-        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
-        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
+refuses("overlapping memory", "tracer/functionalization/storage_offsets.py:_count_in_graph").when(
+    captures(sees_what_lies_between, GAPS),
+    lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+    lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)),
+)
 
 
 def is_written_beside_a_view(x: Tensor) -> Tensor:
@@ -573,11 +524,11 @@ def is_written_beside_a_view(x: Tensor) -> Tensor:
     return between
 
 
-refuses("overlapping memory", "tracer/functionalization/functionalize.py:_check_seen",
-        captures(is_written_beside_a_view, GAPS),
-        is_written_beside_a_view,
-        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
-        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
+refuses("overlapping memory", "tracer/functionalization/functionalize.py:_check_seen").when(
+    captures(is_written_beside_a_view, GAPS),
+    lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+    lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)),
+)
 
 
 WIDE = torch.randn(4, 8)
@@ -588,10 +539,6 @@ def copies_a_part(x: Tensor) -> Tensor:
     return x[:, :4] * copy.deepcopy(PART)  # here
 
 
-refuses(
-    "unsupported",
-    "operators/abstract_tensors/abstract_parameter.py:_check_whole",
-    captures(copies_a_part, WIDE.clone()),
-    copies_a_part,
-    captured(lambda x: x[:, :4] * PART.clone(), WIDE.clone()),
+refuses("unsupported", "operators/abstract_tensors/abstract_parameter.py:_check_whole").when(
+    captures(copies_a_part, WIDE.clone()), captured(lambda x: x[:, :4] * PART.clone(), WIDE.clone())
 )

@@ -18,21 +18,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foretrace
-from tests.refusals.registry import (
-    EXCUSED,
-    captured,
-    captures,
-    compiled,
-    compiles,
-    cuts,
-    drawn,
-    exported,
-    exports,
-    guarded,
-    refuses,
-    same,
-    trained,
-)
+from tests.refusals.asks import captures, compiles, cuts, exports
+from tests.refusals.follow import captured, compiled, drawn, exported, guarded, same, trained
+from tests.refusals.registry import EXCUSED, refuses
 
 X = torch.randn(6, 8)
 
@@ -69,17 +57,18 @@ def given_the_answer(x: Tensor, positive: bool) -> Tensor:
 
 
 POSITIVE = bool(X.sum() > 0)
-refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
-    captures(branches, X, values="refuse"), branches,
-    captured(chooses, X), captured(given_the_answer, X, POSITIVE),
+refuses("data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs").when(
+    captures(branches, X, values="refuse"),
+    captured(chooses, X),
+    captured(given_the_answer, X, POSITIVE),
     captured(branches, X),
-)  # fmt: skip
-refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
-    exports(branches, X, values="refuse"), branches,
-    exported(chooses, X), exported(given_the_answer, X, POSITIVE), guarded(branches, X),
-)  # fmt: skip
+)
+refuses("data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs").when(
+    exports(branches, X, values="refuse"),
+    exported(chooses, X),
+    exported(given_the_answer, X, POSITIVE),
+    guarded(branches, X),
+)
 
 
 def asks_an_operator(x: Tensor) -> Tensor:
@@ -90,12 +79,8 @@ def asks_its_tensor(x: Tensor) -> Tensor:
     return x if torch.ops.foretrace_refused.agreement(x) else -x
 
 
-refuses(
-    "data-dependent",
-    "frontends/torch_compat/stateless_check.py:warn_guarded",
-    exports(asks_an_operator, X),
-    asks_an_operator,
-    guarded(asks_its_tensor, X),
+refuses("data-dependent", "frontends/torch_compat/stateless_check.py:warn_guarded").when(
+    exports(asks_an_operator, X), guarded(asks_its_tensor, X)
 )
 
 
@@ -125,10 +110,12 @@ def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
     return call
 
 
-refuses(
-    "changing answers", "runtime/calls/compiled.py:_check_answers", of_many_lengths(halves), halves,
-    of_many_lengths(halves_at_once), compiled(halves_so_often, X, 3),
-)  # fmt: skip
+refuses("changing answers", "runtime/calls/compiled.py:_check_answers").when(
+    of_many_lengths(halves),
+    of_many_lengths(halves_at_once),
+    compiled(halves_so_often, X, 3),
+    at=halves,
+)
 
 
 def scales(x: Tensor) -> Tensor:
@@ -148,15 +135,11 @@ for ask, follow in (
     (captures(scales, X), captured), (captures(scales, X, values="refuse"), captured),
     (compiles(scales, X), compiled),
 ):  # fmt: skip
-    refuses(
-        "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs", ask, scales,
-        follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
-    )  # fmt: skip
-refuses(
-    "data-dependent",
-    "tracer/concrete/concrete_values.py:depends_on_inputs",
+    refuses("data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs").when(
+        ask, follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR), at=scales
+    )
+refuses("data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs").when(
     exports(scales, X),
-    scales,
     exported(scales_by_a_tensor, X),
     exported(lambda x, factor: x * factor, X, torch.tensor(FACTOR)),
 )
@@ -170,10 +153,9 @@ def takes_the_tensors_exponential(x: Tensor) -> Tensor:
     return x * x.sum().exp().item()
 
 
-refuses(
-    "unsupported", "lowering/cuts/scalar_ops.py:in_file", exports(takes_its_exponential, X),
-    takes_its_exponential, exported(takes_the_tensors_exponential, X),
-)  # fmt: skip
+refuses("unsupported", "lowering/cuts/scalar_ops.py:in_file").when(
+    exports(takes_its_exponential, X), exported(takes_the_tensors_exponential, X)
+)
 
 
 def adds_by_a_number(x: Tensor) -> Tensor:
@@ -185,11 +167,12 @@ def adds_by_a_tensor(x: Tensor) -> Tensor:
 
 
 SQUARE = torch.randn(4, 4)
-refuses(
-    "data-dependent", "runtime/backends/scalar_custom_op.py:numbers_refused",
-    compiles(adds_by_a_number, SQUARE, backend="inductor"), None,
-    compiled(adds_by_a_number, SQUARE), captured(adds_by_a_tensor, SQUARE),
-)  # fmt: skip
+refuses("data-dependent", "runtime/backends/scalar_custom_op.py:numbers_refused").when(
+    compiles(adds_by_a_number, SQUARE, backend="inductor"),
+    compiled(adds_by_a_number, SQUARE),
+    captured(adds_by_a_tensor, SQUARE),
+    at=None,
+)
 
 
 @torch.library.custom_op("foretrace_tests::of_eager_alone", mutates_args=())
@@ -209,11 +192,11 @@ def calls_of_eager_alone(x: Tensor) -> Tensor:
     return of_eager_alone(x) + 1  # here
 
 
-refuses(
-    "compiler", "runtime/backends/inductor.py:_error",
-    compiles(calls_of_eager_alone, X, backend="inductor"), None,
+refuses("compiler", "runtime/backends/inductor.py:_error").when(
+    compiles(calls_of_eager_alone, X, backend="inductor"),
     compiled(calls_of_eager_alone, X),
-)  # fmt: skip
+    at=None,
+)
 
 
 def raises_to_nothing(x: Tensor) -> Tensor:
@@ -225,10 +208,9 @@ def raises_to_a_tensor(x: Tensor) -> Tensor:
 
 
 FOLLOWED = torch.ones(3, requires_grad=True)
-refuses(
-    "data-dependent", "ir/symbols/sym_float.py:asked_number",
-    cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
-)  # fmt: skip
+refuses("data-dependent", "ir/symbols/sym_float.py:asked_number").when(
+    cuts(raises_to_nothing, FOLLOWED, loss=0), trained(raises_to_a_tensor, FOLLOWED), at=None
+)
 
 
 def scales_one_side(x: Tensor) -> Tensor:
@@ -241,11 +223,8 @@ def reads_it_on_each_side(x: Tensor) -> Tensor:
     return x * total.item() if total.item() > 2 else x - total.item()
 
 
-refuses(
-    "both sides",
-    "session/both_branches/cond.py:refused",
+refuses("both sides", "session/both_branches/cond.py:refused").when(
     captures(scales_one_side, X, branches="both"),
-    scales_one_side,
     captured(reads_it_on_each_side, X),
     captured(scales_one_side, X),
 )
@@ -267,11 +246,13 @@ for ask, follow in (
     (captures(gathers_numbers, X), captured), (compiles(gathers_numbers, X), compiled),
     (exports(gathers_numbers, X), exported),
 ):  # fmt: skip
-    refuses(
-        "data-dependent", "tracer/recorder/error_reports.py:_reads_memory", ask, gathers_numbers,
-        follow(gathers_tensors, X), follow(is_given_them, X, torch.stack([X.sum(), X.max()])),
+    refuses("data-dependent", "tracer/recorder/error_reports.py:_reads_memory").when(
+        ask,
+        follow(gathers_tensors, X),
+        follow(is_given_them, X, torch.stack([X.sum(), X.max()])),
         "a program that raises in eager",
-    )  # fmt: skip
+        at=gathers_numbers,
+    )
 
 
 def branches_on_chance(x: Tensor) -> Tensor:
@@ -282,12 +263,12 @@ def chooses_by_chance(x: Tensor) -> Tensor:
     return torch.where(torch.rand(()) > 2, x, -x)
 
 
-refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:depends_on_inputs",
-    captures(branches_on_chance, X, values="refuse"), branches_on_chance,
-    captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
+refuses("data-dependent", "tracer/concrete/unknown_values.py:depends_on_inputs").when(
+    captures(branches_on_chance, X, values="refuse"),
+    captured(chooses_by_chance, X),
+    captured(given_the_answer, X, POSITIVE),
     drawn(branches_on_chance, X),
-)  # fmt: skip
+)
 
 
 def asks_a_large_constant(x: Tensor) -> Tensor:
@@ -298,11 +279,9 @@ def asks_a_small_constant(x: Tensor) -> Tensor:
     return x if torch.arange(2**9)[-1] > 0 else -x
 
 
-refuses(
-    "data-dependent", "tracer/concrete/concrete_values.py:_check_size",
-    captures(asks_a_large_constant, X), asks_a_large_constant,
-    captured(asks_a_small_constant, X),
-)  # fmt: skip
+refuses("data-dependent", "tracer/concrete/unknown_values.py:check_size").when(
+    captures(asks_a_large_constant, X), captured(asks_a_small_constant, X)
+)
 
 
 def selects(x: Tensor) -> Tensor:
@@ -313,13 +292,8 @@ def masks(x: Tensor) -> Tensor:
     return (x * (x > 0)).sum()
 
 
-refuses(
-    "data-dependent",
-    "operators/inference/cpu_kernels.py:depends_on_data",
-    captures(selects, X, values="refuse"),
-    selects,
-    captured(masks, X),
-    captured(selects, X),
+refuses("data-dependent", "operators/inference/cpu_kernels.py:depends_on_data").when(
+    captures(selects, X, values="refuse"), captured(masks, X), captured(selects, X)
 )
 
 
@@ -335,11 +309,9 @@ def divides_by_numbers(x: Tensor) -> list[Tensor]:
 
 
 if torch.__version__ < "2.15":  # whose kernel reads them as it runs
-    refuses(
-        "data-dependent", "operators/inference/infer.py:_reads_numbers",
-        captures(divides_by_a_tensor_of_numbers, X),
-        divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
-    )  # fmt: skip
+    refuses("data-dependent", "operators/inference/infer.py:_reads_numbers").when(
+        captures(divides_by_a_tensor_of_numbers, X), captured(divides_by_numbers, X)
+    )
 else:
     EXCUSED["operators/inference/infer.py:_reads_numbers"] = (
         "no operator of torch 2.15 is known to come there"
@@ -354,12 +326,8 @@ def stays(x: Tensor) -> Tensor:
     return x * x.max()
 
 
-refuses(
-    "data-dependent",
-    "operators/abstract_tensors/tensor_methods.py:method",
-    captures(leaves_for_numpy, X),
-    leaves_for_numpy,
-    captured(stays, X),
+refuses("data-dependent", "operators/abstract_tensors/tensor_methods.py:method").when(
+    captures(leaves_for_numpy, X), captured(stays, X)
 )
 
 
@@ -371,10 +339,9 @@ def calls_a_known_op(x: Tensor) -> Tensor:
     return torch.ops.foretrace_refused.known(x)
 
 
-refuses(
-    "no meta kernel", "operators/inference/fake_kernels.py:no_meta_kernel",
-    captures(calls_an_opaque_op, X), calls_an_opaque_op, captured(calls_a_known_op, X),
-)  # fmt: skip
+refuses("no meta kernel", "operators/inference/fake_kernels.py:no_meta_kernel").when(
+    captures(calls_an_opaque_op, X), captured(calls_a_known_op, X)
+)
 
 
 # ---- random numbers ------------------------------------------------------------------------------
@@ -389,10 +356,9 @@ def does_not_seed(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses(
-    "side effect", "tracer/recorder/rng.py:_no_seed", captures(seeds, X), seeds,
-    captured(does_not_seed, X),
-)  # fmt: skip
+refuses("side effect", "tracer/recorder/rng.py:_no_seed").when(
+    captures(seeds, X), captured(does_not_seed, X)
+)
 
 
 def makes_a_generator(x: Tensor) -> Tensor:
@@ -403,24 +369,21 @@ def takes_numbers(x: Tensor, numbers: Tensor) -> Tensor:
     return x + numbers
 
 
-refuses(
-    "side effect", "tracer/recorder/rng.py:__call__", captures(makes_a_generator, X),
-    makes_a_generator, captured(takes_numbers, X, torch.rand(8)),
-)  # fmt: skip
+refuses("side effect", "tracer/recorder/rng.py:__call__").when(
+    captures(makes_a_generator, X), captured(takes_numbers, X, torch.rand(8))
+)
 
 
 def draws_in_python(x: Tensor) -> Tensor:
     return x * random.random()  # here
 
 
-refuses(
-    "side effect", "tracer/recorder/rng.py:_drawn", captures(draws_in_python, X), draws_in_python,
-    captured(scales_by_a_number, X, 0.25),
-)  # fmt: skip
-refuses(
-    "side effect", "tracer/recorder/rng.py:_drawn", compiles(draws_in_python, X), draws_in_python,
-    compiled(scales_by_a_number, X, 0.25),
-)  # fmt: skip
+refuses("side effect", "tracer/recorder/rng.py:_drawn").when(
+    captures(draws_in_python, X), captured(scales_by_a_number, X, 0.25)
+)
+refuses("side effect", "tracer/recorder/rng.py:_drawn").when(
+    compiles(draws_in_python, X), compiled(scales_by_a_number, X, 0.25)
+)
 
 
 # ---- operators that hold programs, tracers, what torch cannot run --------------------------------
@@ -435,12 +398,9 @@ def gives_clone(x: Tensor) -> Tensor:
 
 
 HOLDS = "tracer/higher_order/trace_subgraph.py:refuse"
-refuses("higher-order operator", HOLDS, captures(gives_back, X), gives_back,
-        captured(gives_clone, X))  # fmt: skip
-refuses("higher-order operator", HOLDS, compiles(gives_back, X), gives_back,
-        compiled(gives_clone, X))  # fmt: skip
-refuses("higher-order operator", HOLDS, exports(gives_back, X), gives_back,
-        exported(gives_clone, X))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(captures(gives_back, X), captured(gives_clone, X))
+refuses("higher-order operator", HOLDS).when(compiles(gives_back, X), compiled(gives_clone, X))
+refuses("higher-order operator", HOLDS).when(exports(gives_back, X), exported(gives_clone, X))
 
 
 def writes_outside(x: Tensor) -> Tensor:
@@ -453,8 +413,9 @@ def writes_inside(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda: y.clone().add_(1) + 1, lambda: y + 1, ())
 
 
-refuses("higher-order operator", HOLDS, captures(writes_outside, X), writes_outside,
-        captured(writes_inside, X))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(
+    captures(writes_outside, X), captured(writes_inside, X)
+)
 
 
 def of_two_dtypes(x: Tensor) -> Tensor:
@@ -465,8 +426,7 @@ def of_one_dtype(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, torch.sin, lambda y: (y > 0).float(), (x,))
 
 
-refuses("higher-order operator", HOLDS, captures(of_two_dtypes, X), of_two_dtypes,
-        captured(of_one_dtype, X))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(captures(of_two_dtypes, X), captured(of_one_dtype, X))
 
 
 def carries_another(x: Tensor) -> Tensor:
@@ -479,8 +439,9 @@ def carries_the_same(x: Tensor) -> Tensor:
     return more[0]  # type: ignore[no-any-return]
 
 
-refuses("higher-order operator", HOLDS, captures(carries_another, X), carries_another,
-        captured(carries_the_same, X))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(
+    captures(carries_another, X), captured(carries_the_same, X)
+)
 
 
 def counts_in_python(x: Tensor) -> Tensor:
@@ -493,8 +454,9 @@ def counts_in_a_tensor(x: Tensor) -> Tensor:
     return more[1]  # type: ignore[no-any-return]
 
 
-refuses("higher-order operator", HOLDS, captures(counts_in_python, X), counts_in_python,
-        captured(counts_in_a_tensor, X))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(
+    captures(counts_in_python, X), captured(counts_in_a_tensor, X)
+)
 
 
 def casts_inside(x: Tensor, w: Tensor) -> Tensor:
@@ -515,8 +477,9 @@ def casts_in_the_program(x: Tensor, w: Tensor) -> Tensor:
 
 
 LEAF = torch.randn(8, 8, requires_grad=True)
-refuses("higher-order operator", HOLDS, captures(casts_inside, X, LEAF), casts_inside,
-        captured(casts_in_the_program, X, LEAF))  # fmt: skip
+refuses("higher-order operator", HOLDS).when(
+    captures(casts_inside, X, LEAF), captured(casts_in_the_program, X, LEAF)
+)
 
 
 ROUNDS = "autograd/higher_order/scan_backward.py:_no_derivative"
@@ -543,8 +506,9 @@ def looped_in_python(x: Tensor) -> Tensor:
     return x.sum()
 
 
-refuses("no derivative", ROUNDS, cuts(looped, WANTED), looped, trained(looped_unseen, WANTED),
-        trained(looped_in_python, WANTED))  # fmt: skip
+refuses("no derivative", ROUNDS).when(
+    cuts(looped, WANTED), trained(looped_unseen, WANTED), trained(looped_in_python, WANTED)
+)
 
 
 def doubles(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -636,12 +600,8 @@ def quietly(ask: Callable[[], object]) -> Callable[[], object]:
 
 
 EIGHT = torch.randn(8, requires_grad=True)
-refuses(
-    "no derivative",
-    "autograd/higher_order/scan_backward.py:_begun",
-    cuts(scans_turned, EIGHT),
-    scans_turned,
-    quietly(trained(scans_straight, EIGHT)),
+refuses("no derivative", "autograd/higher_order/scan_backward.py:_begun").when(
+    cuts(scans_turned, EIGHT), quietly(trained(scans_straight, EIGHT))
 )
 Q = torch.randn(1, 2, 16, 16)
 HALF = torch.randn(1, 2, 16, 16, dtype=torch.float16)
@@ -658,41 +618,32 @@ def halves_scores(q: Tensor) -> Tensor:
     return flex_attention(q, q, q, lambda s, b, h, m, n: s * 0.5)  # type: ignore[return-value]
 
 
-refuses(
-    "higher-order operator", HOLDS, quietly(captures(casts_scores, HALF)), casts_scores,
-    quietly(captured(halves_scores, HALF)), quietly(captured(casts_scores, HALF.float())),
-)  # fmt: skip
+refuses("higher-order operator", HOLDS).when(
+    quietly(captures(casts_scores, HALF)),
+    quietly(captured(halves_scores, HALF)),
+    quietly(captured(casts_scores, HALF.float())),
+    at=casts_scores,
+)
 TABLE = torch.arange(16.0, requires_grad=True)
-refuses(
-    "higher-order operator", HOLDS, quietly(captures(attends, Q, TABLE)), attends,
+refuses("higher-order operator", HOLDS).when(
+    quietly(captures(attends, Q, TABLE)),
     quietly(captured(attends_unfollowed, Q, TABLE)),
-)  # fmt: skip
-refuses("higher-order operator", HELD, captures(wraps_a_trace, X), wraps_a_trace,
-        captured(torch.sin, X))  # fmt: skip
-refuses(
-    "higher-order operator",
-    "tracer/higher_order/trace_hop.py:_inline",
+    at=attends,
+)
+refuses("higher-order operator", HELD).when(captures(wraps_a_trace, X), captured(torch.sin, X))
+refuses("higher-order operator", "tracer/higher_order/trace_hop.py:_inline").when(
     captures(casts_what_it_gives, WANTED),
-    casts_what_it_gives,
     trained(cast_unfollowed, WANTED),
     trained(cast_by_a_method, WANTED),
 )
 if hasattr(torch.ops.higher_order, "flex_gemm"):
-    refuses(
-        "higher-order operator",
-        "tracer/higher_order/trace_hop.py:_inline",
+    refuses("higher-order operator", "tracer/higher_order/trace_hop.py:_inline").when(
         captures(fuses_what_follows, WANTED),
-        fuses_what_follows,
         trained(fused_unfollowed, WANTED),
         trained(followed_apart, WANTED),
     )
-refuses(
-    "no derivative",
-    "autograd/higher_order/scan_backward.py:differentiate",
-    cuts(calls_strictly, WANTED),
-    calls_strictly,
-    trained(calls, WANTED),
-    trained(calls_strictly_unfollowed, WANTED),
+refuses("no derivative", "autograd/higher_order/scan_backward.py:differentiate").when(
+    cuts(calls_strictly, WANTED), trained(calls, WANTED), trained(calls_strictly_unfollowed, WANTED)
 )
 
 
@@ -701,19 +652,17 @@ def traces(x: Tensor) -> Tensor:
     return made
 
 
-refuses("unsupported", "tracer/recorder/error_reports.py:_traces", captures(traces, X),
-        traces, captured(does_not_seed, X))  # fmt: skip
+refuses("unsupported", "tracer/recorder/error_reports.py:_traces").when(
+    captures(traces, X), captured(does_not_seed, X)
+)
 
 
 def multiplies_wrong_shapes(x: Tensor) -> Tensor:
     return x @ x  # here
 
 
-refuses(
-    "program raised",
-    "tracer/recorder/error_reports.py:_refusal",
+refuses("program raised", "tracer/recorder/error_reports.py:_refusal").when(
     captures(multiplies_wrong_shapes, X),
-    multiplies_wrong_shapes,
     captured(lambda x: x @ x.T, X),
     "tests/refusals/state.py follows it for what a first call stores",
 )
@@ -728,12 +677,8 @@ def quantizes_in_floats(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/supported_inputs.py:check_asked_for",
-    captures(quantizes, X),
-    quantizes,
-    captured(quantizes_in_floats, X),
-)
+    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_asked_for"
+).when(captures(quantizes, X), captured(quantizes_in_floats, X))
 
 ROWS = torch.export.Dim("rows")
 
@@ -742,26 +687,22 @@ def fixes_a_size(x: Tensor) -> Tensor:
     return x * int(x.shape[0])  # here
 
 
-refuses(
-    "dynamic size fixed", "ir/symbols/input_symbols.py:check",
-    captures(fixes_a_size, X, dynamic_shapes={"x": {0: ROWS}}), fixes_a_size,
-    captured(fixes_a_size, X),
-)  # fmt: skip
+refuses("dynamic size fixed", "ir/symbols/input_symbols.py:check").when(
+    captures(fixes_a_size, X, dynamic_shapes={"x": {0: ROWS}}), captured(fixes_a_size, X)
+)
 
 
 def sums(x: Tensor) -> Tensor:  # here
     return x.sum(0)
 
 
-refuses(
-    "dynamic size fixed", "ir/symbols/input_symbols.py:_constant_size",
-    captures(sums, X[:1], dynamic_shapes={"x": {0: ROWS}}), sums,
+refuses("dynamic size fixed", "ir/symbols/input_symbols.py:_constant_size").when(
+    captures(sums, X[:1], dynamic_shapes={"x": {0: ROWS}}),
     captured(sums, X, dynamic_shapes={"x": {0: ROWS}}),
-)  # fmt: skip
-refuses(
-    "unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_admitted",
-    captures(sums, X.to_sparse().requires_grad_()), sums, captured(sums, X.to_sparse().to_dense()),
-)  # fmt: skip
+)
+refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:check_admitted").when(
+    captures(sums, X.to_sparse().requires_grad_()), captured(sums, X.to_sparse().to_dense())
+)
 
 
 def takes_scripted(x: Tensor) -> Tensor:  # here
@@ -771,10 +712,6 @@ def takes_scripted(x: Tensor) -> Tensor:  # here
 
 SCRIPTED = torch.jit.trace(torch.nn.Linear(8, 8), (X,))
 PLAIN = torch.nn.Linear(8, 8)
-refuses(
-    "unsupported module",
-    "python_state/effects/module_state.py:scripted",
-    captures(takes_scripted, X),
-    takes_scripted,
-    captured(PLAIN, X),
+refuses("unsupported module", "python_state/effects/module_state.py:scripted").when(
+    captures(takes_scripted, X), captured(PLAIN, X)
 )

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
-from tests.refusals.registry import captured, captures, cuts, exported, exports, refuses
+from tests.refusals.asks import captures, cuts, exports
+from tests.refusals.follow import captured, exported
+from tests.refusals.registry import refuses
 from tests.support.wrapped import Int8, Masked, Scaled, aten, differences, two
 
 TWO, OTHER = two(3, 4), two(3, 4)
@@ -62,13 +64,8 @@ def makes_anew(w: Any) -> Any:
     return TwoTensor(w.b + 1, w.a) * 2
 
 
-refuses(
-    "unsupported tensor",
-    "tracer/subclasses/dispatch.py:changed",
-    captures(tags, two(3, 4)),
-    tags,
-    taken(makes_anew, TWO),
-    OUTSIDE,
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed").when(
+    captures(tags, two(3, 4)), taken(makes_anew, TWO), OUTSIDE
 )
 
 
@@ -77,8 +74,9 @@ def writes_inside(w: Any) -> Any:
     return w * 2  # here
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed", captures(writes_inside, TWO),
-        writes_inside, taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed").when(
+    captures(writes_inside, TWO), taken(makes_anew, TWO), OUTSIDE
+)
 
 
 def makes_a_leaf(x: Tensor, y: Tensor) -> Any:
@@ -90,12 +88,8 @@ def makes_of_detached(x: Tensor, y: Tensor) -> Any:
 
 
 LEAVES = X.clone().requires_grad_(), Y.clone().requires_grad_()
-refuses(
-    "unsupported tensor",
-    "tracer/subclasses/dispatch.py:_made_by_program",
-    captures(makes_a_leaf, *LEAVES),
-    makes_a_leaf,
-    taken(makes_of_detached, *LEAVES),
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:_new_stand_in").when(
+    captures(makes_a_leaf, *LEAVES), taken(makes_of_detached, *LEAVES)
 )
 
 
@@ -103,9 +97,9 @@ def makes_of_open_sizes(x: Tensor, y: Tensor) -> Any:
     return TwoTensor(x, y) * 2  # here
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_sizes",
-        captures(makes_of_open_sizes, X, Y, dynamic_shapes=True), makes_of_open_sizes,
-        taken(makes_of_open_sizes, X, Y))  # fmt: skip
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_sizes").when(
+    captures(makes_of_open_sizes, X, Y, dynamic_shapes=True), taken(makes_of_open_sizes, X, Y)
+)
 
 
 def adds_in_place(w: Any, x: Any) -> Any:
@@ -117,8 +111,9 @@ def adds(w: Any, x: Any) -> Any:
 
 
 WRITTEN = "tracer/subclasses/writes.py:refused"
-refuses("unsupported tensor", WRITTEN, captures(adds_in_place, FOLLOWED, OTHER),
-        adds_in_place, trains(adds, FOLLOWED, OTHER, by=by_compile), OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", WRITTEN).when(
+    captures(adds_in_place, FOLLOWED, OTHER), trains(adds, FOLLOWED, OTHER, by=by_compile), OUTSIDE
+)
 
 
 def writes_through_a_view(w: Any) -> Any:
@@ -133,8 +128,9 @@ def writes_whole(w: Any) -> Any:
     return made
 
 
-refuses("unsupported tensor", WRITTEN, captures(writes_through_a_view, TWO),
-        writes_through_a_view, taken(writes_whole, TWO), OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", WRITTEN).when(
+    captures(writes_through_a_view, TWO), taken(writes_whole, TWO), OUTSIDE
+)
 
 
 def writes_several(w: Any) -> Any:
@@ -143,8 +139,9 @@ def writes_several(w: Any) -> Any:
     return made
 
 
-refuses("unsupported tensor", WRITTEN, captures(writes_several, TWO), writes_several,
-        taken(writes_whole, TWO), OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", WRITTEN).when(
+    captures(writes_several, TWO), taken(writes_whole, TWO), OUTSIDE
+)
 
 
 def writes_what_is_saved(w: Any, x: Any) -> Any:
@@ -160,9 +157,11 @@ def writes_before(w: Any, x: Any) -> Any:
     return w * factor
 
 
-refuses("unsupported tensor", WRITTEN, captures(writes_what_is_saved, FOLLOWED, OTHER),
-        writes_what_is_saved, trains(writes_before, FOLLOWED, OTHER, by=by_compile),
-        OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", WRITTEN).when(
+    captures(writes_what_is_saved, FOLLOWED, OTHER),
+    trains(writes_before, FOLLOWED, OTHER, by=by_compile),
+    OUTSIDE,
+)
 
 
 class Other(TwoTensor):
@@ -185,9 +184,9 @@ def doubles_in_place(w: Any) -> Any:
     return w + 1
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed",
-        captures(doubles_in_place, Other(X, Y)), doubles_in_place, taken(makes_anew, TWO),
-        OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:changed").when(
+    captures(doubles_in_place, Other(X, Y)), taken(makes_anew, TWO), OUTSIDE
+)
 
 
 def hooks_one(x: Tensor, w: Any) -> Any:
@@ -197,12 +196,8 @@ def hooks_one(x: Tensor, w: Any) -> Any:
 
 
 for asks in (hooks_one,):
-    refuses(
-        "unsupported tensor",
-        "session/run/grad_attributes.py:_of_a_class",
-        captures(asks, X, FOLLOWED),
-        asks,
-        OUTSIDE,
+    refuses("unsupported tensor", "session/run/grad_attributes.py:_of_a_class").when(
+        captures(asks, X, FOLLOWED), OUTSIDE
     )
 
 
@@ -229,9 +224,9 @@ def writes_a_clone_of_it(w: Any) -> Any:
 
 
 SHOWN = Shown(X, Y > 0)
-refuses("unsupported tensor", "tracer/functionalization/in_place_checks.py:check_not_held",
-        captures(writes_what_is_shown, SHOWN), writes_what_is_shown,
-        taken(writes_a_clone_of_it, SHOWN), OUTSIDE)  # fmt: skip
+refuses("unsupported tensor", "tracer/functionalization/in_place_checks.py:check_not_wrapped").when(
+    captures(writes_what_is_shown, SHOWN), taken(writes_a_clone_of_it, SHOWN), OUTSIDE
+)
 
 
 class Counting(Int8):
@@ -250,13 +245,8 @@ def by_weight(x: Tensor, w: Any) -> Any:
 
 
 COUNTING = Counting.of(torch.randn(5, 4))
-refuses(
-    "unsupported tensor",
-    "tracer/subclasses/dispatch.py:_no_place",
-    captures(by_weight, X, COUNTING),
-    by_weight,
-    taken(by_weight, X, WEIGHT),
-    OUTSIDE,
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:_no_place").when(
+    captures(by_weight, X, COUNTING), taken(by_weight, X, WEIGHT), OUTSIDE
 )
 
 
@@ -272,13 +262,8 @@ def writes_a_clone(w: Any) -> Any:
     return made
 
 
-refuses(
-    "unsupported tensor",
-    "tracer/subclasses/dispatch.py:check_unwritten",
-    captures(writes_held, TWO),
-    writes_held,
-    taken(writes_a_clone, TWO),
-    OUTSIDE,
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_unwritten").when(
+    captures(writes_held, TWO), taken(writes_a_clone, TWO), OUTSIDE
 )
 
 
@@ -295,8 +280,9 @@ def on_a_clone() -> None:
 
 
 HOLDING = TwoTensor(X, Y)
-refuses("aliased inputs", "session/run/aliased_inputs.py:check_shared_memory",
-        captures(writes_what_is_held, X, HOLDING), writes_what_is_held, on_a_clone)  # fmt: skip
+refuses("aliased inputs", "session/run/aliased_inputs.py:check_shared_memory").when(
+    captures(writes_what_is_held, X, HOLDING), on_a_clone
+)
 
 
 class Foreign(TwoTensor):
@@ -318,21 +304,13 @@ def doubled_of_any(w: Any) -> Any:  # here
     return w * 2
 
 
-refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/subclass_types.py:flattened",
-    captures(doubled_of_any, Flatless(X, Y)),
-    doubled_of_any,
-    taken(doubled_of_any, TWO),
+refuses("unsupported tensor", "operators/abstract_tensors/subclass_types.py:flattened").when(
+    captures(doubled_of_any, Flatless(X, Y)), taken(doubled_of_any, TWO)
 )
 
 
-refuses(
-    "unsupported tensor",
-    "operators/abstract_tensors/subclass_types.py:make",
-    captures(doubled_of_any, Foreign(X, Y)),
-    doubled_of_any,
-    taken(doubled_of_any, Other(X, Y)),
+refuses("unsupported tensor", "operators/abstract_tensors/subclass_types.py:make").when(
+    captures(doubled_of_any, Foreign(X, Y)), taken(doubled_of_any, Other(X, Y))
 )
 
 
@@ -357,19 +335,13 @@ class Onward(Int8):
 
 TRAINED = X.clone().requires_grad_()
 TURNING, ONWARD = Turning.of(torch.randn(5, 4)), Onward.of(torch.randn(5, 4))
-refuses(
-    "unsupported tensor",
-    "lowering/subclasses/desugar.py:_otherwise",
+refuses("unsupported tensor", "lowering/subclasses/desugar.py:_otherwise").when(
     cuts(by_weight, TRAINED, TURNING),
-    by_weight,
     trains(by_weight, TRAINED, TURNING, by=by_compile),
     trains(by_weight, TRAINED, TURNING, by=export_cut),
 )
-refuses(
-    "unsupported tensor",
-    "lowering/subclasses/desugar.py:_raises",
+refuses("unsupported tensor", "lowering/subclasses/desugar.py:_raises").when(
     cuts(by_weight, TRAINED, ONWARD),
-    by_weight,
     trains(by_weight, TRAINED, WEIGHT, by=by_compile),
     taken(by_weight, X, ONWARD),
 )
@@ -385,8 +357,9 @@ def with_one_of_the_class() -> None:
     assert differences(OTHER * 2, gradients["w"]) == []
 
 
-refuses("wrong tangents", "runtime/calls/tangents.py:_as_it_holds", called_with_a_plain_tangent,
-        doubled_of_any, with_one_of_the_class)  # fmt: skip
+refuses("wrong tangents", "runtime/calls/tangents.py:_as_it_holds").when(
+    called_with_a_plain_tangent, with_one_of_the_class, at=doubled_of_any
+)
 
 
 def wrapping_asked_of_the_aten_cut() -> None:
@@ -397,13 +370,11 @@ def doubled_here(w: Any) -> Any:
     return w * 2  # here
 
 
-refuses(
-    "unsupported tensor",
-    "runtime/calls/untrainable_results.py:_opened",
+refuses("unsupported tensor", "runtime/calls/untrainable_results.py:_opened").when(
     wrapping_asked_of_the_aten_cut,
-    doubled_here,
     trains(doubled_here, FOLLOWED, by=export_cut),
     with_one_of_the_class,
+    at=doubled_here,
 )
 
 
@@ -418,11 +389,9 @@ def of_what_is_held(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses(
-    "unsupported tensor", "frontends/torch_compat/export_checks.py:_check_op",
-    exports(TakesApart(), X, Y), TakesApart.forward,
-    exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a),
-)  # fmt: skip
+refuses("unsupported tensor", "frontends/torch_compat/export_checks.py:_check_op").when(
+    exports(TakesApart(), X, Y), exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a)
+)
 
 
 class GivesWeight(torch.autograd.Function):
@@ -445,12 +414,8 @@ def scaled(x: Tensor, w: Any) -> Any:
     return Scaled.apply(x, w, x.new_ones(5))
 
 
-refuses(
-    "unsupported",
-    "tracer/recorder/autograd_function.py:_refuse",
-    captures(given_on, X, WEIGHT),
-    given_on,
-    taken(scaled, X, WEIGHT),
+refuses("unsupported", "tracer/recorder/autograd_function.py:_refuse").when(
+    captures(given_on, X, WEIGHT), taken(scaled, X, WEIGHT)
 )
 
 
@@ -464,12 +429,8 @@ class OfASide(nn.Module):
         return x * 2
 
 
-refuses(
-    "unknown container",
-    "frontends/torch_compat/export_checks.py:check_keys",
-    exports(OfASide(), {Side.LEFT: X}),
-    OfASide.forward,
-    exported(OfASide(), {"left": X}),
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys").when(
+    exports(OfASide(), {Side.LEFT: X}), exported(OfASide(), {"left": X})
 )
 
 
@@ -502,11 +463,6 @@ class OfADict(nn.Module):
         return held["x"] * 2
 
 
-refuses(
-    "unknown container",
-    "frontends/torch_compat/export_checks.py:check_plain",
-    exports(OfAHeld(), Held(X)),
-    OfAHeld.forward,
-    exported(OfAHeld(), Registered(X)),
-    exported(OfADict(), {"x": X}),
+refuses("unknown container", "frontends/torch_compat/export_checks.py:check_plain").when(
+    exports(OfAHeld(), Held(X)), exported(OfAHeld(), Registered(X)), exported(OfADict(), {"x": X})
 )

@@ -6,85 +6,57 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.data import D, K, drawn, labelled, mlp, targets
+from tests.steps.loops import backward, by_hand, classifies, learner, regressor
+from tests.steps.registry import Loop, step
 
 # ----------------------------------------------------------------------------------- clearing
 
 
-@step()
-def cleared_to_zeros_before() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1, momentum=0.9)
+def cleared_to_zeros_before(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad(set_to_none=False)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def cleared_to_zeros_at_the_end() -> Loop:
-    model = mlp()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(Adam, lr=0.01)
+def cleared_to_zeros_at_the_end(model, optimizer, x, y) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    return loss.detach()
 
 
-@step()
-def cleared_between_forward_and_backward() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(AdamW, lr=0.01)
+def cleared_between_forward_and_backward(model, optimizer, x, y) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def cleared_by_the_module_and_by_hand() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        for p in model[0].parameters():
-            p.grad = None
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def cleared_by_the_module_and_by_hand(model, optimizer, x, y) -> Tensor:
+    model.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    for p in model[0].parameters():
+        p.grad = None
+    return loss.detach()
 
 
-@step()
-def never_cleared() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.01)
+def never_cleared(model, optimizer, x, y) -> Tensor:
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 @step()
@@ -108,22 +80,16 @@ def cleared_outside_of_the_step() -> Loop:
 # -------------------------------------------------------------------------------- accumulation
 
 
-@step()
-def four_micro_batches_in_a_step() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        total = 0.0
-        for part, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
-            loss = F.cross_entropy(model(part), wanted) / 4
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        return total
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(AdamW, lr=0.01)
+def four_micro_batches_in_a_step(model, optimizer, x, y) -> float:
+    optimizer.zero_grad()
+    total = 0.0
+    for part, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
+        loss = F.cross_entropy(model(part), wanted) / 4
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
 
 
 @step()
@@ -192,140 +158,79 @@ def accumulated_by_hand_in_buffers() -> Loop:
 # ------------------------------------------------------------------------------------ clipping
 
 
-@step()
-def clipped_by_norm() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        norm = clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        return loss.detach(), norm
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(AdamW, lr=0.01)
+def clipped_by_norm(model, optimizer, x, y) -> tuple[Tensor, Tensor]:
+    loss = backward(optimizer, F.cross_entropy(model(x), y))
+    norm = clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), norm
 
 
-@step()
-def clipped_by_norm_or_an_error() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        norm = clip_grad_norm_(model.parameters(), 1.0, norm_type=2.0, error_if_nonfinite=True)
-        optimizer.step()
-        return norm.item()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def clipped_by_norm_or_an_error(model, optimizer, x, y) -> float:
+    backward(optimizer, F.cross_entropy(model(x), y))
+    norm = clip_grad_norm_(model.parameters(), 1.0, norm_type=2.0, error_if_nonfinite=True)
+    optimizer.step()
+    return norm.item()
 
 
-@step()
-def clipped_by_the_largest_for_loop() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 0.05, norm_type=float("inf"), foreach=False)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def clipped_by_the_largest_for_loop(model, optimizer, x, y) -> Tensor:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 0.05, norm_type=float("inf"), foreach=False)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
-@step()
-def clipped_by_value() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        clip_grad_value_(model.parameters(), 0.02)
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1, momentum=0.9)
+def clipped_by_value(model, optimizer, x, y) -> Tensor:
+    loss = backward(optimizer, F.cross_entropy(model(x), y))
+    clip_grad_value_(model.parameters(), 0.02)
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def clipped_only_if_too_large() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-        if norm > 1.0:
-            for p in model.parameters():
-                p.grad.mul_(1.0 / norm)
-        optimizer.step()
-        return norm
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.1)
+def clipped_only_if_too_large(model, optimizer, x, y) -> Tensor:
+    backward(optimizer, F.mse_loss(model(x), y))
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    if norm > 1.0:
+        for p in model.parameters():
+            p.grad.mul_(1.0 / norm)
+    optimizer.step()
+    return norm
 
 
 # ------------------------------------------------------------------------- gradients are changed
 
 
-@step()
-def noise_on_gradients() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for p in model.parameters():
-            p.grad += torch.randn_like(p.grad) * 0.01
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def noise_on_gradients(model, optimizer, x, y) -> Tensor:
+    loss = backward(optimizer, F.cross_entropy(model(x), y))
+    for p in model.parameters():
+        p.grad += torch.randn_like(p.grad) * 0.01
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def centralized_gradients() -> Loop:
-    model = mlp()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.grad.sub_(p.grad.mean(dim=1, keepdim=True))
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(Adam, lr=0.01)
+def centralized_gradients(model, optimizer, x, y) -> Tensor:
+    loss = backward(optimizer, F.cross_entropy(model(x), y))
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.grad.sub_(p.grad.mean(dim=1, keepdim=True))
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def signs_of_gradients() -> Loop:
-    model = mlp()
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        model.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            p.data.add_(p.grad.sign(), alpha=-0.01)
-        return loss.detach()
-
-    return Loop(train, labelled, model=model)
+@by_hand()
+def signs_of_gradients(model, x, y) -> Tensor:
+    loss = backward(model, F.cross_entropy(model(x), y))
+    for p in model.parameters():
+        p.data.add_(p.grad.sign(), alpha=-0.01)
+    return loss.detach()
 
 
 @step()
@@ -335,9 +240,7 @@ def masked_gradients_keep_a_network_sparse() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        loss = backward(optimizer, F.cross_entropy(model(x), y))
         with torch.no_grad():
             for p, mask in zip(model.parameters(), masks, strict=True):
                 p.grad *= mask
@@ -356,37 +259,20 @@ def masked_gradients_keep_a_network_sparse() -> Loop:
 def frozen_body() -> Loop:
     model = mlp()
     model[0].requires_grad_(requires_grad=False)
-    optimizer = Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, Adam([p for p in model.parameters() if p.requires_grad], lr=0.01))
 
 
 @step()
 def body_is_thawed_from_the_fifth_batch_on() -> Loop:
     model = mlp()
     model[0].requires_grad_(requires_grad=False)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 5:
             model[0].requires_grad_()
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, SGD(model.parameters(), lr=0.1), batch=batch)
 
 
 @step()
@@ -400,16 +286,7 @@ def a_head_that_is_not_used() -> Loop:
             return self.used(self.body(x).relu())
 
     model = Two()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, AdamW(model.parameters(), lr=0.01))
 
 
 @step()

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.optim import SGD, Adam, RMSprop
 
-from tests.steps.registry import ROWS, D, K, Loop, drawn, mlp, step
+from tests.steps.data import ROWS, D, K, drawn, mlp, one_number
+from tests.steps.loops import backward, by_hand, learner, updated
+from tests.steps.registry import Loop, step
 
 
 def acted(index: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -29,36 +31,21 @@ def moved(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
             torch.rand(ROWS, generator=g) > 0.7)  # fmt: skip
 
 
-@step()
-def a_policy_gradient() -> Loop:
-    policy = mlp()
-    optimizer = Adam(policy.parameters(), lr=0.01)
-
-    def train(states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        chances = Categorical(logits=policy(states), validate_args=False)
-        loss = -(chances.log_prob(actions) * returns).mean() - 0.01 * chances.entropy().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, acted, policy=policy, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def a_policy_gradient(policy, optimizer, states, actions, returns) -> Tensor:
+    chances = Categorical(logits=policy(states), validate_args=False)
+    return updated(
+        optimizer,
+        -(chances.log_prob(actions) * returns).mean() - 0.01 * chances.entropy().mean(),
+    )
 
 
-@step()
-def a_policy_gradient_with_validated_arguments() -> Loop:
-    policy = mlp()
-    optimizer = Adam(policy.parameters(), lr=0.01)
-
-    def train(states: Tensor, actions: Tensor, returns: Tensor) -> Tensor:
-        chances = Categorical(logits=policy(states))
-        loss = -(chances.log_prob(actions) * returns).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, acted, policy=policy, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def a_policy_gradient_with_validated_arguments(
+    policy, optimizer, states, actions, returns
+) -> Tensor:
+    chances = Categorical(logits=policy(states))
+    return updated(optimizer, -(chances.log_prob(actions) * returns).mean())
 
 
 @step()
@@ -71,10 +58,7 @@ def actions_are_drawn_in_the_step() -> Loop:
         actions = chances.sample()
         rewards = (states @ world).gather(1, actions[:, None])[:, 0]
         advantage = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-        loss = -(chances.log_prob(actions) * advantage).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        updated(optimizer, -(chances.log_prob(actions) * advantage).sum())
         return actions, rewards.mean()
 
     return Loop(train, acted, policy=policy, optimizer=optimizer)
@@ -99,11 +83,7 @@ def an_episode_of_five_moves() -> Loop:
             total = reward + 0.9 * total
             returns.insert(0, total)
         aims = torch.stack(returns).detach()
-        loss = -(torch.stack(chances) * (aims - aims.mean())).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, -(torch.stack(chances) * (aims - aims.mean())).sum())
 
     return Loop(train, lambda i: (torch.randn(3, generator=drawn(i)),), policy=policy,
                 optimizer=optimizer)  # fmt: skip
@@ -120,9 +100,7 @@ def an_actor_and_a_critic() -> Loop:
             aim = r + 0.9 * critic(after)[:, 0] * ~done
         advantage = (aim - value).detach()
         chosen = F.log_softmax(actor(s), -1).gather(1, a[:, None])[:, 0]
-        loss = -(chosen * advantage).mean() + 0.5 * F.mse_loss(value, aim)
-        optimizer.zero_grad()
-        loss.backward()
+        loss = backward(optimizer, -(chosen * advantage).mean() + 0.5 * F.mse_loss(value, aim))
         nn.utils.clip_grad_norm_([*actor.parameters(), *critic.parameters()], 0.5)
         optimizer.step()
         return loss.detach()
@@ -130,27 +108,20 @@ def an_actor_and_a_critic() -> Loop:
     return Loop(train, moved, actor=actor, critic=critic, optimizer=optimizer)
 
 
-@step()
-def proximal_policy_in_epochs() -> Loop:
-    actor = mlp()
-    optimizer = Adam(actor.parameters(), lr=0.01)
-
-    def train(s: Tensor, a: Tensor, advantage: Tensor) -> Tensor:
-        with torch.no_grad():
-            old = F.log_softmax(actor(s), -1).gather(1, a[:, None])[:, 0]
-        for _ in range(3):
-            order = torch.randperm(len(s))
-            for rows in order.split(4):
-                new = F.log_softmax(actor(s[rows]), -1).gather(1, a[rows, None])[:, 0]
-                ratio = torch.exp(new - old[rows])
-                kept = torch.clamp(ratio, 0.8, 1.2)
-                loss = -torch.min(ratio * advantage[rows], kept * advantage[rows]).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        return loss.detach()
-
-    return Loop(train, acted, actor=actor, optimizer=optimizer)
+@learner(Adam, batch=acted, lr=0.01)
+def proximal_policy_in_epochs(actor, optimizer, s, a, advantage) -> Tensor:
+    with torch.no_grad():
+        old = F.log_softmax(actor(s), -1).gather(1, a[:, None])[:, 0]
+    for _ in range(3):
+        order = torch.randperm(len(s))
+        for rows in order.split(4):
+            new = F.log_softmax(actor(s[rows]), -1).gather(1, a[rows, None])[:, 0]
+            ratio = torch.exp(new - old[rows])
+            kept = torch.clamp(ratio, 0.8, 1.2)
+            loss = updated(
+                optimizer, -torch.min(ratio * advantage[rows], kept * advantage[rows]).mean()
+            )
+    return loss.detach()
 
 
 @step()
@@ -166,10 +137,7 @@ def q_learning_with_a_target_network() -> Loop:
             found = self.q(s).gather(1, a[:, None])[:, 0]
             with torch.no_grad():
                 aim = r + 0.9 * self.target(after).max(1).values * (~done).float()
-            loss = F.smooth_l1_loss(found, aim)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            loss = updated(self.optimizer, F.smooth_l1_loss(found, aim))
             self.steps += 1
             if self.steps % 3 == 0:
                 self.target.load_state_dict(self.q.state_dict())
@@ -188,10 +156,7 @@ def double_q_learning_with_soft_updates() -> Loop:
     def train(s: Tensor, a: Tensor, r: Tensor, after: Tensor, done: Tensor) -> Tensor:
         best = q(after).argmax(1, keepdim=True)
         aim = r + 0.9 * target(after).gather(1, best)[:, 0].detach() * done.logical_not()
-        loss = F.huber_loss(q(s).gather(1, a[:, None])[:, 0], aim)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.huber_loss(q(s).gather(1, a[:, None])[:, 0], aim))
         for kept, p in zip(target.parameters(), q.parameters(), strict=True):
             kept.data.copy_(0.05 * p.data + 0.95 * kept.data)
         return loss.detach()
@@ -220,21 +185,14 @@ def soft_actor_critic_with_a_learned_temperature() -> Loop:
             soft = critic(torch.cat([after, new], -1)) - log_alpha.exp() * log
             aim = r[:, None] + 0.9 * soft
         given = torch.stack([a.float(), -a.float()], -1)
-        lost = F.mse_loss(critic(torch.cat([s, given], -1)), aim)
-        of_critic.zero_grad()
-        lost.backward()
-        of_critic.step()
+        lost = updated(of_critic, F.mse_loss(critic(torch.cat([s, given], -1)), aim))
 
         action, log = act(s)
-        acting = (log_alpha.exp().detach() * log - critic(torch.cat([s, action], -1))).mean()
-        of_actor.zero_grad()
-        acting.backward()
-        of_actor.step()
+        acting = updated(
+            of_actor, (log_alpha.exp().detach() * log - critic(torch.cat([s, action], -1))).mean()
+        )
 
-        warmth = -(log_alpha * (log.detach() - 2)).mean()
-        of_alpha.zero_grad()
-        warmth.backward()
-        of_alpha.step()
+        warmth = updated(of_alpha, -(log_alpha * (log.detach() - 2)).mean())
         return lost.detach(), acting.detach(), warmth.detach()
 
     return Loop(
@@ -243,22 +201,17 @@ def soft_actor_critic_with_a_learned_temperature() -> Loop:
     )  # fmt: skip
 
 
-@step()
-def evolution_without_a_gradient() -> Loop:
-    model = mlp(out=1)
-
-    def train(s: Tensor, a: Tensor, r: Tensor) -> Tensor:
-        with torch.no_grad():
-            total = torch.zeros(())
-            for p in model.parameters():
-                noise = torch.randn_like(p)
-                p.add_(0.01 * noise)
-                up = F.mse_loss(model(s)[:, 0], r)
-                p.sub_(0.02 * noise)
-                down = F.mse_loss(model(s)[:, 0], r)
-                p.add_(0.01 * noise)
-                p.sub_(0.5 * (up - down) * noise)
-                total += up
-        return total
-
-    return Loop(train, acted, model=model)
+@by_hand(model=one_number, batch=acted)
+def evolution_without_a_gradient(model, s, a, r) -> Tensor:
+    with torch.no_grad():
+        total = torch.zeros(())
+        for p in model.parameters():
+            noise = torch.randn_like(p)
+            p.add_(0.01 * noise)
+            up = F.mse_loss(model(s)[:, 0], r)
+            p.sub_(0.02 * noise)
+            down = F.mse_loss(model(s)[:, 0], r)
+            p.add_(0.01 * noise)
+            p.sub_(0.5 * (up - down) * noise)
+            total += up
+    return total

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, RMSprop
 
-from tests.steps.registry import D, K, Loop, features, labelled, mlp, step
+from tests.steps.data import D, K, features, labelled, mlp
+from tests.steps.loops import learner, updated
+from tests.steps.registry import Loop, step
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
@@ -29,10 +31,7 @@ def a_gan_with_two_optimizers() -> Loop:
         of_fake.backward()
         of_judges.step()
 
-        of_makes.zero_grad()
-        fooled = loss(judges(fake), ones)
-        fooled.backward()
-        of_makes.step()
+        fooled = updated(of_makes, loss(judges(fake), ones))
         return (of_real + of_fake).detach(), fooled.detach()
 
     return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
@@ -48,17 +47,11 @@ def a_gan_that_freezes_the_discriminator() -> Loop:
             p.requires_grad_(requires_grad=True)
         with torch.no_grad():
             fake = makes(torch.randn(len(real), 4))
-        hinge = F.relu(1 - judges(real)).mean() + F.relu(1 + judges(fake)).mean()
-        of_judges.zero_grad()
-        hinge.backward()
-        of_judges.step()
+        updated(of_judges, F.relu(1 - judges(real)).mean() + F.relu(1 + judges(fake)).mean())
 
         for p in judges.parameters():
             p.requires_grad_(requires_grad=False)
-        fooled = -judges(makes(torch.randn(len(real), 4))).mean()
-        of_makes.zero_grad()
-        fooled.backward()
-        of_makes.step()
+        fooled = updated(of_makes, -judges(makes(torch.randn(len(real), 4))).mean())
         return fooled.item()
 
     return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
@@ -77,11 +70,7 @@ def wasserstein_with_clipped_weights() -> Loop:
             of_judges.step()
             for p in judges.parameters():
                 p.data.clamp_(-0.1, 0.1)
-        of_makes.zero_grad()
-        loss = -judges(makes(torch.randn(len(real), 4))).mean()
-        loss.backward()
-        of_makes.step()
-        return loss.detach()
+        return updated(of_makes, -judges(makes(torch.randn(len(real), 4))).mean())
 
     return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
 
@@ -107,10 +96,7 @@ def wasserstein_with_a_gradient_penalty() -> Loop:
         judged = judges(fake).mean() - judges(real).mean() + 10 * penalty(real, fake)
         judged.backward()
         of_judges.step()
-        of_makes.zero_grad()
-        made = -judges(makes(torch.randn(len(real), 4))).mean()
-        made.backward()
-        of_makes.step()
+        made = updated(of_makes, -judges(makes(torch.randn(len(real), 4))).mean())
         return judged.item(), made.item()
 
     return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
@@ -126,14 +112,10 @@ def a_hinge_of_bounded_layers_without_momentum() -> Loop:
 
     def train(real: Tensor) -> tuple[float, float]:
         fake = makes(torch.randn(len(real), 4)).detach()
-        hinge = F.relu(1 - judges(real)).mean() + F.relu(1 + judges(fake)).mean()
-        of_judges.zero_grad()
-        hinge.backward()
-        of_judges.step()
-        fooled = -judges(makes(torch.randn(len(real), 4))).mean()
-        of_makes.zero_grad()
-        fooled.backward()
-        of_makes.step()
+        hinge = updated(
+            of_judges, F.relu(1 - judges(real)).mean() + F.relu(1 + judges(fake)).mean()
+        )
+        fooled = updated(of_makes, -judges(makes(torch.randn(len(real), 4))).mean())
         return hinge.item(), fooled.item()
 
     return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
@@ -149,52 +131,30 @@ def the_penalty_of_real_examples() -> Loop:
         real = real.detach().requires_grad_()
         scores = judges(real)
         (slope,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
-        loss = F.softplus(-scores).mean() + 5 * slope.pow(2).flatten(1).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(
+            optimizer, F.softplus(-scores).mean() + 5 * slope.pow(2).flatten(1).sum(1).mean()
+        )
 
     return Loop(train, features, judges=judges, optimizer=optimizer)
 
 
-@step()
-def trained_on_its_own_fast_adversarial_examples() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        F.cross_entropy(model(x), y).backward()
-        worse = (x + 0.1 * x.grad.sign()).detach()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(worse), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def trained_on_its_own_fast_adversarial_examples(model, optimizer, x, y) -> Tensor:
+    x = x.clone().requires_grad_()
+    F.cross_entropy(model(x), y).backward()
+    worse = (x + 0.1 * x.grad.sign()).detach()
+    return updated(optimizer, F.cross_entropy(model(worse), y))
 
 
-@step()
-def projected_descent_inside() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        delta = torch.zeros_like(x)
-        for _ in range(3):
-            delta.requires_grad_()
-            loss = F.cross_entropy(model(x + delta), y)
-            (slope,) = torch.autograd.grad(loss, delta)
-            delta = (delta.detach() + 0.05 * slope.sign()).clamp(-0.1, 0.1)
-        optimizer.zero_grad()
+@learner(SGD, lr=0.1)
+def projected_descent_inside(model, optimizer, x, y) -> Tensor:
+    delta = torch.zeros_like(x)
+    for _ in range(3):
+        delta.requires_grad_()
         loss = F.cross_entropy(model(x + delta), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+        (slope,) = torch.autograd.grad(loss, delta)
+        delta = (delta.detach() + 0.05 * slope.sign()).clamp(-0.1, 0.1)
+    return updated(optimizer, F.cross_entropy(model(x + delta), y))
 
 
 @step()

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tests.steps.registry import D, Loop, labelled, mlp, step, targets
+from tests.steps.data import D, labelled, mlp, one_number, targets
+from tests.steps.loops import backward, by_hand, classifies, learner, updated
+from tests.steps.registry import Loop, step
 
 
 @step()
@@ -27,34 +29,24 @@ def descends_under_no_grad() -> Loop:
     return Loop(train, targets, w=w, b=b)
 
 
-@step()
-def descends_through_data() -> Loop:
-    model = mlp()
-
-    def train(x: Tensor, y: Tensor) -> float:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for p in model.parameters():
-            p.data -= 0.1 * p.grad.data
-            p.grad.data.zero_()
-        return loss.item()
-
-    return Loop(train, labelled, model=model)
+@by_hand()
+def descends_through_data(model, x, y) -> float:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    for p in model.parameters():
+        p.data -= 0.1 * p.grad.data
+        p.grad.data.zero_()
+    return loss.item()
 
 
-@step()
-def descends_by_autograd_grad() -> Loop:
-    model = mlp()
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        params = list(model.parameters())
-        loss = F.cross_entropy(model(x), y)
-        with torch.no_grad():
-            for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
-                p.add_(g, alpha=-0.1)
-        return loss.detach()
-
-    return Loop(train, labelled, model=model)
+@by_hand()
+def descends_by_autograd_grad(model, x, y) -> Tensor:
+    params = list(model.parameters())
+    loss = F.cross_entropy(model(x), y)
+    with torch.no_grad():
+        for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
+            p.add_(g, alpha=-0.1)
+    return loss.detach()
 
 
 @step()
@@ -63,9 +55,7 @@ def momentum_kept_in_a_list() -> Loop:
     speeds = [torch.zeros_like(p) for p in model.parameters()]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        model.zero_grad()
-        loss.backward()
+        loss = backward(model, F.cross_entropy(model(x), y))
         with torch.no_grad():
             for i, p in enumerate(model.parameters()):
                 speeds[i] = 0.9 * speeds[i] + p.grad
@@ -86,9 +76,7 @@ def adam_from_its_paper() -> Loop:
 
         def train(self, x: Tensor, y: Tensor) -> Tensor:
             self.t += 1
-            self.model.zero_grad()
-            loss = F.mse_loss(self.model(x), y)
-            loss.backward()
+            loss = backward(self.model, F.mse_loss(self.model(x), y))
             with torch.no_grad():
                 for n, p in self.model.named_parameters():
                     self.m[n].lerp_(p.grad, 0.1)
@@ -157,33 +145,15 @@ class Lion(Optimizer):
 @step()
 def lion() -> Loop:
     model = mlp()
-    optimizer = Lion(model.parameters(), lr=0.01, weight_decay=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, Lion(model.parameters(), lr=0.01, weight_decay=0.1))
 
 
-@step()
-def lion_with_a_closure() -> Loop:
-    model = mlp()
-    optimizer = Lion(model.parameters(), lr=0.01)
+@learner(Lion, lr=0.01)
+def lion_with_a_closure(model, optimizer, x, y) -> Tensor:
+    def closure() -> Tensor:
+        return backward(optimizer, F.cross_entropy(model(x), y))
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return optimizer.step(closure)
 
 
 @step()
@@ -205,16 +175,7 @@ def an_optimizer_that_counts_in_python() -> Loop:
                     p.add_(state["mean"], alpha=-size)
 
     model = mlp()
-    optimizer = Counting(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, Counting(model.parameters(), lr=0.1))
 
 
 class LayerwiseRates(SGD):
@@ -233,16 +194,7 @@ class LayerwiseRates(SGD):
 @step()
 def an_optimizer_derived_from_torchs() -> Loop:
     model = mlp()
-    optimizer = LayerwiseRates(model.parameters(), lr=1.0, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, LayerwiseRates(model.parameters(), lr=1.0, momentum=0.9))
 
 
 class Lookahead:
@@ -269,16 +221,7 @@ class Lookahead:
 @step()
 def lookahead() -> Loop:
     model = mlp()
-    optimizer = Lookahead(Adam(model.parameters(), lr=0.01))
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, Lookahead(Adam(model.parameters(), lr=0.01)))
 
 
 @step()
@@ -289,10 +232,7 @@ def lookahead_with_state_in_a_defaultdict() -> Loop:
     counts = {"steps": 0}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        base.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        base.step()
+        loss = updated(base, F.cross_entropy(model(x), y))
         counts["steps"] += 1
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -306,39 +246,25 @@ def lookahead_with_state_in_a_defaultdict() -> Loop:
     return Loop(train, labelled, model=model, base=base, state=state, counts=counts)
 
 
-@step()
-def stochastic_langevin() -> Loop:
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad(set_to_none=True)
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(-0.01 * p.grad + math.sqrt(2 * 0.01) * 0.01 * torch.randn_like(p))
-        return loss.detach()
-
-    return Loop(train, targets, model=model)
+@by_hand(model=one_number, batch=targets)
+def stochastic_langevin(model, x, y) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(-0.01 * p.grad + math.sqrt(2 * 0.01) * 0.01 * torch.randn_like(p))
+    return loss.detach()
 
 
-@step()
-def weights_are_kept_on_a_sphere() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.dim() == 2:
-                    torch.renorm(p, 2, 0, 0.5, out=p)
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def weights_are_kept_on_a_sphere(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.cross_entropy(model(x), y))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                torch.renorm(p, 2, 0, 0.5, out=p)
+    return loss.detach()
 
 
 @step()
@@ -349,10 +275,7 @@ def warm_restarts_of_momentum() -> Loop:
     counts = {"steps": 0}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         counts["steps"] += 1
         if counts["steps"] % 4 == 0:
             for p in model.parameters():

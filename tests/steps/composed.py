@@ -12,7 +12,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 from torch.utils.checkpoint import checkpoint
 
-from tests.steps.registry import ROWS, D, K, Loop, drawn
+from tests.steps.data import ROWS, D, K, drawn
+from tests.steps.registry import Loop
 
 
 class _Square(nn.Module):

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tests.steps.registry import Loop, add, mlp, step, targets
+from tests.steps.data import mlp, targets
+from tests.steps.registry import Loop, add, step
 
 
 def parts(flat: Tensor, model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:

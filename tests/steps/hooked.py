@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from tests.steps.registry import D, Loop, labelled, mlp, step
+from tests.steps.data import D, labelled, mlp
+from tests.steps.registry import Loop, step
 
 
 def updated(parameters: list[Any]) -> None:

@@ -10,41 +10,22 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tests.steps.registry import Loop, add, mlp, step, targets
+from tests.steps.data import mlp, targets
+from tests.steps.loops import backward, by_hand, descends, learner, regressor, updated
+from tests.steps.registry import Loop, add, step
 
 
-def trained(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    """One usual step."""
-    optimizer.zero_grad()
-    loss = F.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+@regressor(SGD, lr=0.1, momentum=0.9)
+def momentum_is_read_by_the_models_parameters(model, optimizer, x, y) -> Tensor:
+    updated(optimizer, F.mse_loss(model(x), y))
+    return sum(optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters())
 
 
-@step()
-def momentum_is_read_by_the_models_parameters() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        trained(model, optimizer, x, y)
-        return sum(optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters())
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
-
-
-@step()
-def adams_step_is_asked_by_parameter() -> Loop:
-    model = mlp(out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
-        ages = [optimizer.state[p]["step"] for p in model.parameters() if p in optimizer.state]
-        return loss * torch.stack(ages).mean()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(Adam, lr=0.01)
+def adams_step_is_asked_by_parameter(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.mse_loss(model(x), y))
+    ages = [optimizer.state[p]["step"] for p in model.parameters() if p in optimizer.state]
+    return loss * torch.stack(ages).mean()
 
 
 @step()
@@ -53,9 +34,7 @@ def some_are_frozen_by_a_list() -> Loop:
     frozen = [model[0].weight, model[2].bias]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 if not any(p is each for each in frozen):
@@ -71,9 +50,7 @@ def no_decay_by_a_set() -> Loop:
     undecayed = {model[0].bias, model[2].bias}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(p.grad + (0 if p in undecayed else 0.1) * p, alpha=0.1)
@@ -87,16 +64,7 @@ def _by_id(ids: Any) -> Any:
         model = mlp(out=1)
         chosen = ids([id(model[0].weight), id(model[2].weight)])
 
-        def train(x: Tensor, y: Tensor) -> Tensor:
-            model.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.sub_(p.grad, alpha=0.1 if id(p) in chosen else 0.01)
-            return loss
-
-        return Loop(train, targets, model=model)
+        return descends(model, lambda p: 0.1 if id(p) in chosen else 0.01)
 
     return build
 
@@ -138,7 +106,7 @@ def an_average_in_a_dict_by_parameter() -> Loop:
     average = {p: p.detach().clone() for p in model.parameters()}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 average[p].lerp_(p, 0.1)
@@ -154,7 +122,7 @@ def a_dict_by_parameter_that_is_filled_in_the_step() -> Loop:
     average: dict[Tensor, Tensor] = defaultdict(lambda: torch.zeros(()))
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         for p in model.parameters():
             average[p] = average[p] * 0.5 + p.detach().norm()
         return loss
@@ -169,7 +137,7 @@ def names_by_parameter() -> Loop:
     names = {p: name for name, p in model.named_parameters()}
 
     def train(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        trained(model, optimizer, x, y)
+        updated(optimizer, F.mse_loss(model(x), y))
         return {
             names[p]: p.grad.norm() for group in optimizer.param_groups for p in group["params"]
         }
@@ -177,64 +145,40 @@ def names_by_parameter() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer)
 
 
-@step()
-def names_by_parameter_made_in_the_step() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        names = {p: name for name, p in model.named_parameters()}
-        trained(model, optimizer, x, y)
-        return {
-            names[p]: p.grad.norm() for group in optimizer.param_groups for p in group["params"]
-        }
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.1)
+def names_by_parameter_made_in_the_step(model, optimizer, x, y) -> dict[str, Tensor]:
+    names = {p: name for name, p in model.named_parameters()}
+    updated(optimizer, F.mse_loss(model(x), y))
+    return {names[p]: p.grad.norm() for group in optimizer.param_groups for p in group["params"]}
 
 
 @step()
 def a_closed_over_weight_is_the_models() -> Loop:
     model = mlp(out=1)
     head = model[2].weight
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p is head else 0.01)
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 if p is head else 0.01)
 
 
-@step()
-def parameters_in_a_plain_list_of_the_module() -> Loop:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(6, 4), nn.Linear(4, 1)
-            self.late = [self.two.weight, self.two.bias]
-            self.by_name = {"first": self.one.weight}
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 4), nn.Linear(4, 1)
+        self.late = [self.two.weight, self.two.bias]
+        self.by_name = {"first": self.one.weight}
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x).tanh()) + self.by_name["first"].sum() * 0.1
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x).tanh()) + self.by_name["first"].sum() * 0.1
 
-    model = Model()
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                late = any(p is each for each in model.late)
-                first = p is model.by_name["first"]
-                p.sub_(p.grad, alpha=0.1 if late else 0.05 if first else 0.01)
-        return loss
-
-    return Loop(train, targets, model=model)
+@by_hand(model=Model, batch=targets)
+def parameters_in_a_plain_list_of_the_module(model, x, y) -> Tensor:
+    loss = backward(model, F.mse_loss(model(x), y))
+    with torch.no_grad():
+        for p in model.parameters():
+            late = any(p is each for each in model.late)
+            first = p is model.by_name["first"]
+            p.sub_(p.grad, alpha=0.1 if late else 0.05 if first else 0.01)
+    return loss
 
 
 @step()
@@ -244,9 +188,7 @@ def marks_on_parameters() -> Loop:
     model[2].weight.skip = True
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 if not getattr(p, "skip", False):
@@ -264,9 +206,7 @@ def a_buffer_that_is_kept_on_a_parameter() -> Loop:
         p.main_grad = torch.zeros_like(p)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.main_grad.mul_(0.9).add_(p.grad)
@@ -285,9 +225,7 @@ def a_new_tensor_on_a_parameter() -> Loop:
         p.last = torch.zeros_like(p)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.last = p.last * 0.5 + p.grad
@@ -309,9 +247,7 @@ def a_count_on_a_parameter() -> Loop:
         p.seen = 0
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.seen += 1
@@ -330,62 +266,37 @@ def a_count_on_a_parameter() -> Loop:
 def a_weak_dict_by_parameter() -> Loop:
     model = mlp(out=1)
     scales = WeakTensorKeyDictionary({model[0].weight: 0.5, model[2].weight: 2.0})
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 * scales.get(p, 1.0))
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 * scales.get(p, 1.0))
 
 
 @step()
 def a_weak_reference_to_the_head() -> Loop:
     model = mlp(out=1)
     head = weakref.ref(model[2].weight)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p is head() else 0.01)
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: 0.1 if p is head() else 0.01)
 
 
-@step()
-def tied_weights_are_met_once() -> Loop:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
-            self.two.weight = self.one.weight
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.two.weight = self.one.weight
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x).tanh()).sum(1, keepdim=True)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x).tanh()).sum(1, keepdim=True)
 
-    model = Tied()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
-        seen: set[Tensor] = set()
-        total = loss.new_zeros(())
-        for p in [model.one.weight, model.two.weight, *optimizer.param_groups[0]["params"]]:
-            if p not in seen:
-                seen.add(p)
-                total = total + p.detach().square().sum()
-        assert model.one.weight is model.two.weight
-        return total
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@learner(SGD, model=Tied, batch=targets, lr=0.1, momentum=0.9)
+def tied_weights_are_met_once(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.mse_loss(model(x), y))
+    seen: set[Tensor] = set()
+    total = loss.new_zeros(())
+    for p in [model.one.weight, model.two.weight, *optimizer.param_groups[0]["params"]]:
+        if p not in seen:
+            seen.add(p)
+            total = total + p.detach().square().sum()
+    assert model.one.weight is model.two.weight
+    return total
 
 
 @step()
@@ -403,7 +314,7 @@ def groups_are_searched_for_a_parameter() -> Loop:
         raise LookupError("in no group")
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         return loss + sum(rate(p) * p.grad.norm() for p in model.parameters())
 
     return Loop(train, targets, model=model, optimizer=optimizer)
@@ -416,7 +327,7 @@ def a_buffer_in_a_list() -> Loop:
     means = [model[1].running_mean]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = trained(model, optimizer, x, y)
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         assert model[1].running_mean is means[0]
         return loss + means[0].sum()
 
@@ -466,9 +377,7 @@ def a_parameter_is_given_too() -> Loop:
     held = [model[2].weight]
 
     def train(x: Tensor, y: Tensor, head: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         assert head is held[0]
         with torch.no_grad():
             for p in model.parameters():
@@ -482,17 +391,7 @@ def a_parameter_is_given_too() -> Loop:
 def keys_of_several_parts() -> Loop:
     model = mlp(out=1)
     rates = {(p, "rate"): 0.1 / (i + 1) for i, p in enumerate(model.parameters())}
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=rates.get((p, "rate"), 1.0))
-        return loss
-
-    return Loop(train, targets, model=model)
+    return descends(model, lambda p: rates.get((p, "rate"), 1.0))
 
 
 @step()
@@ -502,9 +401,7 @@ def a_weight_is_another_from_the_fifth_batch_on() -> Loop:
     held = [model[2].weight]
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss = backward(model, F.mse_loss(model(x), y))
         with torch.no_grad():
             for p in model.parameters():
                 p.sub_(p.grad, alpha=0.1 if p is held[0] else 0.01)
@@ -523,22 +420,13 @@ def the_set_is_another_from_the_fifth_batch_on() -> Loop:
     model = mlp(out=1)
     chosen = {model[2].weight}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.sub_(p.grad, alpha=0.1 if p in chosen else 0.01)
-        return loss
-
     def batch(index: int) -> tuple[Tensor, ...]:
         if index == 5:
             chosen.clear()
             chosen.add(model[0].weight)
         return targets(index)
 
-    return Loop(train, batch, model=model)
+    return descends(model, lambda p: 0.1 if p in chosen else 0.01, batch=batch)
 
 
 @step()
@@ -547,7 +435,7 @@ def the_model_and_the_optimizer_are_given() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
-        trained(model, optimizer, x, y)
+        updated(optimizer, F.mse_loss(model(x), y))
         return sum(optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters())
 
     def batch(index: int) -> tuple[object, ...]:

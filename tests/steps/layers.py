@@ -4,29 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW
 from torch.utils.checkpoint import checkpoint
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
-
-
-def usual(model: nn.Module, optimizer: Optimizer) -> Loop:
-    """The usual step."""
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+from tests.steps.data import D, K, drawn, labelled, mlp, targets
+from tests.steps.loops import classifies, learner, updated
+from tests.steps.registry import Loop, step
 
 
 @step()
 def batch_norm() -> Loop:
     model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, K))
-    return usual(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return classifies(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 @step()
@@ -36,20 +25,18 @@ def batch_norm_of_images() -> Loop:
         nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(4, K),
     )  # fmt: skip
-    made = usual(model, AdamW(model.parameters(), lr=0.01))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         g = drawn(index)
         return torch.randn(4, 1, 8, 8, generator=g), torch.randint(K, (4,), generator=g)
 
-    made.batch = batch
-    return made
+    return classifies(model, AdamW(model.parameters(), lr=0.01), batch=batch)
 
 
 @step()
 def dropout() -> Loop:
     model = nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, K))
-    return usual(model, AdamW(model.parameters(), lr=0.01))
+    return classifies(model, AdamW(model.parameters(), lr=0.01))
 
 
 @step()
@@ -63,7 +50,7 @@ def layer_norm_and_residuals() -> Loop:
             return x + self.back(F.gelu(self.wide(self.norm(x))))
 
     model = nn.Sequential(Block(), Block(), nn.RMSNorm(D), nn.Linear(D, K))
-    return usual(model, AdamW(model.parameters(), lr=0.01, weight_decay=0.1))
+    return classifies(model, AdamW(model.parameters(), lr=0.01, weight_decay=0.1))
 
 
 @step()
@@ -93,30 +80,26 @@ def a_transformer_with_dropout() -> Loop:
 @step()
 def embedding_with_padding() -> Loop:
     model = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Flatten(), nn.Linear(12, K))
-    made = usual(model, Adam(model.parameters(), lr=0.01))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         g = drawn(index)
         return torch.randint(9, (5, 3), generator=g), torch.randint(K, (5,), generator=g)
 
-    made.batch = batch
-    return made
+    return classifies(model, Adam(model.parameters(), lr=0.01), batch=batch)
 
 
-@step()
-def an_lstm() -> Loop:
-    model = nn.ModuleDict({"rnn": nn.LSTM(D, 5, batch_first=True), "out": nn.Linear(5, K)})
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        hidden, _ = model["rnn"](x.unsqueeze(0).expand(2, -1, -1))
-        loss = F.cross_entropy(model["out"](hidden[0]), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(
+    Adam,
+    model=lambda: nn.ModuleDict({"rnn": nn.LSTM(D, 5, batch_first=True), "out": nn.Linear(5, K)}),
+    lr=0.01,
+)
+def an_lstm(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    hidden, _ = model["rnn"](x.unsqueeze(0).expand(2, -1, -1))
+    loss = F.cross_entropy(model["out"](hidden[0]), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 # ------------------------------------------------------------------------------ parametrizations
@@ -125,7 +108,7 @@ def an_lstm() -> Loop:
 @step()
 def weight_norm() -> Loop:
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(D, 8)), nn.Tanh(), nn.Linear(8, K))
-    return usual(model, SGD(model.parameters(), lr=0.1))
+    return classifies(model, SGD(model.parameters(), lr=0.1))
 
 
 @step()
@@ -133,13 +116,13 @@ def spectral_norm() -> Loop:
     model = nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(D, 8)), nn.Tanh(), nn.Linear(8, K)
     )
-    return usual(model, SGD(model.parameters(), lr=0.1))
+    return classifies(model, SGD(model.parameters(), lr=0.1))
 
 
 @step()
 def orthogonal() -> Loop:
     model = nn.Sequential(parametrizations.orthogonal(nn.Linear(D, D)), nn.Tanh(), nn.Linear(D, K))
-    return usual(model, SGD(model.parameters(), lr=0.1))
+    return classifies(model, SGD(model.parameters(), lr=0.1))
 
 
 @step()
@@ -157,7 +140,7 @@ def the_old_weight_norm() -> Loop:
             return self.out(F.linear(x, weight).relu())
 
     model = Normed()
-    return usual(model, Adam(model.parameters(), lr=0.01))
+    return classifies(model, Adam(model.parameters(), lr=0.01))
 
 
 # ----------------------------------------------------------------------------------- checkpoints
@@ -201,21 +184,15 @@ def checkpointed_dropout() -> Loop:
 # ----------------------------------------------------------------------------------------- hooks
 
 
-@step()
-def a_hook_scales_the_gradient_of_what_is_made() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        hidden = model[1](model[0](x))
-        hidden.register_hook(lambda gradient: gradient * 0.5)
-        loss = F.cross_entropy(model[2](hidden), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def a_hook_scales_the_gradient_of_what_is_made(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    hidden = model[1](model[0](x))
+    hidden.register_hook(lambda gradient: gradient * 0.5)
+    loss = F.cross_entropy(model[2](hidden), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 @step()
@@ -223,7 +200,7 @@ def hooks_on_parameters_from_before() -> Loop:
     model = mlp()
     for p in model.parameters():
         p.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    return usual(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return classifies(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 @step()
@@ -256,9 +233,7 @@ def a_full_backward_hook_on_a_module() -> Loop:
         return (None if given[0] is None else given[0] * 2,)
 
     model[2].register_full_backward_hook(hook)
-    made = usual(model, SGD(model.parameters(), lr=0.1))
-    made.held["seen"] = seen
-    return made
+    return classifies(model, SGD(model.parameters(), lr=0.1), seen=seen)
 
 
 @step()
@@ -269,28 +244,21 @@ def a_forward_hook_keeps_activations() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y) + 0.01 * kept["hidden"].square().mean()
-        loss.backward()
-        optimizer.step()
+        loss = updated(
+            optimizer, F.cross_entropy(model(x), y) + 0.01 * kept["hidden"].square().mean()
+        )
         kept.clear()
         return loss.detach()
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step()
-def retained_gradients_are_logged() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        optimizer.zero_grad()
-        hidden = model[1](model[0](x))
-        hidden.retain_grad()
-        loss = F.cross_entropy(model[2](hidden), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach(), hidden.grad.norm()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def retained_gradients_are_logged(model, optimizer, x, y) -> tuple[Tensor, Tensor]:
+    optimizer.zero_grad()
+    hidden = model[1](model[0](x))
+    hidden.retain_grad()
+    loss = F.cross_entropy(model[2](hidden), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), hidden.grad.norm()

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, Adam
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.data import D, K, drawn, labelled, mlp, one_number, targets
+from tests.steps.loops import by_hand, learner, updated
+from tests.steps.registry import Loop, step
 
 
 def tasks(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -15,24 +17,14 @@ def tasks(index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tuple(torch.randn(5, n, generator=g) for n in (D, 1, D, 1))  # type: ignore[return-value]
 
 
-@step()
-def maml_by_functional_call() -> Loop:
-    model = mlp(out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-        fast = dict(model.named_parameters())
-        for _ in range(2):
-            loss = F.mse_loss(functional_call(model, fast, (x,)), y)
-            slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
-            fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), slopes, strict=True)}
-        outer = F.mse_loss(functional_call(model, fast, (qx,)), qy)
-        optimizer.zero_grad()
-        outer.backward()
-        optimizer.step()
-        return outer.detach()
-
-    return Loop(train, tasks, model=model, optimizer=optimizer)
+@learner(Adam, model=one_number, batch=tasks, lr=0.01)
+def maml_by_functional_call(model, optimizer, x, y, qx, qy) -> Tensor:
+    fast = dict(model.named_parameters())
+    for _ in range(2):
+        loss = F.mse_loss(functional_call(model, fast, (x,)), y)
+        slopes = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+        fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), slopes, strict=True)}
+    return updated(optimizer, F.mse_loss(functional_call(model, fast, (qx,)), qy))
 
 
 @step()
@@ -47,34 +39,25 @@ def maml_of_the_first_order_by_hand() -> Loop:
             loss = F.mse_loss(x @ fast_w + fast_b, y)
             gw, gb = torch.autograd.grad(loss, (fast_w, fast_b))
             fast_w, fast_b = fast_w - 0.1 * gw, fast_b - 0.1 * gb
-        optimizer.zero_grad()
-        outer = F.mse_loss(qx @ fast_w + fast_b, qy)
-        outer.backward()
-        optimizer.step()
-        return outer.detach()
+        return updated(optimizer, F.mse_loss(qx @ fast_w + fast_b, qy))
 
     return Loop(train, tasks, w=w, b=b, optimizer=optimizer)
 
 
-@step()
-def reptile() -> Loop:
+@by_hand(model=one_number, batch=tasks)
+def reptile(model, x, y, qx, qy) -> Tensor:
     """A few steps on a copy, and the weights move towards it."""
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-        old = [p.detach().clone() for p in model.parameters()]
-        for _ in range(3):
-            loss = F.mse_loss(model(x), y)
-            for p, g in zip(
-                model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-            ):
-                p.data.sub_(0.1 * g)
-        with torch.no_grad():
-            for p, before in zip(model.parameters(), old, strict=True):
-                p.copy_(before + 0.5 * (p - before))
-        return F.mse_loss(model(qx), qy).detach()
-
-    return Loop(train, tasks, model=model)
+    old = [p.detach().clone() for p in model.parameters()]
+    for _ in range(3):
+        loss = F.mse_loss(model(x), y)
+        for p, g in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            p.data.sub_(0.1 * g)
+    with torch.no_grad():
+        for p, before in zip(model.parameters(), old, strict=True):
+            p.copy_(before + 0.5 * (p - before))
+    return F.mse_loss(model(qx), qy).detach()
 
 
 @step()
@@ -87,10 +70,7 @@ def the_rate_is_learned_too() -> Loop:
     def train(x: Tensor, y: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
         (slope,) = torch.autograd.grad(F.mse_loss(x @ w, y), w)
         new = w.detach() - rate * slope
-        loss = F.mse_loss(qx @ new, qy)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(qx @ new, qy))
         with torch.no_grad():
             w.copy_(new)
         return loss.detach()
@@ -112,25 +92,15 @@ def slope(of: Tensor, by: Tensor) -> Tensor:
     return torch.autograd.grad(of, by, torch.ones_like(of), create_graph=True)[0]
 
 
-@step()
-def korteweg_de_vries_with_third_derivatives() -> Loop:
-    model = mlp(given=2, out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, t: Tensor) -> Tensor:
-        x, t = x.clone().requires_grad_(), t.clone().requires_grad_()
-        u = model(torch.cat([x, t], dim=1))
-        ux = slope(u, x)
-        uxxx = slope(slope(ux, x), x)
-        residual = slope(u, t) + 6 * u * ux + uxxx
-        start = model(torch.cat([x, torch.zeros_like(t)], dim=1)) - torch.cosh(x).pow(-2)
-        loss = residual.square().mean() + start.square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, points, model=model, optimizer=optimizer)
+@learner(Adam, model=lambda: mlp(given=2, out=1), batch=points, lr=0.01)
+def korteweg_de_vries_with_third_derivatives(model, optimizer, x, t) -> Tensor:
+    x, t = x.clone().requires_grad_(), t.clone().requires_grad_()
+    u = model(torch.cat([x, t], dim=1))
+    ux = slope(u, x)
+    uxxx = slope(slope(ux, x), x)
+    residual = slope(u, t) + 6 * u * ux + uxxx
+    start = model(torch.cat([x, torch.zeros_like(t)], dim=1)) - torch.cosh(x).pow(-2)
+    return updated(optimizer, residual.square().mean() + start.square().mean())
 
 
 @step()
@@ -145,11 +115,7 @@ def heat_equation_with_a_learned_constant() -> Loop:
         u = model(torch.hstack([x, t]))
         ut, ux = torch.autograd.grad(u.sum(), (t, x), create_graph=True)
         (uxx,) = torch.autograd.grad(ux.sum(), x, create_graph=True)
-        loss = F.mse_loss(ut, k * uxx)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(ut, k * uxx))
 
     return Loop(train, points, model=model, k=k, optimizer=optimizer)
 
@@ -163,11 +129,7 @@ def forces_are_derivatives_of_an_energy() -> Loop:
         places = places.detach().requires_grad_()
         found = model(places).sum()
         forces = -torch.autograd.grad(found, places, create_graph=True, retain_graph=True)[0]
-        loss = (found - energy).square() + 10 * F.mse_loss(forces, force)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, (found - energy).square() + 10 * F.mse_loss(forces, force))
 
     def batch(index: int) -> tuple[Tensor, ...]:
         g = drawn(index)
@@ -241,11 +203,7 @@ def tasks_are_weighed_by_their_uncertainty() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         hidden = body(x).relu()
         losses = torch.stack([F.mse_loss(heads[0](hidden), y), F.l1_loss(heads[1](hidden), y)])
-        loss = (torch.exp(-doubts) * losses + doubts).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, (torch.exp(-doubts) * losses + doubts).sum())
 
     return Loop(train, targets, body=body, heads=heads, doubts=doubts, optimizer=optimizer)
 
@@ -288,30 +246,24 @@ def gradients_are_balanced_between_tasks() -> Loop:
 # ------------------------------------------------------------------------------- sharpness, others
 
 
-@step()
-def sharpness_aware() -> Loop:
+@learner(SGD, lr=0.1, momentum=0.9)
+def sharpness_aware(model, optimizer, x, y) -> Tensor:
     """Two backward passes: to the worst point nearby, and down from there."""
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        with torch.no_grad():
-            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm() + 1e-12
-            up = [p.grad * (0.05 / norm) for p in model.parameters()]
-            for p, e in zip(model.parameters(), up, strict=True):
-                p.add_(e)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            for p, e in zip(model.parameters(), up, strict=True):
-                p.sub_(e)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm() + 1e-12
+        up = [p.grad * (0.05 / norm) for p in model.parameters()]
+        for p, e in zip(model.parameters(), up, strict=True):
+            p.add_(e)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for p, e in zip(model.parameters(), up, strict=True):
+            p.sub_(e)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
 @step()
@@ -371,49 +323,35 @@ def elastic_weights_with_a_fisher_matrix() -> Loop:
         ):
             held.mul_(0.9).addcmul_(g, g, value=0.1)
         parts = zip(fisher, params, anchor, strict=True)
-        loss = loss + sum((f * (p - a).square()).sum() for f, p, a in parts)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, loss + sum((f * (p - a).square()).sum() for f, p, a in parts))
 
     return Loop(train, labelled, model=model, fisher=fisher, anchor=anchor, optimizer=optimizer)
 
 
-@step()
-def newton_by_conjugate_gradients() -> Loop:
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, K) * 0.1))
+def newton_by_conjugate_gradients(w, x, y) -> Tensor:
     """Hessian-free: products with the Hessian by double backward."""
-    w = nn.Parameter(torch.randn(D, K) * 0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(x @ w, y) + 0.05 * w.square().sum()
-        (g,) = torch.autograd.grad(loss, w, create_graph=True)
-        step, left = torch.zeros_like(w), -g.detach()
-        way = left.clone()
-        for _ in range(3):
-            (product,) = torch.autograd.grad((g * way).sum(), w, retain_graph=True)
-            far = left.square().sum() / (way * product).sum()
-            step += far * way
-            new = left - far * product
-            way = new + new.square().sum() / left.square().sum() * way
-            left = new
-        with torch.no_grad():
-            w.add_(step)
-        return loss.detach()
-
-    return Loop(train, labelled, w=w)
+    loss = F.cross_entropy(x @ w, y) + 0.05 * w.square().sum()
+    (g,) = torch.autograd.grad(loss, w, create_graph=True)
+    step, left = torch.zeros_like(w), -g.detach()
+    way = left.clone()
+    for _ in range(3):
+        (product,) = torch.autograd.grad((g * way).sum(), w, retain_graph=True)
+        far = left.square().sum() / (way * product).sum()
+        step += far * way
+        new = left - far * product
+        way = new + new.square().sum() / left.square().sum() * way
+        left = new
+    with torch.no_grad():
+        w.add_(step)
+    return loss.detach()
 
 
-@step()
-def a_natural_gradient_from_per_example_ones() -> Loop:
-    w = nn.Parameter(torch.randn(D) * 0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        losses = (x @ w - y[:, 0]).square()
-        rows = torch.stack([torch.autograd.grad(each, w, retain_graph=True)[0] for each in losses])
-        matrix = rows.T @ rows / len(rows) + 0.1 * torch.eye(D)
-        with torch.no_grad():
-            w.sub_(0.1 * torch.linalg.solve(matrix, rows.mean(0)))
-        return losses.mean().detach()
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D) * 0.1), batch=targets)
+def a_natural_gradient_from_per_example_ones(w, x, y) -> Tensor:
+    losses = (x @ w - y[:, 0]).square()
+    rows = torch.stack([torch.autograd.grad(each, w, retain_graph=True)[0] for each in losses])
+    matrix = rows.T @ rows / len(rows) + 0.1 * torch.eye(D)
+    with torch.no_grad():
+        w.sub_(0.1 * torch.linalg.solve(matrix, rows.mean(0)))
+    return losses.mean().detach()

@@ -5,22 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from tests.steps.registry import Loop, features, mlp, step, targets
+from tests.steps.data import features, mlp, one_number, targets
+from tests.steps.loops import by_hand, learner, regressor
+from tests.steps.registry import Loop, step
 
 
-@step()
-def descends_by_data() -> Loop:
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        for p in model.parameters():
-            p.data = p.data - 0.1 * p.grad.data
-        return loss.detach()
-
-    return Loop(train, targets, model=model)
+@by_hand(model=one_number, batch=targets)
+def descends_by_data(model, x, y) -> Tensor:
+    model.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    for p in model.parameters():
+        p.data = p.data - 0.1 * p.grad.data
+    return loss.detach()
 
 
 @step()
@@ -69,23 +66,18 @@ def noise_before_the_backward() -> Loop:
     return Loop(train, targets, model=model, scale=scale)
 
 
-@step()
-def the_giver_is_written_to() -> Loop:
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        model.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        new = model[0].weight.detach() - 0.1 * model[0].weight.grad
-        model[0].weight.data = new
-        new.mul_(0.9)
-        seen = model[0].weight.detach().clone()
-        with torch.no_grad():
-            model[0].weight.add_(0.01)
-        return loss.detach(), seen, new.clone()
-
-    return Loop(train, targets, model=model)
+@by_hand(model=one_number, batch=targets)
+def the_giver_is_written_to(model, x, y) -> tuple[Tensor, ...]:
+    model.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    new = model[0].weight.detach() - 0.1 * model[0].weight.grad
+    model[0].weight.data = new
+    new.mul_(0.9)
+    seen = model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.add_(0.01)
+    return loss.detach(), seen, new.clone()
 
 
 @step()
@@ -147,21 +139,15 @@ def what_saw_it_before_goes_on_seeing_that() -> Loop:
     return Loop(train, targets, model=model, kept=kept)
 
 
-@step()
-def momentum_goes_on_with_the_same_parameter() -> Loop:
-    model = mlp(out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            p.data = p.data.clamp(-0.5, 0.5)
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(Adam, lr=0.01)
+def momentum_goes_on_with_the_same_parameter(model, optimizer, x, y) -> Tensor:
+    loss = F.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        p.data = p.data.clamp(-0.5, 0.5)
+    optimizer.step()
+    return loss.detach()
 
 
 def halve(p: Tensor) -> None:
@@ -189,55 +175,44 @@ def hooks_stay_on_it() -> Loop:
     return Loop(train, targets, model=model)
 
 
-@step()
-def twice_in_one_step() -> Loop:
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        losses = []
-        for _ in range(2):
-            loss = F.mse_loss(model(x), y)
-            slopes = torch.autograd.grad(loss, [*model.parameters()])
-            for p, g in zip(model.parameters(), slopes, strict=True):
-                p.data = p.data - 0.05 * g
-            losses.append(loss.detach())
-        return torch.stack(losses)
-
-    return Loop(train, targets, model=model)
-
-
-@step()
-def statistics_get_other_memory() -> Loop:
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
+@by_hand(model=one_number, batch=targets)
+def twice_in_one_step(model, x, y) -> Tensor:
+    losses = []
+    for _ in range(2):
         loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        model[1].running_mean.data = model[1].running_mean * 0.5
-        return loss.detach()
+        slopes = torch.autograd.grad(loss, [*model.parameters()])
+        for p, g in zip(model.parameters(), slopes, strict=True):
+            p.data = p.data - 0.05 * g
+        losses.append(loss.detach())
+    return torch.stack(losses)
 
-    return Loop(train, targets, model=model, optimizer=optimizer)
+
+@learner(
+    SGD,
+    model=lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
+    batch=targets,
+    lr=0.1,
+)
+def statistics_get_other_memory(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    model[1].running_mean.data = model[1].running_mean * 0.5
+    return loss.detach()
 
 
-@step()
-def what_the_step_has_made_gets_other_memory() -> Loop:
-    weight = nn.Parameter(torch.randn(6, 3))
-
-    def train(x: Tensor) -> tuple[Tensor, ...]:
-        made = torch.zeros(8, 3)
-        made.data = x @ weight.detach()
-        leaf = torch.zeros(6, 3, requires_grad=True)
-        leaf.data = weight.detach() * 2
-        (x @ leaf).square().sum().backward()
-        with torch.no_grad():
-            weight.sub_(leaf.grad, alpha=0.001)
-        made.add_(1)
-        return made, leaf.grad
-
-    return Loop(train, features, weight=weight)
+@by_hand(model=lambda: nn.Parameter(torch.randn(6, 3)), batch=features)
+def what_the_step_has_made_gets_other_memory(weight, x) -> tuple[Tensor, ...]:
+    made = torch.zeros(8, 3)
+    made.data = x @ weight.detach()
+    leaf = torch.zeros(6, 3, requires_grad=True)
+    leaf.data = weight.detach() * 2
+    (x @ leaf).square().sum().backward()
+    with torch.no_grad():
+        weight.sub_(leaf.grad, alpha=0.001)
+    made.add_(1)
+    return made, leaf.grad
 
 
 @step()
@@ -256,15 +231,10 @@ def two_share_one_memory_that_nobody_writes() -> Loop:
     return Loop(train, features, one=one, two=two)
 
 
-@step()
-def from_columns() -> Loop:
+@by_hand(model=lambda: nn.Parameter(torch.randn(6, 6)), batch=features)
+def from_columns(weight, x) -> Tensor:
     """Strides that are others; from the second step on they are the same."""
-    weight = nn.Parameter(torch.randn(6, 6))
-
-    def train(x: Tensor) -> Tensor:
-        loss = (x @ weight).square().mean()
-        (g,) = torch.autograd.grad(loss, [weight])
-        weight.data = (weight.data - 0.1 * g).contiguous().t()
-        return loss.detach()
-
-    return Loop(train, features, weight=weight)
+    loss = (x @ weight).square().mean()
+    (g,) = torch.autograd.grad(loss, [weight])
+    weight.data = (weight.data - 0.1 * g).contiguous().t()
+    return loss.detach()

@@ -24,7 +24,9 @@ from torch.optim import (
     Rprop,
 )
 
-from tests.steps.registry import Loop, add, labelled, mlp, step, targets
+from tests.steps.data import labelled, mlp, targets
+from tests.steps.loops import backward, classifies, learner, regressor
+from tests.steps.registry import Loop, add, step
 
 SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
     ("sgd", SGD, {"lr": 0.1}),
@@ -70,16 +72,7 @@ SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
 def classifier(kind: type[Optimizer], options: dict[str, Any]) -> Loop:
     """The usual step; gradients are cleared before it."""
     model = mlp()
-    optimizer = kind(model.parameters(), **options)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, kind(model.parameters(), **options))
 
 
 for _name, _kind, _options in SETTINGS:
@@ -104,36 +97,19 @@ def muon_for_matrices_adamw_for_the_rest() -> Loop:
     return Loop(train, labelled, model=model, muon=muon, adamw=adamw)
 
 
-@step()
-def lbfgs_with_a_closure() -> Loop:
+@learner(LBFGS, model=lambda: nn.Linear(6, 1), batch=targets, lr=0.5, max_iter=3)
+def lbfgs_with_a_closure(model, optimizer, x, y) -> float:
     """Its lists grow with each step, and each length is a capture (decision 039)."""
-    model = nn.Linear(6, 1)
-    optimizer = LBFGS(model.parameters(), lr=0.5, max_iter=3)
 
-    def train(x: Tensor, y: Tensor) -> float:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        return backward(optimizer, F.mse_loss(model(x), y))
 
-        return optimizer.step(closure).item()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+    return optimizer.step(closure).item()
 
 
-@step()
-def closure_for_sgd() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+@regressor(SGD, lr=0.05, momentum=0.9)
+def closure_for_sgd(model, optimizer, x, y) -> Tensor:
+    def closure() -> Tensor:
+        return backward(optimizer, F.mse_loss(model(x), y))
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            return loss
-
-        return optimizer.step(closure)
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+    return optimizer.step(closure)

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.steps.registry import D, Loop, labelled, mlp, step, targets
+from tests.steps.data import D, labelled, mlp, targets
+from tests.steps.loops import by_hand
+from tests.steps.registry import Loop, step
 
 
 @step()
@@ -40,20 +42,15 @@ def views_of_parameters_see_the_update() -> Loop:
     return Loop(train, targets, w=w, b=b)
 
 
-@step()
-def writes_through_views_of_parameters() -> Loop:
-    w = nn.Parameter(torch.randn(D, 2))
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss((x @ w).sum(1, keepdim=True), y)
-        (grad,) = torch.autograd.grad(loss, w)
-        with torch.no_grad():
-            w[:, 0].sub_(grad[:, 0], alpha=0.1)
-            w.t()[1].add_(w[:, 0], alpha=0.01)
-            w.view(-1)[::3].mul_(0.9)
-        return loss.detach()
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, 2)), batch=targets)
+def writes_through_views_of_parameters(w, x, y) -> Tensor:
+    loss = F.mse_loss((x @ w).sum(1, keepdim=True), y)
+    (grad,) = torch.autograd.grad(loss, w)
+    with torch.no_grad():
+        w[:, 0].sub_(grad[:, 0], alpha=0.1)
+        w.t()[1].add_(w[:, 0], alpha=0.01)
+        w.view(-1)[::3].mul_(0.9)
+    return loss.detach()
 
 
 @step()
@@ -75,18 +72,13 @@ def the_new_state_is_computed_of_the_old() -> Loop:
     return Loop(train, targets, w=w, fast=fast, slow=slow)
 
 
-@step()
-def parameters_are_returned() -> Loop:
-    w = nn.Parameter(torch.randn(D, 1))
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (grad,) = torch.autograd.grad(F.mse_loss(x @ w, y), w)
-        with torch.no_grad():
-            seen = w.detach()[1:]
-            w.sub_(grad, alpha=0.1)
-        return seen, w.detach(), w.detach().view(-1) * 1
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, 1)), batch=targets)
+def parameters_are_returned(w, x, y) -> tuple[Tensor, Tensor, Tensor]:
+    (grad,) = torch.autograd.grad(F.mse_loss(x @ w, y), w)
+    with torch.no_grad():
+        seen = w.detach()[1:]
+        w.sub_(grad, alpha=0.1)
+    return seen, w.detach(), w.detach().view(-1) * 1
 
 
 @step()

@@ -5,68 +5,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
+from tests.steps.data import D, K, labelled, mlp, one_number, targets
+from tests.steps.loops import backward, learner, regressor, updated
+from tests.steps.registry import Loop, step
 
 HALF = torch.bfloat16
 
 
-@step()
-def forward_under_autocast() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", HALF):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(AdamW, lr=0.01)
+def forward_under_autocast(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", HALF):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def loss_outside_of_autocast() -> Loop:
-    model = nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+@learner(
+    SGD,
+    model=lambda: nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1)),
+    batch=targets,
+    lr=0.1,
+    momentum=0.9,
+)
+def loss_outside_of_autocast(model, optimizer, x, y) -> float:
+    optimizer.zero_grad()
+    with torch.autocast(device_type="cpu", dtype=HALF):
+        found = model(x)
+    loss = F.mse_loss(found.float(), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
-    def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        with torch.autocast(device_type="cpu", dtype=HALF):
-            found = model(x)
-        loss = F.mse_loss(found.float(), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
 
-    return Loop(train, targets, model=model, optimizer=optimizer)
+class Careful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(D, 8), nn.Linear(8, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        with torch.autocast("cpu", enabled=False):
+            return self.head(hidden.float())
 
 
-@step()
-def a_layer_opts_out_of_autocast() -> Loop:
-    class Careful(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(D, 8), nn.Linear(8, K)
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = self.body(x).relu()
-            with torch.autocast("cpu", enabled=False):
-                return self.head(hidden.float())
-
-    model = Careful()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", HALF):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(Adam, model=Careful, lr=0.01)
+def a_layer_opts_out_of_autocast(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    with torch.autocast("cpu", HALF):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 @step()
@@ -76,33 +67,23 @@ def the_step_itself_under_autocast() -> Loop:
 
     @torch.autocast("cpu", HALF)
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
+        return updated(optimizer, F.cross_entropy(model(x), y))
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@learner(AdamW, lr=0.01)
+def autocast_with_micro_batches_and_clipping(model, optimizer, x, y) -> Tensor:
+    total = torch.zeros(())
+    for part, wanted in zip(x.split(2), y.split(2), strict=True):
+        with torch.autocast("cpu", HALF):
+            loss = F.cross_entropy(model(part), wanted) / 4
         loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
-
-
-@step()
-def autocast_with_micro_batches_and_clipping() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        total = torch.zeros(())
-        for part, wanted in zip(x.split(2), y.split(2), strict=True):
-            with torch.autocast("cpu", HALF):
-                loss = F.cross_entropy(model(part), wanted) / 4
-            loss.backward()
-            total += loss.detach()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return total
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+        total += loss.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return total
 
 
 def scaled(*, overflows: bool, clips: bool = False, growth: int = 2000) -> Loop:
@@ -225,33 +206,15 @@ def master_weights_in_float32() -> Loop:
     return Loop(train, labelled, model=model, masters=masters, optimizer=optimizer)
 
 
-@step()
-def everything_in_float64() -> Loop:
-    model = mlp(out=1).double()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x.double()), y.double())
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@learner(Adam, model=lambda: one_number().double(), batch=targets, lr=0.01)
+def everything_in_float64(model, optimizer, x, y) -> Tensor:
+    return updated(optimizer, F.mse_loss(model(x.double()), y.double()))
 
 
-@step()
-def gradients_are_rounded_to_half() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y)
-        model.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            p.grad = p.grad.to(HALF).to(p.dtype)
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.1)
+def gradients_are_rounded_to_half(model, optimizer, x, y) -> Tensor:
+    loss = backward(model, F.mse_loss(model(x), y))
+    for p in model.parameters():
+        p.grad = p.grad.to(HALF).to(p.dtype)
+    optimizer.step()
+    return loss.detach()

@@ -3,13 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from tests.support.steps import Build, Loop
 
 STEPS: "dict[str, Step]" = {}
-D, K, ROWS = 6, 3, 8  # features, classes, rows of a batch
 
 
 @dataclass(frozen=True)
@@ -43,36 +39,4 @@ def add(name: str, module: str, build: Build, **expected: object) -> None:
     STEPS[name] = Step(name, module.rpartition(".")[2], build, **expected)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------- what most of them take
-
-
-def drawn(index: int) -> torch.Generator:
-    """The numbers of one batch."""
-    return torch.Generator().manual_seed(100 + index)
-
-
-def labelled(index: int) -> tuple[Tensor, Tensor]:
-    """Features and a class for each row."""
-    g = drawn(index)
-    return torch.randn(ROWS, D, generator=g), torch.randint(K, (ROWS,), generator=g)
-
-
-def targets(index: int) -> tuple[Tensor, Tensor]:
-    """Features and a number for each row."""
-    g = drawn(index)
-    return torch.randn(ROWS, D, generator=g), torch.randn(ROWS, 1, generator=g)
-
-
-def features(index: int) -> tuple[Tensor]:
-    """Features alone."""
-    return (torch.randn(ROWS, D, generator=drawn(index)),)
-
-
-def mlp(wide: int = 10, out: int = K, given: int = D) -> nn.Sequential:
-    """Two layers."""
-    return nn.Sequential(nn.Linear(given, wide), nn.Tanh(), nn.Linear(wide, out))
-
-
-__all__ = [
-    "STEPS", "Loop", "Step", "add", "drawn", "features", "labelled", "mlp", "step", "targets",
-]  # fmt: skip
+__all__ = ["STEPS", "Loop", "Step", "add", "step"]

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.steps.registry import ROWS, D, K, Loop, drawn, features, labelled, mlp, step
+from tests.steps.data import ROWS, D, K, drawn, features, labelled, mlp
+from tests.steps.loops import learner, updated
+from tests.steps.registry import Loop, step
 
 
 def views(index: int) -> tuple[Tensor, Tensor]:
@@ -32,10 +34,7 @@ def moving_average_by_hand() -> Loop:
     optimizer = AdamW(model.parameters(), lr=0.01)
 
     def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         with torch.no_grad():
             for kept, p in zip(average.parameters(), model.parameters(), strict=True):
                 kept.mul_(0.99).add_(p, alpha=0.01)
@@ -52,10 +51,7 @@ def moving_average_in_a_dict_of_tensors() -> Loop:
     shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         for name, p in model.named_parameters():
             shadow[name] = 0.9 * shadow[name] + 0.1 * p.detach()
         return loss.detach()
@@ -70,10 +66,7 @@ def averaged_model_of_torch() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         average.update_parameters(model)
         return loss.detach()
 
@@ -87,10 +80,7 @@ def averaged_model_of_torch_as_a_moving_average() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         average.update_parameters(model)
         return loss.detach()
 
@@ -111,11 +101,7 @@ def a_teacher_is_distilled() -> Loop:
             soft = F.softmax(teacher(x) / 2, dim=-1)
         logits = student(x)
         near = F.kl_div(F.log_softmax(logits / 2, dim=-1), soft, reduction="batchmean") * 4
-        loss = 0.5 * F.cross_entropy(logits, y) + 0.5 * near
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, 0.5 * F.cross_entropy(logits, y) + 0.5 * near)
 
     return Loop(train, labelled, teacher=teacher, student=student, optimizer=optimizer)
 
@@ -133,9 +119,7 @@ def two_teach_each_other() -> Loop:
             for own, other in ((a, b), (b, a))
         ]
         for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            updated(optimizer, loss)
         return [loss.detach() for loss in losses]
 
     return Loop(train, labelled, first=first, second=second, optimizers=optimizers)
@@ -153,10 +137,7 @@ def byol_with_a_target_network() -> Loop:
         return 2 - 2 * F.cosine_similarity(predict(online(one)), target(other).detach()).mean()
 
     def train(a: Tensor, b: Tensor) -> Tensor:
-        loss = near(a, b) + near(b, a)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, near(a, b) + near(b, a))
         with torch.no_grad():
             pairs = zip(target.parameters(), online.parameters(), strict=True)
             for kept, p in pairs:
@@ -176,10 +157,7 @@ def simsiam() -> Loop:
         za, zb = encode(a), encode(b)
         pa, pb = predict(za), predict(zb)
         loss = -(F.cosine_similarity(pa, zb.detach()).mean() * 0.5)
-        loss = loss - F.cosine_similarity(pb, za.detach()).mean() * 0.5
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, loss - F.cosine_similarity(pb, za.detach()).mean() * 0.5)
         return loss.item()
 
     return Loop(train, views, encode=encode, predict=predict, optimizer=optimizer)
@@ -198,10 +176,9 @@ def contrasted_within_a_batch() -> Loop:
         za, zb = F.normalize(model(a), dim=1), F.normalize(model(b), dim=1)
         logits = za @ zb.T * heat.exp()
         wanted = torch.arange(len(a))
-        loss = (F.cross_entropy(logits, wanted) + F.cross_entropy(logits.T, wanted)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(
+            optimizer, (F.cross_entropy(logits, wanted) + F.cross_entropy(logits.T, wanted)) / 2
+        )
         heat.data.clamp_(max=1.5)
         return loss.detach()
 
@@ -245,10 +222,9 @@ def moco_with_a_queue() -> Loop:
 
     def train(a: Tensor, b: Tensor) -> Tensor:
         logits, keys = model(a, b)
-        loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(
+            optimizer, F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+        )
         model.enqueue(keys)
         return loss.detach()
 
@@ -263,10 +239,7 @@ def a_memory_bank_by_index() -> Loop:
 
     def train(x: Tensor, rows: Tensor) -> Tensor:
         z = F.normalize(model(x), dim=1)
-        loss = F.cross_entropy(z @ bank.T / 0.3, rows)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(z @ bank.T / 0.3, rows))
         with torch.no_grad():
             bank[rows] = F.normalize(0.5 * bank[rows] + 0.5 * z, dim=1)
         return loss.detach()
@@ -287,10 +260,7 @@ def negatives_from_a_deque_of_batches() -> Loop:
     def train(a: Tensor, b: Tensor) -> Tensor:
         za, zb = F.normalize(model(a), dim=1), F.normalize(model(b), dim=1)
         others = torch.cat([zb, *kept])
-        loss = F.cross_entropy(za @ others.T / 0.2, torch.arange(len(a)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(za @ others.T / 0.2, torch.arange(len(a))))
         kept.append(zb.detach())
         return loss.detach()
 
@@ -310,9 +280,7 @@ def a_variational_autoencoder() -> Loop:
         z = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
         far = F.mse_loss(decode(z), x, reduction="sum")
         kl = -0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())
-        optimizer.zero_grad()
-        (far + kl).backward()
-        optimizer.step()
+        updated(optimizer, far + kl)
         return far.item(), kl.item()
 
     return Loop(train, features, encode=encode, decode=decode, optimizer=optimizer)
@@ -329,11 +297,9 @@ def a_vae_by_distributions() -> Loop:
         prior = torch.distributions.Normal(torch.zeros(2), torch.ones(2), validate_args=False)
         z = found.rsample()
         far = (decode(z) - x).square().sum(1)
-        loss = (far + torch.distributions.kl_divergence(found, prior).sum(1)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(
+            optimizer, (far + torch.distributions.kl_divergence(found, prior).sum(1)).mean()
+        )
 
     return Loop(train, features, encode=encode, decode=decode, optimizer=optimizer)
 
@@ -350,10 +316,7 @@ def quantised_codes_straight_through() -> Loop:
         index = torch.cdist(z, codes).argmin(1)
         nearest = codes[index]
         passed = z + (nearest - z).detach()
-        loss = F.mse_loss(decode(passed), x) + 0.25 * F.mse_loss(z, nearest)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(decode(passed), x) + 0.25 * F.mse_loss(z, nearest))
         with torch.no_grad():
             used = F.one_hot(index, 5).float()
             means = used.T @ z / used.sum(0).clamp(min=1)[:, None]
@@ -376,50 +339,26 @@ def a_diffusion_step() -> Loop:
         share = kept[t][:, None]
         noised = share.sqrt() * x + (1 - share).sqrt() * noise
         found = model(torch.cat([noised, t[:, None] / 10], dim=1))
-        loss = F.mse_loss(found, noise)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(found, noise))
 
     return Loop(train, features, model=model, optimizer=optimizer)
 
 
-@step()
-def score_matching_by_slices() -> Loop:
-    model = mlp(out=D)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        v = torch.randn_like(x)
-        score = model(x)
-        (g,) = torch.autograd.grad((score * v).sum(), x, create_graph=True)
-        loss = ((g * v).sum(1) + 0.5 * (score * v).sum(1).square()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, features, model=model, optimizer=optimizer)
+@learner(Adam, model=lambda: mlp(out=D), batch=features, lr=0.01)
+def score_matching_by_slices(model, optimizer, x) -> Tensor:
+    x = x.clone().requires_grad_()
+    v = torch.randn_like(x)
+    score = model(x)
+    (g,) = torch.autograd.grad((score * v).sum(), x, create_graph=True)
+    return updated(optimizer, ((g * v).sum(1) + 0.5 * (score * v).sum(1).square()).mean())
 
 
-@step()
-def an_energy_by_langevin() -> Loop:
+@learner(Adam, model=lambda: mlp(out=1), batch=features, lr=0.01)
+def an_energy_by_langevin(energy, optimizer, x) -> Tensor:
     """Samples go downhill by gradients of the energy, which is trained on them."""
-    energy = mlp(out=1)
-    optimizer = Adam(energy.parameters(), lr=0.01)
-
-    def train(x: Tensor) -> Tensor:
-        fake = torch.randn_like(x)
-        for _ in range(4):
-            fake = fake.detach().requires_grad_()
-            (g,) = torch.autograd.grad(energy(fake).sum(), fake)
-            fake = fake - 0.1 * g + 0.01 * torch.randn_like(fake)
-        loss = energy(x).mean() - energy(fake.detach()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, features, energy=energy, optimizer=optimizer)
+    fake = torch.randn_like(x)
+    for _ in range(4):
+        fake = fake.detach().requires_grad_()
+        (g,) = torch.autograd.grad(energy(fake).sum(), fake)
+        fake = fake - 0.1 * g + 0.01 * torch.randn_like(fake)
+    return updated(optimizer, energy(x).mean() - energy(fake.detach()).mean())

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler as schedule
 
-from tests.steps.registry import Loop, add, labelled, mlp, step, targets
+from tests.steps.data import labelled, mlp, targets
+from tests.steps.loops import classifies, regressor, updated
+from tests.steps.registry import Loop, add, step
 
 Scheduling = Callable[[Optimizer], Any]
 
@@ -50,10 +52,7 @@ def scheduled(make: Scheduling, *, inside: bool) -> Loop:
     scheduler = make(optimizer)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         if inside:
             scheduler.step()
         return loss.detach()
@@ -85,19 +84,12 @@ def fused(make: Callable[[Any], Optimizer]) -> Loop:
     optimizer = make(model.parameters())
     scheduler = schedule.ExponentialLR(optimizer, gamma=0.8)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index:
             scheduler.step()
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer, scheduler=scheduler)
+    return classifies(model, optimizer, batch=batch, scheduler=scheduler)
 
 
 for _name, _kind in FUSED.items():
@@ -112,11 +104,7 @@ def reduced_on_a_plateau_after_the_step() -> Loop:
     losses: list[float] = []
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(x), y))
 
     def after(x: Tensor, y: Tensor) -> Tensor:
         return train(x, y)
@@ -139,10 +127,7 @@ def reduced_on_a_plateau_in_the_step() -> Loop:
     scheduler = schedule.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         scheduler.step(loss.detach())
         return loss.detach()
 
@@ -217,34 +202,18 @@ def a_group_is_added_later() -> Loop:
     model = mlp()
     optimizer = SGD(model[2].parameters(), lr=0.1, momentum=0.9)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 5:
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
-@step()
-def momentum_and_decay_are_scheduled_by_hand() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=1e-3)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        group = optimizer.param_groups[0]
-        group["momentum"] = min(0.95, group["momentum"] + 0.05)
-        group["weight_decay"] *= 1.1
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.05, momentum=0.5, weight_decay=1e-3)
+def momentum_and_decay_are_scheduled_by_hand(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.mse_loss(model(x), y))
+    group = optimizer.param_groups[0]
+    group["momentum"] = min(0.95, group["momentum"] + 0.05)
+    group["weight_decay"] *= 1.1
+    return loss.detach()

@@ -7,66 +7,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from tests.steps.registry import D, Loop, mlp, step, targets
+from tests.steps.data import D, mlp, one_number, targets
+from tests.steps.loops import backward, by_hand, fits, regressor, updated
+from tests.steps.registry import Loop, step
 
 
-@step()
-def an_older_gradient_is_added_to_in_place() -> Loop:
+@regressor(SGD, lr=0.01)
+def an_older_gradient_is_added_to_in_place(model, optimizer, x, y) -> tuple[Tensor, Tensor]:
     """Who holds `.grad` sees what the next backward adds."""
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        held = model[0].weight.grad
-        before = held.clone()
-        F.l1_loss(model(x), y).backward()
-        optimizer.step()
-        return held - before, held
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    held = model[0].weight.grad
+    before = held.clone()
+    F.l1_loss(model(x), y).backward()
+    optimizer.step()
+    return held - before, held
 
 
-@step()
-def gradients_that_went_out_are_added_to_later() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> list[Tensor]:
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        return [p.grad for p in model.parameters()]
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.01)
+def gradients_that_went_out_are_added_to_later(model, optimizer, x, y) -> list[Tensor]:
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    return [p.grad for p in model.parameters()]
 
 
-@step()
-def gradients_that_went_out_are_zeroed_later() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> list[Tensor]:
-        optimizer.zero_grad(set_to_none=False)
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        return [p.grad for p in model.parameters()]
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.01)
+def gradients_that_went_out_are_zeroed_later(model, optimizer, x, y) -> list[Tensor]:
+    optimizer.zero_grad(set_to_none=False)
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    return [p.grad for p in model.parameters()]
 
 
-@step()
-def gradients_that_went_out_are_left_alone() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> list[Tensor]:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        return [p.grad for p in model.parameters()]
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.01)
+def gradients_that_went_out_are_left_alone(model, optimizer, x, y) -> list[Tensor]:
+    updated(optimizer, F.mse_loss(model(x), y))
+    return [p.grad for p in model.parameters()]
 
 
 @step()
@@ -121,51 +97,36 @@ def one_gradient_asked_for_two() -> Loop:
     return Loop(train, targets, a=a, b=b)
 
 
-@step()
-def the_given_gradient_comes_back() -> Loop:
-    w = nn.Parameter(torch.randn(8, D))
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        v = x.clone()
-        (g,) = torch.autograd.grad(w + 0, w, v)
-        g.mul_(2)
-        with torch.no_grad():
-            w.sub_(0.01 * v)
-        return g, v
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(8, D)), batch=targets)
+def the_given_gradient_comes_back(w, x, y) -> tuple[Tensor, Tensor]:
+    v = x.clone()
+    (g,) = torch.autograd.grad(w + 0, w, v)
+    g.mul_(2)
+    with torch.no_grad():
+        w.sub_(0.01 * v)
+    return g, v
 
 
-@step()
-def the_given_gradient_becomes_grad() -> Loop:
-    w = nn.Parameter(torch.randn(8, D))
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        w.grad = None
-        v = x.clone()
-        (w * 1).backward(v)
-        w.backward(v)
-        v.add_(1)
-        with torch.no_grad():
-            w.sub_(0.01 * w.grad)
-        return v
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(8, D)), batch=targets)
+def the_given_gradient_becomes_grad(w, x, y) -> Tensor:
+    w.grad = None
+    v = x.clone()
+    (w * 1).backward(v)
+    w.backward(v)
+    v.add_(1)
+    with torch.no_grad():
+        w.sub_(0.01 * w.grad)
+    return v
 
 
-@step()
-def gradients_through_a_view() -> Loop:
-    w = nn.Parameter(torch.randn(D, 8))
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        flat = w.t()
-        gw, gf = torch.autograd.grad((flat * x).sum(), (w, flat))
-        gf.add_(1)
-        with torch.no_grad():
-            w.sub_(0.01 * gw)
-        return gw, gf
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, 8)), batch=targets)
+def gradients_through_a_view(w, x, y) -> tuple[Tensor, Tensor]:
+    flat = w.t()
+    gw, gf = torch.autograd.grad((flat * x).sum(), (w, flat))
+    gf.add_(1)
+    with torch.no_grad():
+        w.sub_(0.01 * gw)
+    return gw, gf
 
 
 @step()
@@ -177,9 +138,7 @@ def a_hook_holds_the_gradient() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.01)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
+        backward(optimizer, F.mse_loss(model(x), y))
         nn.utils.clip_grad_value_(model.parameters(), 0.001)
         optimizer.step()
         return held["0.weight"].abs().max()
@@ -187,56 +146,41 @@ def a_hook_holds_the_gradient() -> Loop:
     return Loop(train, targets, model=model, held=held, optimizer=optimizer)
 
 
-@step()
-def a_gradient_that_has_a_graph_stays() -> Loop:
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, 1) * 0.1), batch=targets)
+def a_gradient_that_has_a_graph_stays(w, x, y) -> tuple[Tensor, bool]:
     """`backward(create_graph=True)`: `.grad` has a history when the step ends."""
-    w = nn.Parameter(torch.randn(D, 1) * 0.1)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loss = F.mse_loss(x @ w, y)
-            loss.backward(create_graph=True)
-        with torch.no_grad():
-            w.sub_(0.1 * w.grad)
-        return loss.detach(), w.grad.requires_grad
-
-    return Loop(train, targets, w=w)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loss = F.mse_loss(x @ w, y)
+        loss.backward(create_graph=True)
+    with torch.no_grad():
+        w.sub_(0.1 * w.grad)
+    return loss.detach(), w.grad.requires_grad
 
 
-@step()
-def a_gradient_with_a_graph_is_added_to() -> Loop:
-    w = nn.Parameter(torch.randn(D, 1) * 0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        w.grad = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            (x @ w).pow(3).sum().backward(create_graph=True)
-            w.grad.square().sum().backward()
-        with torch.no_grad():
-            w.sub_(0.001 * w.grad)
-        return w.grad.detach().clone()
-
-    return Loop(train, targets, w=w)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D, 1) * 0.1), batch=targets)
+def a_gradient_with_a_graph_is_added_to(w, x, y) -> Tensor:
+    w.grad = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (x @ w).pow(3).sum().backward(create_graph=True)
+        w.grad.square().sum().backward()
+    with torch.no_grad():
+        w.sub_(0.001 * w.grad)
+    return w.grad.detach().clone()
 
 
-@step()
-def gradients_of_values_between() -> Loop:
+@by_hand(model=one_number, batch=targets)
+def gradients_of_values_between(model, x, y) -> Tensor:
     """`inputs=` names what is no leaf."""
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        hidden = model[1](model[0](x))
-        loss = F.mse_loss(model[2](hidden), y)
-        hidden.retain_grad()
-        loss.backward(inputs=[hidden, model[2].weight])
-        with torch.no_grad():
-            model[2].weight.sub_(0.01 * model[2].weight.grad)
-        model[2].weight.grad = None
-        return hidden.grad
-
-    return Loop(train, targets, model=model)
+    hidden = model[1](model[0](x))
+    loss = F.mse_loss(model[2](hidden), y)
+    hidden.retain_grad()
+    loss.backward(inputs=[hidden, model[2].weight])
+    with torch.no_grad():
+        model[2].weight.sub_(0.01 * model[2].weight.grad)
+    model[2].weight.grad = None
+    return hidden.grad
 
 
 @step()
@@ -289,9 +233,7 @@ def a_hook_for_several_gradients() -> Loop:
     torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), together)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
+        updated(optimizer, F.mse_loss(model(x), y))
         return seen["norm"]
 
     return Loop(train, targets, model=model, optimizer=optimizer, seen=seen)
@@ -306,29 +248,16 @@ def hooks_replace_grad_in_the_backward() -> Loop:
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(halve)
-    optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+    return fits(model, SGD(model.parameters(), lr=0.1))
 
 
-@step()
-def jacobians_by_torch_autograd_functional() -> Loop:
-    w = nn.Parameter(torch.randn(D) * 0.1)
+@by_hand(model=lambda: nn.Parameter(torch.randn(D) * 0.1), batch=targets)
+def jacobians_by_torch_autograd_functional(w, x, y) -> Tensor:
+    def out(values: Tensor) -> Tensor:
+        return torch.tanh(x @ values)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        def out(values: Tensor) -> Tensor:
-            return torch.tanh(x @ values)
-
-        jacobian = torch.autograd.functional.jacobian(out, w.detach())
-        with torch.no_grad():
-            w.sub_(0.1 * jacobian.T @ (out(w) - y[:, 0]) / len(x))
-        return jacobian
-
-    return Loop(train, targets, w=w)
+    jacobian = torch.autograd.functional.jacobian(out, w.detach())
+    with torch.no_grad():
+        w.sub_(0.1 * jacobian.T @ (out(w) - y[:, 0]) / len(x))
+    return jacobian

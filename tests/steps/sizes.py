@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets
+from tests.steps.data import D, K, drawn, features, labelled, mlp, targets
+from tests.steps.loops import classifies, fits, learner, regressor, updated
+from tests.steps.registry import Loop, step
 
 
 def shrinking(index: int) -> tuple[Tensor, Tensor]:
@@ -19,31 +21,21 @@ def shrinking(index: int) -> tuple[Tensor, Tensor]:
 @step()
 def a_last_batch_that_is_smaller() -> Loop:
     model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, shrinking, model=model, optimizer=optimizer)
+    return classifies(model, AdamW(model.parameters(), lr=0.01), batch=shrinking)
 
 
-@step()
-def a_last_batch_that_is_smaller_with_batch_norm() -> Loop:
-    model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, K))
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item() * len(x)
-
-    return Loop(train, shrinking, model=model, optimizer=optimizer)
+@learner(
+    SGD,
+    model=lambda: nn.Sequential(
+        nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, K)
+    ),
+    batch=shrinking,
+    lr=0.1,
+    momentum=0.9,
+)
+def a_last_batch_that_is_smaller_with_batch_norm(model, optimizer, x, y) -> float:
+    loss = updated(optimizer, F.cross_entropy(model(x), y))
+    return loss.item() * len(x)
 
 
 @step()
@@ -55,11 +47,7 @@ def sentences_of_another_length_each_time() -> Loop:
     def train(tokens: Tensor) -> Tensor:
         hidden = embed(tokens[:-1])
         hidden = hidden + attend(hidden, hidden, hidden, need_weights=False)[0]
-        loss = F.cross_entropy(out(hidden).flatten(0, 1), tokens[1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(hidden).flatten(0, 1), tokens[1:].flatten()))
 
     def batch(index: int) -> tuple[Tensor]:
         return (torch.randint(11, (4 + index % 5, 3), generator=drawn(index)),)
@@ -73,37 +61,19 @@ def images_of_several_sizes() -> Loop:
         nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
         nn.Linear(12, K),
     )  # fmt: skip
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         side = (6, 8, 10)[index % 3]
         g = drawn(index)
         return torch.randn(4, 1, side, side, generator=g), torch.randint(K, (4,), generator=g)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, SGD(model.parameters(), lr=0.1), batch=batch)
 
 
-@step()
-def points_that_a_mask_chooses() -> Loop:
-    model = mlp(out=1)
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        kept = x[:, 0] > 0
-        loss = F.mse_loss(model(x[kept]), y[kept])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(Adam, lr=0.01)
+def points_that_a_mask_chooses(model, optimizer, x, y) -> Tensor:
+    kept = x[:, 0] > 0
+    return updated(optimizer, F.mse_loss(model(x[kept]), y[kept]))
 
 
 @step()
@@ -119,11 +89,7 @@ def packed_sentences() -> Loop:
         )
         hidden, _ = pad_packed_sequence(rnn(packed)[0], batch_first=True)
         last = hidden[torch.arange(len(y)), lengths - 1]
-        loss = F.cross_entropy(out(last), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(last), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor, Tensor]:
         g = drawn(index)
@@ -143,11 +109,7 @@ def a_window_that_grows_by_a_counter() -> Loop:
 
         def train(self, xs: Tensor, ys: Tensor) -> Tensor:
             xs, ys = xs[: self.window], ys[: self.window]
-            loss = F.mse_loss(self.out(self.rnn(xs)[0]), ys)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            return loss.detach()
+            return updated(self.optimizer, F.mse_loss(self.out(self.rnn(xs)[0]), ys))
 
     trainer = Trainer()
 
@@ -169,11 +131,7 @@ def trained_and_judged_by_turns() -> Loop:
         if not model.training:
             with torch.no_grad():
                 return (model(x).argmax(1) == y).float().mean()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(model(x), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         model.train(mode=index % 3 != 2)
@@ -189,11 +147,7 @@ def one_of_two_heads_by_turns() -> Loop:
     optimizer = Adam([*body.parameters(), *heads.parameters()], lr=0.01)
 
     def train(x: Tensor, y: Tensor, task: str) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(heads[task](body(x).relu()), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(heads[task](body(x).relu()), y))
 
     def batch(index: int) -> tuple[Tensor, Tensor, str]:
         return (*labelled(index), "ab"[index % 2])
@@ -250,11 +204,7 @@ def double_batches_come_later() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x.float()), y.float())
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(x.float()), y.float()))
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)
@@ -269,13 +219,6 @@ def weights_are_loaded_between_steps() -> Loop:
     optimizer = Adam(model.parameters(), lr=0.01)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 4:
             model.load_state_dict(first)
@@ -283,7 +226,7 @@ def weights_are_loaded_between_steps() -> Loop:
             optimizer.load_state_dict(optimizer.state_dict())
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
 @step()
@@ -291,40 +234,25 @@ def a_head_is_replaced_between_steps() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
     def batch(index: int) -> tuple[Tensor, Tensor]:
         if index == 5:
             model[2] = nn.Linear(10, K)
             optimizer.param_groups[0]["params"] = list(model.parameters())
         return labelled(index)
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return classifies(model, optimizer, batch=batch)
 
 
 @step()
 def a_last_batch_of_one_row() -> Loop:
     model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)
         rows = (8, 8, 5, 1)[index % 4]
         return x[:rows], y[:rows]
 
-    return Loop(train, batch, model=model, optimizer=optimizer)
+    return fits(model, SGD(model.parameters(), lr=0.1, momentum=0.9), batch=batch)
 
 
 @step()
@@ -336,11 +264,7 @@ def a_penalty_on_batches_of_several_sizes() -> Loop:
         x = x.clone().requires_grad_()
         out = model(x)
         (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        loss = F.mse_loss(out, y) + (g.norm(dim=1) - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(out, y) + (g.norm(dim=1) - 1).square().mean())
 
     def batch(index: int) -> tuple[Tensor, Tensor]:
         x, y = targets(index)

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, SparseAdam
 
-from tests.steps.registry import D, K, Loop, drawn, step
+from tests.steps.data import D, K, drawn
+from tests.steps.loops import updated
+from tests.steps.registry import Loop, step
 
 WORDS = 12
 
@@ -45,10 +47,7 @@ def sparse_adam_with_a_schedule() -> Loop:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
     def train(words: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = embed(words).square().mean()
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, embed(words).square().mean())
         schedule.step()
         return loss.detach()
 
@@ -61,11 +60,7 @@ def adagrad_for_an_embedding() -> Loop:
     optimizer = Adagrad([*embed.parameters(), *out.parameters()], lr=0.1, lr_decay=0.01)
 
     def train(words: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(out(embed(words).mean(1)), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(embed(words).mean(1)), y))
 
     return Loop(train, rows_of, embed=embed, out=out, optimizer=optimizer)
 
@@ -76,11 +71,7 @@ def sgd_for_a_bag_of_words() -> Loop:
     optimizer = SGD([*bag.parameters(), *out.parameters()], lr=0.1)
 
     def train(words: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(out(bag(words)), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(out(bag(words)), y))
 
     return Loop(train, rows_of, bag=bag, out=out, optimizer=optimizer)
 

@@ -10,7 +10,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import prune
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets
+from tests.steps.data import D, K, drawn, features, labelled, mlp, targets
+from tests.steps.loops import by_hand, updated
+from tests.steps.registry import Loop, step
 
 Loss = Callable[..., Tensor]
 
@@ -21,11 +23,7 @@ def minimised(
     """A step that makes a loss smaller."""
 
     def train(*args: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(*args)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, loss_of(*args))
 
     return Loop(train, batch, optimizer=optimizer, **held)
 
@@ -275,45 +273,38 @@ def a_focal_loss_with_class_weights() -> Loop:
     return minimised(loss, SGD(model.parameters(), lr=0.1), labelled, model=model)
 
 
-@step()
-def gradients_per_example_by_vmap() -> Loop:
-    model = nn.Linear(D, K)
+@by_hand(model=lambda: nn.Linear(D, K))
+def gradients_per_example_by_vmap(model, x, y) -> Tensor:
+    params = {name: p.detach() for name, p in model.named_parameters()}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        params = {name: p.detach() for name, p in model.named_parameters()}
+    def loss(values: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(model, values, (one[None],))
+        return F.cross_entropy(logits, label[None])
 
-        def loss(values: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, values, (one[None],))
-            return F.cross_entropy(logits, label[None])
-
-        each = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
-        share = (0.5 / (norms + 1e-6)).clamp(max=1)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                g = torch.einsum("n,n...->...", share, each[name]) / len(x)
-                p.sub_(0.1 * (g + 0.01 * torch.randn_like(g)))
-        return norms.mean()
-
-    return Loop(train, labelled, model=model)
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
+    share = (0.5 / (norms + 1e-6)).clamp(max=1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            g = torch.einsum("n,n...->...", share, each[name]) / len(x)
+            p.sub_(0.1 * (g + 0.01 * torch.randn_like(g)))
+    return norms.mean()
 
 
-@step()
-def particles_that_repel_each_other() -> Loop:
+@by_hand(
+    model=lambda: nn.Parameter(torch.randn(5, 2)),
+    batch=lambda i: (torch.randn(2, generator=drawn(i)),),
+)
+def particles_that_repel_each_other(particles, aim) -> Tensor:
     """Stein variational descent: the kernel's own gradient pushes them apart."""
-    particles = nn.Parameter(torch.randn(5, 2))
-
-    def train(aim: Tensor) -> Tensor:
-        x = particles.detach().requires_grad_()
-        log = -(x - aim).square().sum()
-        (score,) = torch.autograd.grad(log, x)
-        kernel = torch.exp(-torch.cdist(x, x.detach()).square())
-        (apart,) = torch.autograd.grad(kernel.sum(), x)
-        with torch.no_grad():
-            particles.add_(0.05 * (kernel @ score - apart) / len(x))
-        return log.detach()
-
-    return Loop(train, lambda i: (torch.randn(2, generator=drawn(i)),), particles=particles)
+    x = particles.detach().requires_grad_()
+    log = -(x - aim).square().sum()
+    (score,) = torch.autograd.grad(log, x)
+    kernel = torch.exp(-torch.cdist(x, x.detach()).square())
+    (apart,) = torch.autograd.grad(kernel.sum(), x)
+    with torch.no_grad():
+        particles.add_(0.05 * (kernel @ score - apart) / len(x))
+    return log.detach()
 
 
 @step()

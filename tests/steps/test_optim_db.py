@@ -14,7 +14,8 @@ from torch.testing._internal.common_optimizers import (
     optim_db,
 )
 
-from tests.steps.registry import D, K, Loop, labelled, mlp
+from tests.steps.data import D, K, labelled, mlp
+from tests.steps.registry import Loop
 from tests.support.steps import same_steps
 from tests.support.turns import one_in
 

@@ -13,7 +13,8 @@ import foretrace
 from foretrace.ir.program.op import Op
 from foretrace.lowering.partition.recompute import recomputed_ops
 from tests.steps import STEPS
-from tests.steps.registry import Loop, features
+from tests.steps.data import features
+from tests.steps.registry import Loop
 from tests.support.memory import of_a_step
 from tests.support.steps import same_cut, same_steps
 from tests.support.turns import one_in

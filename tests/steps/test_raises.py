@@ -1,5 +1,6 @@
 """Steps whose gradient eager refuses: refused with the line, and nothing has changed."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,36 +17,35 @@ Made = tuple[nn.Module, Callable[[Tensor], Any]]
 RAISING: list[Callable[[], Made]] = []
 
 
-def raising(make: Callable[[], Made]) -> Callable[[], Made]:
-    RAISING.append(make)
-    return make
+def raising(model: Callable[[], nn.Module] = lambda: nn.Linear(3, 2)) -> Callable[..., Any]:
+    """Register `step(model, x)`, which eager refuses."""
+
+    def put(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def make() -> Made:
+            made = model()
+            return made, lambda x: step(made, x)
+
+        RAISING.append(make)
+        return step
+
+    return put
 
 
-@raising
-def twice_through_a_graph_that_is_freed() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        loss = model(x).exp().sum()
-        loss.backward()
-        loss.backward()
-
-    return model, train
+@raising()
+def twice_through_a_graph_that_is_freed(model, x) -> None:
+    loss = model(x).exp().sum()
+    loss.backward()
+    loss.backward()
 
 
-@raising
-def twice_by_grad() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> Tensor:
-        loss = model(x).exp().sum()
-        torch.autograd.grad(loss, model.weight)
-        return torch.autograd.grad(loss, model.bias)[0]
-
-    return model, train
+@raising()
+def twice_by_grad(model, x) -> Tensor:
+    loss = model(x).exp().sum()
+    torch.autograd.grad(loss, model.weight)
+    return torch.autograd.grad(loss, model.bias)[0]
 
 
-@raising
 def a_part_is_freed_by_another_loss() -> Made:
     body, model = nn.Linear(3, 2), nn.Linear(2, 1)
 
@@ -57,34 +57,23 @@ def a_part_is_freed_by_another_loss() -> Made:
     return nn.ModuleList([body, model]), train
 
 
-@raising
-def weights_are_changed_between_forward_and_backward() -> Made:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-
-    def train(x: Tensor) -> None:
-        loss = model(x).sum()
-        with torch.no_grad():
-            model[1].weight.mul_(0.9)
-        loss.backward()
-
-    return model, train
+@raising(lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+def weights_are_changed_between_forward_and_backward(model, x) -> None:
+    loss = model(x).sum()
+    with torch.no_grad():
+        model[1].weight.mul_(0.9)
+    loss.backward()
 
 
-@raising
-def what_was_saved_is_written_over() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        y = model(x).exp()
-        z = y.sum()
-        y.add_(1)
-        z.backward()
-        y.sum().backward()
-
-    return model, train
+@raising()
+def what_was_saved_is_written_over(model, x) -> None:
+    y = model(x).exp()
+    z = y.sum()
+    y.add_(1)
+    z.backward()
+    y.sum().backward()
 
 
-@raising
 def after_the_step_of_an_optimizer() -> Made:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -98,85 +87,59 @@ def after_the_step_of_an_optimizer() -> Made:
     return model, train
 
 
-@raising
-def of_what_has_no_history() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        with torch.no_grad():
-            loss = model(x).sum()
-        loss.backward()
-
-    return model, train
+@raising()
+def of_what_has_no_history(model, x) -> None:
+    with torch.no_grad():
+        loss = model(x).sum()
+    loss.backward()
 
 
-@raising
-def of_several_elements() -> Made:
-    model = nn.Linear(3, 2)
-    return model, lambda x: model(x).backward()
+@raising()
+def of_several_elements(model, x) -> Any:
+    return model(x).backward()
 
 
-@raising
-def by_a_tangent_of_another_shape() -> Made:
-    model = nn.Linear(3, 2)
-    return model, lambda x: model(x).backward(torch.ones(3))
+@raising()
+def by_a_tangent_of_another_shape(model, x) -> Any:
+    return model(x).backward(torch.ones(3))
 
 
-@raising
-def of_what_is_not_used() -> Made:
-    model = nn.Linear(3, 2)
-    return model, lambda x: torch.autograd.grad(model.bias.sum(), model.weight)
+@raising()
+def of_what_is_not_used(model, x) -> Any:
+    return torch.autograd.grad(model.bias.sum(), model.weight)
 
 
-@raising
-def of_what_requires_none() -> Made:
-    model = nn.Linear(3, 2)
-    return model, lambda x: torch.autograd.grad(model(x).sum(), x)
+@raising()
+def of_what_requires_none(model, x) -> Any:
+    return torch.autograd.grad(model(x).sum(), x)
 
 
-@raising
-def of_a_gradient_without_a_graph() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        (g,) = torch.autograd.grad(model(x).square().sum(), model.weight)
-        g.sum().backward()
-
-    return model, train
+@raising()
+def of_a_gradient_without_a_graph(model, x) -> None:
+    (g,) = torch.autograd.grad(model(x).square().sum(), model.weight)
+    g.sum().backward()
 
 
-@raising
-def a_gradient_of_another_shape_is_bound() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        F.relu(model(x)).sum().backward()
-        model.weight.grad = model.bias.grad
-
-    return model, train
+@raising()
+def a_gradient_of_another_shape_is_bound(model, x) -> None:
+    F.relu(model(x)).sum().backward()
+    model.weight.grad = model.bias.grad
 
 
-@raising
-def a_hook_gives_another_shape() -> Made:
-    model = nn.Linear(3, 2)
-
-    def train(x: Tensor) -> None:
-        y = model(x)
-        y.register_hook(lambda g: g[0])
-        y.sum().backward()
-
-    return model, train
+@raising()
+def a_hook_gives_another_shape(model, x) -> None:
+    y = model(x)
+    y.register_hook(lambda g: g[0])
+    y.sum().backward()
 
 
-@raising
-def a_norm_that_is_not_finite() -> Made:
-    model = nn.Linear(3, 2)
+@raising()
+def a_norm_that_is_not_finite(model, x) -> None:
+    (model(x) * float("inf")).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
-    def train(x: Tensor) -> None:
-        (model(x) * float("inf")).sum().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
-    return model, train
+RAISING += [a_part_is_freed_by_another_loss, after_the_step_of_an_optimizer]
 
 
 def run(make: Callable[[], Made], call: Callable[..., Any]) -> tuple[Any, Exception]:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.data import D, K, drawn, labelled, mlp, targets
+from tests.steps.loops import backward, learner, updated
+from tests.steps.registry import Loop, step
 
 
 @step()
@@ -24,10 +26,7 @@ def a_method_that_counts() -> Loop:
             self.seen = 0
 
         def train_step(self, x: Tensor, y: Tensor) -> Tensor:
-            self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(x), y)
-            loss.backward()
-            self.optimizer.step()
+            loss = updated(self.optimizer, F.cross_entropy(self.model(x), y))
             self.step += 1
             self.seen += x.shape[0]
             return loss.detach()
@@ -44,10 +43,7 @@ def losses_are_logged_in_a_list() -> Loop:
     log: list[float] = []
 
     def train(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         log.append(loss.item())
 
     return Loop(train, labelled, model=model, optimizer=optimizer, log=log)
@@ -62,9 +58,7 @@ def losses_are_logged_by_name() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         near = F.mse_loss(model(x), y)
         small = 0.01 * sum(p.square().sum() for p in model.parameters())
-        optimizer.zero_grad()
-        (near + small).backward()
-        optimizer.step()
+        updated(optimizer, near + small)
         history["near"].append(near.item())
         history["small"].append(float(small.detach()))
         return near.detach()
@@ -88,9 +82,7 @@ def losses_are_logged_by_whatever_name() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
+        loss = backward(optimizer, F.cross_entropy(model(x), y))
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         count["steps"] += 1
@@ -107,10 +99,7 @@ def losses_are_averaged_now_and_then() -> Loop:
     log: list[float] = []
 
     def train(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         log.append(loss.item())
         means.steps += 1
         if means.steps % 3 == 0:
@@ -127,10 +116,7 @@ def the_last_three_losses() -> Loop:
     recent: deque[float] = deque(maxlen=3)
 
     def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         recent.append(loss.item())
         return sum(recent) / len(recent)
 
@@ -154,10 +140,7 @@ def a_running_mean_of_the_loss() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         meter.update(loss.item(), len(x))
         return meter.mean
 
@@ -183,10 +166,7 @@ def stops_early_by_patience() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> bool:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         stopping.told(loss.item())
         return stopping.stop
 
@@ -203,10 +183,7 @@ def the_best_weights_are_kept() -> Loop:
     }
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.mse_loss(model(x), y))
         if loss.item() < best["loss"]:
             best["loss"] = loss.item()
             for kept, p in zip(best["weights"], model.parameters(), strict=True):
@@ -216,22 +193,13 @@ def the_best_weights_are_kept() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, best=best)
 
 
-@step()
-def accuracy_beside_the_loss() -> Loop:
-    model = mlp()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> dict[str, Any]:
-        model.train()
-        logits = model(x)
-        loss = F.cross_entropy(logits, y, label_smoothing=0.1)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        right = (logits.argmax(-1) == y).sum().item()
-        return {"loss": loss.item(), "accuracy": right / len(y), "logits": logits.detach()}
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(Adam, lr=0.01)
+def accuracy_beside_the_loss(model, optimizer, x, y) -> dict[str, Any]:
+    model.train()
+    logits = model(x)
+    loss = updated(optimizer, F.cross_entropy(logits, y, label_smoothing=0.1))
+    right = (logits.argmax(-1) == y).sum().item()
+    return {"loss": loss.item(), "accuracy": right / len(y), "logits": logits.detach()}
 
 
 @step()
@@ -244,10 +212,7 @@ def trained_and_evaluated_in_one() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         model.train()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         model.eval()
         with torch.no_grad():
             judged = F.cross_entropy(model(held_out[0]), held_out[1])
@@ -274,9 +239,7 @@ def truncated_backpropagation_with_a_kept_state() -> Loop:
             for x, y in zip(xs, ys, strict=True):
                 hidden = self.cell(x, hidden)
                 loss = loss + F.mse_loss(self.out(hidden), y)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            updated(self.optimizer, loss)
             self.hidden = hidden.detach()
             return loss.detach()
 
@@ -307,9 +270,7 @@ def a_state_of_an_lstm_in_a_tuple() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(xs: Tensor, ys: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(xs), ys)
-        loss.backward()
+        loss = backward(optimizer, F.mse_loss(model(xs), ys))
         nn.utils.clip_grad_value_(model.parameters(), 0.1)
         optimizer.step()
         return loss.detach()
@@ -339,11 +300,7 @@ def a_state_in_a_buffer_that_is_detached_in_place() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(xs: Tensor, ys: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(xs), ys)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.mse_loss(model(xs), ys))
 
     return Loop(train, sequences, model=model, optimizer=optimizer)
 
@@ -450,11 +407,7 @@ def a_module_is_the_program_and_holds_its_optimizer() -> Loop:
             self.optimizer = SGD(self.net.parameters(), lr=0.1)
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            loss = F.cross_entropy(self.net(x), y)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            return loss.detach()
+            return updated(self.optimizer, F.cross_entropy(self.net(x), y))
 
     model = Learner()
     return Loop(model, labelled, model=model)
@@ -468,10 +421,6 @@ def the_model_is_an_argument() -> Loop:
 
     def train(net: nn.Module, opt: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, y = batch
-        opt.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        opt.step()
-        return loss.detach()
+        return updated(opt, F.cross_entropy(net(x), y))
 
     return Loop(train, lambda i: (model, optimizer, labelled(i)), model=model, optimizer=optimizer)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
+from tests.steps.data import D, K, labelled, mlp, one_number, targets
+from tests.steps.loops import backward, by_hand, classifies, learner, regressor, updated
+from tests.steps.registry import Loop, step
 
 # ------------------------------------------------------------------------------------ flat buffers
 
@@ -38,38 +40,28 @@ def gradients_are_views_of_one_buffer() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer, flat=flat)
 
 
-@step()
-def parameters_are_written_from_a_vector() -> Loop:
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        params = list(model.parameters())
-        loss = F.mse_loss(model(x), y)
-        slopes = parameters_to_vector(torch.autograd.grad(loss, params))
-        vector = parameters_to_vector(params).detach() - 0.1 * slopes
-        start = 0
-        with torch.no_grad():
-            for p in params:
-                p.copy_(vector[start : start + p.numel()].view_as(p))
-                start += p.numel()
-        return loss.detach()
-
-    return Loop(train, targets, model=model)
+@by_hand(model=one_number, batch=targets)
+def parameters_are_written_from_a_vector(model, x, y) -> Tensor:
+    params = list(model.parameters())
+    loss = F.mse_loss(model(x), y)
+    slopes = parameters_to_vector(torch.autograd.grad(loss, params))
+    vector = parameters_to_vector(params).detach() - 0.1 * slopes
+    start = 0
+    with torch.no_grad():
+        for p in params:
+            p.copy_(vector[start : start + p.numel()].view_as(p))
+            start += p.numel()
+    return loss.detach()
 
 
-@step()
-def parameters_are_set_from_a_vector() -> Loop:
+@by_hand(model=one_number, batch=targets)
+def parameters_are_set_from_a_vector(model, x, y) -> Tensor:
     """torch's own function binds `.data` to views of the vector."""
-    model = mlp(out=1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        params = list(model.parameters())
-        loss = F.mse_loss(model(x), y)
-        slopes = parameters_to_vector(torch.autograd.grad(loss, params))
-        vector_to_parameters(parameters_to_vector(params).detach() - 0.1 * slopes, params)
-        return loss.detach()
-
-    return Loop(train, targets, model=model)
+    params = list(model.parameters())
+    loss = F.mse_loss(model(x), y)
+    slopes = parameters_to_vector(torch.autograd.grad(loss, params))
+    vector_to_parameters(parameters_to_vector(params).detach() - 0.1 * slopes, params)
+    return loss.detach()
 
 
 @step()
@@ -80,11 +72,7 @@ def one_parameter_holds_all_weights() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         first, bias, second = flat.split([D * 4, 4, 4 * K])
         hidden = torch.addmm(bias, x, first.view(D, 4)).relu()
-        loss = F.cross_entropy(hidden @ second.view(4, K), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(hidden @ second.view(4, K), y))
 
     return Loop(train, labelled, flat=flat, optimizer=optimizer)
 
@@ -107,15 +95,7 @@ def hooks_before_and_after_the_step() -> Loop:
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    return classifies(model, optimizer)
 
 
 @step()
@@ -127,32 +107,21 @@ def a_hook_keeps_the_norms_of_gradients() -> Loop:
     optimizer = SGD(model.parameters(), lr=0.1)
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        updated(optimizer, F.cross_entropy(model(x), y))
         return torch.stack(list(norms.values()))
 
     return Loop(train, labelled, model=model, optimizer=optimizer, norms=norms)
 
 
-@step()
-def hooks_that_are_removed_again() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        seen: list[Tensor] = []
-        handles = [p.register_hook(seen.append) for p in model.parameters()]
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        for handle in handles:
-            handle.remove()
-        optimizer.step()
-        return torch.stack([g.abs().mean() for g in seen])
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def hooks_that_are_removed_again(model, optimizer, x, y) -> Tensor:
+    seen: list[Tensor] = []
+    handles = [p.register_hook(seen.append) for p in model.parameters()]
+    backward(optimizer, F.cross_entropy(model(x), y))
+    for handle in handles:
+        handle.remove()
+    optimizer.step()
+    return torch.stack([g.abs().mean() for g in seen])
 
 
 @step()
@@ -164,16 +133,8 @@ def a_hook_counts_in_python() -> Loop:
 
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(count)
-    optimizer = SGD(model.parameters(), lr=0.1)
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer, counts=counts)
+    return classifies(model, SGD(model.parameters(), lr=0.1), counts=counts)
 
 
 # -------------------------------------------------------------------------------- through the step
@@ -191,29 +152,16 @@ def a_step_that_is_differentiated() -> Loop:
         loss = F.mse_loss(x @ w, y)
         (g,) = torch.autograd.grad(loss, w, create_graph=True)
         new = w - rate * g
-        judged = F.mse_loss(x @ new, y)
-        outer.zero_grad()
-        judged.backward()
-        outer.step()
-        return judged.detach()
+        return updated(outer, F.mse_loss(x @ new, y))
 
     return Loop(train, targets, rate=rate, outer=outer)
 
 
-@step()
-def adam_with_tensors_for_its_settings() -> Loop:
-    model = mlp()
-    optimizer = Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.param_groups[0]["lr"].mul_(0.9)
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(lambda parameters: Adam(parameters, lr=torch.tensor(0.01), foreach=False))
+def adam_with_tensors_for_its_settings(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.cross_entropy(model(x), y))
+    optimizer.param_groups[0]["lr"].mul_(0.9)
+    return loss.detach()
 
 
 @step()
@@ -223,49 +171,31 @@ def two_optimizers_of_one_model_by_turns_in_a_step() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         for optimizer in (fast, slow, fast):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
+            loss = updated(optimizer, F.cross_entropy(model(x), y))
         return loss.detach()
 
     return Loop(train, labelled, model=model, fast=fast, slow=slow)
 
 
-@step()
-def three_steps_in_one_call() -> Loop:
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def train(x: Tensor, y: Tensor) -> list[float]:
-        losses = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(AdamW, lr=0.01)
+def three_steps_in_one_call(model, optimizer, x, y) -> list[float]:
+    losses = []
+    for _ in range(3):
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
+        losses.append(loss.item())
+    return losses
 
 
-@step()
-def a_copy_of_the_model_tries_first() -> Loop:
+@learner(SGD, lr=0.1)
+def a_copy_of_the_model_tries_first(model, optimizer, x, y) -> Tensor:
     """Lookahead by a deep copy inside the step."""
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        trial = copy.deepcopy(model)
-        loss = F.cross_entropy(trial(x), y)
-        loss.backward()
-        for p, q in zip(model.parameters(), trial.parameters(), strict=True):
-            p.grad = q.grad
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    trial = copy.deepcopy(model)
+    loss = F.cross_entropy(trial(x), y)
+    loss.backward()
+    for p, q in zip(model.parameters(), trial.parameters(), strict=True):
+        p.grad = q.grad
+    optimizer.step()
+    return loss.detach()
 
 
 @step()
@@ -275,10 +205,7 @@ def a_state_dict_is_kept_of_each_step() -> Loop:
     kept: dict[str, Tensor] = {}
 
     def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
+        loss = updated(optimizer, F.cross_entropy(model(x), y))
         kept.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return loss.detach()
 
@@ -288,21 +215,12 @@ def a_state_dict_is_kept_of_each_step() -> Loop:
 # ------------------------------------------------------------------------------------------ modes
 
 
-@step()
-def judged_in_inference_mode() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        with torch.inference_mode():
-            judged = F.cross_entropy(model(x), y).item()
-        return loss.detach(), judged
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def judged_in_inference_mode(model, optimizer, x, y) -> tuple[Tensor, float]:
+    loss = updated(optimizer, F.cross_entropy(model(x), y))
+    with torch.inference_mode():
+        judged = F.cross_entropy(model(x), y).item()
+    return loss.detach(), judged
 
 
 @step()
@@ -347,53 +265,41 @@ def called_with_grad_mode_off() -> Loop:
     return Loop(wrapped, labelled, model=model, optimizer=optimizer)
 
 
-@step()
-def saved_tensors_are_packed_by_hooks() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()):
-            hidden = model[1](model[0](x))
-        loss = F.cross_entropy(model[2](hidden), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1)
+def saved_tensors_are_packed_by_hooks(model, optimizer, x, y) -> Tensor:
+    optimizer.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()):
+        hidden = model[1](model[0](x))
+    loss = F.cross_entropy(model[2](hidden), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
-@step()
-def saved_tensors_are_quantized_in_places_of_a_store() -> Loop:
+@learner(AdamW, lr=0.01)
+def saved_tensors_are_quantized_in_places_of_a_store(model, optimizer, x, y) -> Tensor:
     """Offload as it is written by hand: packed to a number, and taken out of the store once."""
-    model = mlp()
-    optimizer = AdamW(model.parameters(), lr=0.01)
+    store: dict[int, Any] = {}
 
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        store: dict[int, Any] = {}
+    def pack(t: Tensor) -> Any:
+        if not t.is_floating_point():
+            return t
+        scale = t.abs().amax() / 127
+        store[len(store)] = (t / scale).round().to(torch.int8), scale
+        return len(store) - 1
 
-        def pack(t: Tensor) -> Any:
-            if not t.is_floating_point():
-                return t
-            scale = t.abs().amax() / 127
-            store[len(store)] = (t / scale).round().to(torch.int8), scale
-            return len(store) - 1
+    def unpack(given: Any) -> Tensor:
+        if isinstance(given, Tensor):
+            return given
+        t, scale = store[given]
+        return t.float() * scale
 
-        def unpack(given: Any) -> Tensor:
-            if isinstance(given, Tensor):
-                return given
-            t, scale = store[given]
-            return t.float() * scale
-
-        optimizer.zero_grad()
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+    optimizer.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
 
 
 @step()
@@ -415,75 +321,49 @@ def a_penalty_under_hooks_on_what_is_saved() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer)
 
 
-@step()
-def anomalies_are_detected() -> Loop:
-    model = mlp(out=1)
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        with torch.autograd.set_detect_anomaly(mode=True):
-            loss = F.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@regressor(SGD, lr=0.1)
+def anomalies_are_detected(model, optimizer, x, y) -> Tensor:
+    with torch.autograd.set_detect_anomaly(mode=True):
+        loss = backward(optimizer, F.mse_loss(model(x), y))
+    optimizer.step()
+    return loss.detach()
 
 
 # --------------------------------------------------------------------- what no graph holds, in part
 
 
-@step(breaks=("side effect",))
-def mixed_up_by_numpy() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
-        order = torch.randperm(len(x))
-        mixed = share * x + (1 - share) * x[order]
-        out = model(mixed)
-        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1, breaks=("side effect",))
+def mixed_up_by_numpy(model, optimizer, x, y) -> Tensor:
+    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
+    order = torch.randperm(len(x))
+    mixed = share * x + (1 - share) * x[order]
+    out = model(mixed)
+    return updated(
+        optimizer,
+        share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order]),
+    )
 
 
-@step(breaks=("side effect",))
-def a_coin_of_pythons() -> Loop:
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        if random.random() < 0.5:
-            x = -x
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Loop(train, labelled, model=model, optimizer=optimizer)
+@learner(SGD, lr=0.1, breaks=("side effect",))
+def a_coin_of_pythons(model, optimizer, x, y) -> Tensor:
+    if random.random() < 0.5:
+        x = -x
+    return updated(optimizer, F.cross_entropy(model(x), y))
 
 
-@step(breaks=("side effect",))
-def the_loss_is_printed() -> Loop:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)) for _ in range(4)))
-    optimizer = SGD(model.parameters(), lr=0.1)
-
-    def train(x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y.expand(-1, D))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(f"loss {loss.item():.3f}", end="")  # noqa: T201
-        return loss.detach()
-
-    return Loop(train, targets, model=model, optimizer=optimizer)
+@learner(
+    SGD,
+    model=lambda: nn.Sequential(
+        *(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)) for _ in range(4))
+    ),
+    batch=targets,
+    lr=0.1,
+    breaks=("side effect",),
+)
+def the_loss_is_printed(model, optimizer, x, y) -> Tensor:
+    loss = updated(optimizer, F.mse_loss(model(x), y.expand(-1, D)))
+    print(f"loss {loss.item():.3f}", end="")  # noqa: T201
+    return loss.detach()
 
 
 @step(breaks=("autograd inside",))
@@ -493,10 +373,6 @@ def a_reentrant_checkpoint() -> Loop:
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         hidden = torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), use_reentrant=True)
-        loss = F.cross_entropy(head(hidden), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return updated(optimizer, F.cross_entropy(head(hidden), y))
 
     return Loop(train, labelled, body=body, head=head, optimizer=optimizer)

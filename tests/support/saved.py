@@ -15,7 +15,7 @@ from foretrace.frontends.program.load import Loaded
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import LeaveState
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.places import State
+from foretrace.ir.pydata.state import State
 from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import aliasing, differences, tensors
 from tests.support.subject import Snapshot, Subject

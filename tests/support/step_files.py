@@ -12,7 +12,8 @@ from torch import Tensor
 import foretrace
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.load import Loaded
-from foretrace.ir.pydata.places import OnGradient, State
+from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.pydata.state import State
 from tests.support.bits import differences
 from tests.support.steps import Build, Loop, built
 

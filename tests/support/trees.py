@@ -9,9 +9,10 @@ from expecttest import assert_expected_inline
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.interface import Input, Mutation, Output, Role
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording, Role
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.kinds import JOINT
@@ -54,7 +55,7 @@ def program(
     places = {item.role.name: place for place, item in enumerate(inputs)}
     mutations = [Mutation(places[old], values[new]) for old, new in (written or {}).items()]
     results = [Output(values[name], Role("output", name)) for name in outputs]
-    given, returned = take_apart([*places])[1], take_apart([*outputs])[1]
+    given, returned = named_leaves([*places])[1], named_leaves([*outputs])[1]
     requires = CallRequirements(given, [*places], None, True, frozenset(), torch.float32)
     symbols = semantics().symbols
     found = Recording(ops, inputs, results, mutations, symbols, [], CPU, requires, returned, never)

@@ -4,24 +4,57 @@ Source: AccumulateGrad::accumulateGrad in torch/csrc/autograd/functions/accumula
 torch/csrc/autograd/utils/grad_layout_contract.h.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
+from foretrace.ir.program.op import Value
 from foretrace.ir.program.tensor_type import TensorType
+
+
+class Leaves(Protocol):
+    """The tensors of a run that gradients are accumulated in.
+
+    `session/run/grad_accumulators.py` has them.
+    """
+
+    def of(self, value: Value) -> Any:
+        """The leaf that has a value, or had it before writes that autograd does not see.
+
+        None for what is no leaf.
+
+        Raises:
+            Refusal: what it is the gradient of has a history outside of the program.
+        """
+
+    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """The tensor itself, and the hooks that it had before the program.
+
+        These are those on its gradient, and those after a gradient is accumulated.
+        """
+
+    def outside(self) -> dict[int, Value]:
+        """By id, the real tensors behind inputs, and what they hold now."""
+
+    def has_hooks(self) -> bool:
+        """Whether a hook from before sees gradients."""
+
+    def begins(self, value: Value) -> bool:
+        """Whether no op makes a value."""
 
 
 def accumulate(
     leaf: Any, gradient: Any, types: tuple[TensorType, TensorType], *, again: bool, alone: bool
 ) -> None:
-    """One gradient more of a leaf.
+    """Add a gradient to the `.grad` of a leaf.
 
     Args:
         leaf: the tensor.
-        gradient: what arrived in all.
-        types: of the one and of the other.
+        gradient: the sum of what arrived.
+        types: of the leaf, and of the gradient.
         again: whether it may be differentiated once more.
-        alone: whether nobody else has the gradient.
+        alone: whether nothing else refers to the gradient.
     """
     before = leaf.grad
     if before is None:
@@ -35,7 +68,7 @@ def accumulate(
 
 
 def obeys_contract(leaf: TensorType, gradient: TensorType) -> bool:
-    """Whether a gradient lies as one should: as its leaf, or in order if that has gaps."""
+    """Whether a gradient has the strides of its leaf, or contiguous ones if that has gaps."""
     if not leaf.dense:
         return gradient.contiguous().stride == gradient.stride
     sizes = zip(gradient.shape, gradient.stride, leaf.stride, strict=True)
@@ -43,7 +76,7 @@ def obeys_contract(leaf: TensorType, gradient: TensorType) -> bool:
 
 
 def _laid_out(gradient: Any, like: Any, leaf: TensorType) -> Any:
-    """A copy that lies so; `like`: the leaf itself."""
+    """A copy with these strides; `like`: the leaf itself."""
     if not leaf.dense:
         return gradient.clone(memory_format=torch.contiguous_format)
     return gradient.new_empty_strided(like.size(), like.stride()).copy_(gradient)

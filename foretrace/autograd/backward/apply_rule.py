@@ -1,4 +1,4 @@
-"""The derivative of one call in a walk: its rule, and the rule's ops over what the call has."""
+"""The derivative of one call in a walk: its rule, and the rule's ops over the call's values."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,7 +8,7 @@ from foretrace.autograd.backward.gradient_hooks import Hooks
 from foretrace.autograd.backward.gradient_map import Gradients, backward_op
 from foretrace.autograd.backward.unpack_hooks import unpacked
 from foretrace.autograd.derivatives.derive import Derivatives
-from foretrace.autograd.derivatives.rule import Rule
+from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.autograd.derivatives.saved_tensors import Saving
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.autograd.eager_history.version_counters import VersionCounters
@@ -38,31 +38,31 @@ class Formulas(Gradients):
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
         self.again = self.narrow = False
-        """whether what the walk gives is differentiated once more; whether not all is wanted"""
+        """whether the gradients are differentiated once more; whether only some are wanted"""
         self.rows: int | None = None
         """how many gradients there are at once, as the rows of each"""
         self.freed = set[Op]()
-        """what a backward of the program's own has gone through, and let go of what was saved"""
+        """ops whose saved tensors a backward inside the program has released"""
         self.spent = list[Op]()
-        """what the walk has gone through that had saved something"""
+        """ops with saved tensors whose node the walk has run"""
         self.packs: dict[Value, Packed] = {}
-        """by the first result of a call, what hooks made of what autograd saves for it"""
+        """by the first result of a call, what pack hooks returned for its saved tensors"""
         self.reached: set[Value] = set()
         """values at which torch's engine arrives without a gradient"""
         self._known: dict[tuple[Any, ...], tuple[Rule | None, tuple[int, ...]]] = {}
-        """by calls that are alike: the rule, and which operand each occurrence is"""
+        """by equal calls: the rule, and which operand each occurrence is"""
 
     # ---- which rule ---------------------------------------------------------------------------
 
     def _rule_of(
         self, op: Op, tangents: Sequence[Value | None]
     ) -> tuple[Rule | None, Sequence[Value]]:
-        """The same for the call that an op is; it is looked up once for all that are alike."""
-        if op.alike is None:
+        """The same for the call that an op is; it is looked up once for all equal calls."""
+        if op.outcome is None:
             return self._rule(op.target, op, op.args, op.kwargs, tangents)
         operands = op.operands
         key = (
-            op.alike,
+            op.outcome,
             *[v.type for v in operands],
             *[t and t.type for t in tangents],
             *(map(self.wants, operands) if self.narrow else ()),
@@ -85,21 +85,13 @@ class Formulas(Gradients):
             return None, occurrences  # what is not followed is a leaf that the program makes
         types = {v: v.type.plain.with_grad(self.wants(v)) for v in occurrences}
         typed_args, typed_kwargs = substitute(both, types)
-        given = tuple([None if t is None else self._tangent(t) for t in tangents])
+        arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
         positions = frozenset(written_positions(op, occurrences))
-        told = binds(op) or dispatched(op)
-        known = map_values(op.result, lambda v: v.type.plain) if told else None
+        typed_by_call = binds(op) or dispatched(op)
+        known = map_values(op.result, lambda v: v.type.plain) if typed_by_call else None
         try:
-            rule = self.derivatives.rule(
-                func,
-                typed_args,
-                typed_kwargs,
-                given,
-                positions,
-                known,
-                again=self.again,
-                rows=self.rows,
-            )
+            call = TypedCall(func, typed_args, typed_kwargs, positions, known)
+            rule = self.derivatives.rule(call, arrived, again=self.again, rows=self.rows)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         return rule, occurrences
@@ -109,7 +101,7 @@ class Formulas(Gradients):
         return value.type.plain if self.again else value.type.plain.with_grad(False)
 
     def packed(self, op: Op) -> Packed | None:
-        """What hooks made of the tensors that autograd saved for an op."""
+        """What pack hooks returned for the tensors that autograd saved for an op."""
         return self.packs.get(op.outs[0]) if self.packs and op.outs else None
 
     def unpack(self, packed: Packed) -> list[Value]:
@@ -125,37 +117,37 @@ class Formulas(Gradients):
         wanted = tuple(map(self.wants, occurrences))
         if not any(wanted) or all(t is None for t in tangents):
             return None, occurrences, {}
-        self._passes(op)
-        given = self.unpack(packed)
-        types = tuple([value.type.plain.with_grad(False) for value in given])
+        self._run_node(op)
+        values = self.unpack(packed)
+        types = tuple([value.type.plain.with_grad(False) for value in values])
         arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
         saving = Saving(self.derivatives)
         try:
             rule = saving.rule(packed.call, arrived, types, wanted, again=self.again)
         except Refusal as refusal:
             raise locate(refusal, op) from None
-        return rule, occurrences, dict(zip(rule.unpacked, given, strict=True))
+        return rule, occurrences, dict(zip(rule.unpacked, values, strict=True))
 
-    # ---- what was let go of -------------------------------------------------------------------
+    # ---- released saved tensors ----------------------------------------------------------------
 
-    def _spends(self, op: Op, rule: Rule) -> None:
-        """Note that autograd's node of an op runs, if it has saved what its formula reads."""
+    def _run_if_saved(self, op: Op, rule: Rule) -> None:
+        """Note that an op's autograd node runs, if it has saved tensors that its formula reads."""
         of_tangents = sum(tangent in rule.used for tangent in rule.tangents)
         if rule.saves or len(rule.used) > of_tangents:
-            self._passes(op)
+            self._run_node(op)
 
-    def _passes(self, op: Op) -> None:
-        """Note that autograd's node of an op runs, which has saved something.
+    def _run_node(self, op: Op) -> None:
+        """Note that an op's autograd node runs, which has saved tensors.
 
         Raises:
-            Refusal: it was let go of by a backward before.
+            Refusal: an earlier backward has released its saved tensors.
         """
         self.spent.append(op)
         if op in self.freed:
             raise freed(op)
 
     def released(self, op: Op) -> Callable[[], Refusal] | None:
-        """Of a Function: how a backward is refused that asks for what was let go of; it runs."""
+        """For a Function, whose node runs: the refusal of a read of released saved tensors."""
         self.spent.append(op)
         return partial(freed, op) if op in self.freed else None
 
@@ -165,12 +157,12 @@ class Formulas(Gradients):
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
         tangents: Sequence[Value | None], unpacked: dict[Value, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Put the rule's ops in the words of this call, and give its gradients on.
+        """Append the rule's ops over the values of this call, and propagate its gradients.
 
-        `unpacked`: what hooks gave back of what autograd had saved, which nobody checks.
+        `unpacked`: what unpack hooks returned, which no version counter checks.
         """
         if unpacked is None:
-            self._spends(op, rule)
+            self._run_if_saved(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -185,9 +177,9 @@ class Formulas(Gradients):
             self.reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
-        self._give_on(op, occurrences, found)
+        self._propagate(op, occurrences, found)
 
-    def _give_on(
+    def _propagate(
         self, op: Op, operands: Sequence[Value], gradients: Sequence[Value | None]
     ) -> None:
         for value, gradient in zip(operands, gradients, strict=True):
@@ -216,12 +208,12 @@ class Formulas(Gradients):
             return
         body = rule.over(env, op)
         used = tuple(dict.fromkeys([env[v] for v in rule.used]))
-        outs = tuple(dict.fromkeys([env[g] for g in rule.given]))
+        outs = tuple(dict.fromkeys([env[g] for g in rule.computed]))
         self.scope.ops.append(backward_op(op, rule.name, body, used, outs))
 
 
 def freed(op: Op) -> Refusal:
-    """A second backward through an op, of which the first has let go of what was saved."""
+    """The refusal of a second backward through an op whose saved tensors the first has released."""
     return locate(
         Refusal(
             f"the backward of {target_name(op.target)} runs a second time, and the first has let go"

@@ -69,7 +69,7 @@ class Task:
     wanted: set[Value] | None
     adds: bool
     by_itself: Callable[[Op], bool] = field(default=lambda _: False)
-    """whether what an op is made of has no part in its derivative"""
+    """whether the body of an op has no part in its derivative"""
     _reached: set[Value] = field(default_factory=set)
     _beside: set[Value] = field(default_factory=set)
     """what the same op gives that is reached by another result"""
@@ -149,21 +149,21 @@ class Edges:
             return self._value(tensor.node)
         return value_of(known_as(tensor, self.recorder), self.recorder)
 
-    def node(self, given: Any) -> Any:
+    def node(self, tensor: Any) -> Any:
         """As torch's function finds the node of a tensor, or of an edge."""
-        if isinstance(given, GradientEdge):
-            return given.node
-        if isinstance(given, torch.Tensor) and torch_api.node_of(given) is not None:
-            return torch_api.node_of(given)  # of a level of torch.func
+        if isinstance(tensor, GradientEdge):
+            return tensor.node
+        if isinstance(tensor, torch.Tensor) and torch_api.node_of(tensor) is not None:
+            return torch_api.node_of(tensor)  # of a level of torch.func
         recorder = self.recorder
         with recorder.unwatched:
             if recorder.aliasing.rebased:
                 recorder.view_rebased()
-            value = recorder.autograd.place(self.known(given))
+            value = recorder.autograd.place(self.known(tensor))
         if not value.type.requires_grad:
             raise AssertionError("Expected gradient function to be set")
-        gradient = Metadata(given.shape, given.dtype, given.device)
-        return Node(value, bool(given.is_leaf), gradient)
+        gradient = Metadata(tensor.shape, tensor.dtype, tensor.device)
+        return Node(value, bool(tensor.is_leaf), gradient)
 
     def _value(self, node: Any) -> Value:
         if isinstance(node, Node):

@@ -67,12 +67,12 @@ class Batches:
         allow_none_pass_through: bool = False,
     ) -> Callable[..., Any]:
         """As torch's; it maps something else where it may not give None."""
-        given = self.original(func, in_dims, out_dims, allow_none_pass_through)
+        original = self.original(func, in_dims, out_dims, allow_none_pass_through)
 
         def mapped(gradients: Sequence[Any]) -> Any:
             sizes = {g.shape[0] for g in gradients if _mapped(g)}
             if len(sizes) != 1 or not all(map(_mapped, gradients)):
-                return given(gradients)  # it raises
+                return original(gradients)  # it raises
             (size,) = sizes
             with torch_api.first_vmap_level() as level:
                 batch = Batch(level, size)
@@ -81,7 +81,7 @@ class Batches:
                     found = func(tuple(map(batch.of, known)))
                 return tuple(None if g is None else batch.whole(g) for g in found)
 
-        return mapped if allow_none_pass_through else given
+        return mapped if allow_none_pass_through else original
 
 
 class InBatches(InProgramBackward):
@@ -93,7 +93,7 @@ class InBatches(InProgramBackward):
     def _function(self, op: Op) -> NoReturn:
         raise _unknown("it would run Python of the program's", op)
 
-    def held(self, op: Op) -> NoReturn:
+    def higher_order(self, op: Op) -> NoReturn:
         """Refuse an operator that holds programs."""
         raise _unknown("torch's first vmap has no rule for it", op)
 

@@ -1,7 +1,7 @@
 """From a forward tree to the joint one: every gradient that eager would compute, in eager's order.
 
 The walk goes over the ops from the last to the first, which is the order in which torch's engine
-runs their autograd nodes (they are numbered as they are made, and the highest number that is ready
+runs their autograd nodes (they are numbered when created, and the highest number that is ready
 runs next); so gradients of a value that is used more than twice are added in the same order.
 
 An op has its own derivative, or is opened; an op that is to be kept whole gets one backward op
@@ -9,6 +9,7 @@ whose body is the derivative of its body.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,7 +24,9 @@ from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.eager_history.op_facts import locate, results_of
 from foretrace.autograd.eager_history.version_counters import VersionCounters
-from foretrace.autograd.higher_order.scan_backward import differentiate as differentiate_held
+from foretrace.autograd.higher_order.scan_backward import (
+    differentiate as differentiate_higher_order,
+)
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
     GradientCall,
@@ -37,7 +40,7 @@ from foretrace.ir.program.op import (
     target_name,
 )
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import every_op, made_in, subgraphs_of
+from foretrace.ir.program.walk import every_op, outs_in, subgraphs_of
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
@@ -59,16 +62,16 @@ class Differentiation(Formulas):
     ) -> None:  # fmt: skip
         super().__init__(derivatives, inference, outside, stale, hooks)
         self.table, self.keep = table, keep
-        self.deep = False
-        """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
-        self.passed: set[Value] = set()
-        """values whose gradient has been given on"""
+        self.visits_bodies = False
+        """whether a gradient of the program's own reads values inside composites"""
+        self.finished: set[Value] = set()
+        """values whose gradient has been propagated"""
 
     def walk(self, ops: Sequence[Op]) -> None:
         """Differentiate ops from the last to the first."""
         for op in reversed(ops):
             self._op(op)
-            self.passed.update(op.outs)
+            self.finished.update(op.outs)
 
     def _op(self, op: Op) -> None:
         if isinstance(op.target, ModuleCall | GradientCall):
@@ -77,7 +80,7 @@ class Differentiation(Formulas):
         opened = op.own is not None and not op.writes
         if self.hooks and (op.leaf or op.writes or self.by_itself(op)):
             self.hooks.of(op, self)
-        inside = self.deep and self._arrives_inside(op)
+        inside = self.visits_bodies and self._arrives_inside(op)
         if not (opened or inside or any(out in self.gradients for out in op.outs)):
             self._without_gradient(op)
         elif isinstance(op.target, Write) and not op.target.followed:
@@ -87,7 +90,7 @@ class Differentiation(Formulas):
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif op.own and subgraphs_of(op):
-            self.held(op)
+            self.higher_order(op)
         elif op.leaf or op.writes or self.by_itself(op):
             self.single(op)
         elif inside or not self.keep(op):
@@ -99,21 +102,21 @@ class Differentiation(Formulas):
         """What autograd does not see: a call of a module, a gradient of the program's own."""
         if isinstance(op.target, GradientCall):
             self.freed.update(op.target.freed)
-            self.deep |= op.target.again
+            self.visits_bodies |= op.target.again
         if self.keep(op):
             self._whole(op)
         else:
             self.walk(op.body or ())
 
     def _arrives_inside(self, op: Op) -> bool:
-        """Whether there is a gradient of what a composite has made inside."""
+        """Whether a gradient has arrived for a value inside a composite."""
         inside = every_op(op.region or ()) if op.definition is not None else ()
         return any(out in self.gradients for inner in inside for out in inner.outs)
 
     def by_itself(self, op: Op) -> bool:
         """Whether what lies below an op has no part in its derivative."""
-        held = bool(op.own and subgraphs_of(op))
-        return held or dispatched(op) or self.table.wins(op.target)
+        higher_order = bool(op.own and subgraphs_of(op))
+        return higher_order or dispatched(op) or self.table.wins(op.target)
 
     def _without_gradient(self, op: Op) -> None:
         """Where none arrives, the engine goes on, as a user's Function may make one."""
@@ -138,8 +141,8 @@ class Differentiation(Formulas):
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
             return
-        if op.alike is None and subgraphs_of(op):
-            self.held(op)
+        if op.outcome is None and subgraphs_of(op):
+            self.higher_order(op)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -152,9 +155,9 @@ class Differentiation(Formulas):
 
     def _unpacked(self, op: Op, packed: Packed, tangents: Sequence[Value | None]) -> None:
         """A call for which hooks have packed what autograd saves: its formula reads theirs."""
-        rule, occurrences, given = self._rule_over(op, packed, tangents)
+        rule, occurrences, values = self._rule_over(op, packed, tangents)
         if rule is not None:
-            self._apply(op, rule, occurrences, results_of(op), tangents, given)
+            self._apply(op, rule, occurrences, results_of(op), tangents, values)
 
     # ---- writes ------------------------------------------------------------------------------
 
@@ -177,9 +180,7 @@ class Differentiation(Formulas):
         base, args = op.args
         (out,) = op.outs
         whole = self._in_layout(self.gradients[out], base.type, op)
-        bases = [whole]
-        for step in write.steps:
-            bases.append(self._view(step, bases[-1], op))
+        bases = self._viewed(write, whole, op)
         in_order = {"memory_format": torch.contiguous_format}
         (part,) = self.append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
         unpacked = dict[Value, Any]()
@@ -190,13 +191,13 @@ class Differentiation(Formulas):
         if rule is None:
             return
         if packed is None:
-            self._spends(op, rule)
+            self._run_if_saved(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env |= unpacked
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
-            env[rule.results[0]] = self._part(write, now, op)
+            env[rule.results[0]] = self._viewed(write, now, op)[-1]
         env.update({t: part for t in rule.tangents if t is not None})
         if packed is None:
             self.reread(op, rule, env, [0])
@@ -207,11 +208,10 @@ class Differentiation(Formulas):
             if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
 
-    def _part(self, write: Write, whole: Value, op: Op) -> Value:
-        """The part of the base that was written, as it is afterwards."""
-        for step in write.steps:
-            whole = self._view(step, whole, op)
-        return whole
+    def _viewed(self, write: Write, base: Value, op: Op) -> list[Value]:
+        """A value of the base, and its views up to the part that was written."""
+        views = accumulate(write.steps, lambda of, step: self._view(step, of, op), initial=base)
+        return list(views)
 
     def _put_back(
         self, op: Op, write: Write, base: Value, bases: list[Value], gradient: Value | None
@@ -246,12 +246,13 @@ class Differentiation(Formulas):
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
-        passed = self.passed.union(op.outs)
-        held = {g for v, g in self.gradients.items() if v not in passed}
+        finished = self.finished.union(op.outs)
+        waiting = {g for v, g in self.gradients.items() if v not in finished}
+        tape = self.derivatives.runs.user_tape
         try:
             context = vars(op.target.context)
             with torch_api.switched(context, released=self.released(op)):
-                rule = own_rule(op, tangents, held, self.outside, self.derivatives.user_tape)
+                rule = own_rule(op, tangents, waiting, self.outside, tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -262,11 +263,11 @@ class Differentiation(Formulas):
     def _hooked(self, op: Op, rule: Rule) -> None:
         """The same with hooks on its node, which may keep gradients for each other."""
         self.scope.ops.extend(as_is(rule.ops, op, rule.name))
-        self._give_on(op, rule.operands, rule.gradients)
+        self._propagate(op, rule.operands, rule.gradients)
 
     # ---- operators that hold programs ---------------------------------------------------------
 
-    def held(self, op: Op) -> None:
+    def higher_order(self, op: Op) -> None:
         """An operator that holds programs: a Function of torch's, which saves its operands.
 
         Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).
@@ -274,8 +275,8 @@ class Differentiation(Formulas):
         holder = higher_order_schema_of(op.target)
         saves = holder is not None and holder.carried is None and not op.own
         if saves and any(map(self.wants, op.operands)):
-            self._passes(op)
-        differentiate_held(op, self)
+            self._run_node(op)
+        differentiate_higher_order(op, self)
 
     def through(
         self, subgraph: Subgraph, tangents: dict[Value, Value], because: Op
@@ -300,7 +301,7 @@ class Differentiation(Formulas):
     def _whole(self, op: Op) -> None:
         """One backward op whose body is the derivative of the op's body."""
         body = op.body or []
-        outer, inside = self.scope, made_in(body)
+        outer, inside = self.scope, outs_in(body)
         self.scope = Scope(inside=inside)
         self.walk(body)
         inner, self.scope = self.scope, outer

@@ -13,9 +13,10 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, RuleName, Value
-from foretrace.ir.program.recording import Input, Recording
-from foretrace.ir.program.walk import every_op, made_in
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
@@ -27,7 +28,7 @@ class Walk(Protocol):
     """The walk back."""
 
     gradients: dict[Value, Value]
-    passed: set[Value]
+    finished: set[Value]
     reached: set[Value]
     derivatives: Derivatives
     outside: dict[int, Value]
@@ -140,7 +141,7 @@ class Hooks:
             if op.target.several:
                 raise _several(op)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.user_tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.runs.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen
@@ -223,9 +224,9 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
             of = bases[of]
         return of
 
-    own, made = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
-    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.passed)
-    if own not in made or any(memory(other) is own for other in others):
+    own, computed = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
+    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.finished)
+    if own not in computed or any(memory(other) is own for other in others):
         raise locate(
             Refusal(
                 f"the hook {op.target.name} writes to its gradient, which others see, too",
@@ -242,14 +243,14 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
 def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
     """The ops of a forward graph that is trained, and the registrations, where the run had them.
 
-    So a write that is spelled out has been made by then. Those that hold a tensor of the run are
-    left out, and those of what the graph has not: `left_out` tells.
+    So copies that stand for a write precede them. Those that hold a tensor of the run are left
+    out, and those on values that the graph does not have: see `left_out`.
     """
-    made = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
+    there = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
     placed = {
         op
         for op in standing(recorded)
-        if op.target.way != SAVED and op.operands[0] in made and not holds_tensors(op)
+        if op.target.way != SAVED and op.operands[0] in there and not holds_tensors(op)
     }
     if not placed:
         return list(ops)
@@ -274,7 +275,7 @@ def left_out(recorded: Recording, graph: Iterable[Op]) -> dict[Value, Op]:
         return {}
     ops = list(graph)
     missing = [op for op in standing(recorded) if op.target.way != RETAIN and op not in ops]
-    inside = {out for op in ops for out in made_in(op.region or ())}
+    inside = {out for op in ops for out in outs_in(op.region or ())}
     return {
         value: op for op in missing for value in op.operands if holds_tensors(op) or value in inside
     }

@@ -1,4 +1,4 @@
-"""What a backward walk has: the gradients that have arrived, and the ops that compute them."""
+"""The state of a backward walk: the gradients that have arrived, and the ops that compute them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ ADD = torch.ops.aten.add.Tensor
 
 @dataclass(slots=True)
 class Scope:
-    """Where backward ops go. `inside`: values made in the forward op that is kept whole."""
+    """Where backward ops go. `inside`: values of the body of the forward op that is kept whole."""
 
     ops: list[Op] = field(default_factory=list)
     inside: set[Value] | None = None
@@ -114,7 +114,7 @@ class Gradients:
 def backward_op(
     op: Op, name: RuleName, body: list[Op], used: tuple[Value, ...], outs: tuple[Value, ...]
 ) -> Op:
-    """The op that is the derivative of another; its operands are what the body uses."""
+    """The backward op of another op; its operands are what the body uses."""
     return Op(
         Backward(op, name), used, {}, list(outs), outs, origin=op.origin, below=body, because=op,
         rule=name, operands=used,

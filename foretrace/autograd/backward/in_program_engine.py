@@ -18,18 +18,12 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.backward.accumulate_grad import accumulate
+from foretrace.autograd.backward.accumulate_grad import Leaves, accumulate
 from foretrace.autograd.backward.autograd_nodes import Edges, Task
 from foretrace.autograd.backward.batched_gradients import ONE_BY_ONE, Batch, Batches, InBatches
 from foretrace.autograd.backward.in_program_backward import InProgramBackward
-from foretrace.autograd.backward.leaf_protocol import Leaves
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import (
-    Choice,
-    GradientCall,
-    Op,
-    Value,
-)
+from foretrace.ir.program.op import Choice, GradientCall, Op, Value
 from foretrace.ir.source.call_site import asking_line
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
@@ -134,17 +128,17 @@ class Engine:
         recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
         gradients = [self._one(gradient) for gradient in gradients]
-        given = list(map(self.edges.known, gradients))  # a leaf that they are is made before
+        seeds = list(map(self.edges.known, gradients))  # creates leaves before the walk
         with torch.set_grad_enabled(again), recorder.scope.inner(origin.frame) as body:
             kind: type[InProgramBackward] = InProgramBackward if self.batch is None else InBatches
             walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
             task.by_itself = walk.by_itself
-            if walk.inside or self.leaves.told():
+            if walk.inside or self.leaves.has_hooks():
                 walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
-            self._give(walk, gradients, given)
-            for root, gradient in zip(task.roots, walk.given, strict=True):
+            self._seed(walk, gradients, seeds)
+            for root, gradient in zip(task.roots, walk.seeds, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
             walk.stale.meet(task.ops)
@@ -152,8 +146,8 @@ class Engine:
             walk.record()
         freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)
-        call.args = (*roots, *given)
-        call.outs = tuple(dict.fromkeys(_made(body)))
+        call.args = (*roots, *seeds)
+        call.outs = tuple(dict.fromkeys(_results(body)))
         call.result = list(call.outs)
         recorder.append(call)
         recorder.types.queries.requires_grad.append(True)  # in another grad mode eager raises
@@ -163,14 +157,14 @@ class Engine:
         """A gradient of a root; of a batch, all of it."""
         return gradient if self.batch is None else self.batch.whole(gradient)
 
-    def _give(self, walk: InProgramBackward, gradients: Sequence[Any], given: list[Value]) -> None:
+    def _seed(self, walk: InProgramBackward, gradients: Sequence[Any], seeds: list[Value]) -> None:
         """Let a walk have the gradients of the roots."""
-        walk.given = given
+        walk.seeds = seeds
         known = (known_as(gradient, self.recorder) for gradient in gradients)
-        walk.tensors.update(zip(given, known, strict=True))
+        walk.program.tensors.update(zip(seeds, known, strict=True))
         if self.batch is not None:
             walk.rows = self.batch.size
-            if walk.inside or self.leaves.told():
+            if walk.inside or self.leaves.has_hooks():
                 what = "is asked for a batch at once (is_grads_batched=True), and hooks see it"
                 raise _refused(what, ONE_BY_ONE)
 
@@ -196,7 +190,7 @@ class Engine:
             if not allow_unused:
                 raise RuntimeError(UNUSED)
             return None
-        return as_program_has(walk.tensor(walk.now(gradient)), self.recorder)
+        return as_program_has(walk.program.tensor(walk.now(gradient)), self.recorder)
 
     # ---- .grad --------------------------------------------------------------------------------
 
@@ -222,12 +216,12 @@ class Engine:
         walk.inside.of_value(value, walk, before)
         waiting = _waiting(walk) if before or walk.inside else waiting
         arrived = walk.gradients.pop(value)
-        waiting[arrived] -= value not in walk.passed
+        waiting[arrived] -= value not in walk.finished
         gradient = walk.now(arrived)
-        found = walk.tensor(gradient)
-        held = references([found]) - OWN
-        kept = held > 1 and held > sum(each is found for each in walk.tensors.values())
-        alone = not (walk.again or waiting[gradient] or kept or gradient in walk.given)
+        found = walk.program.tensor(gradient)
+        others = references([found]) - OWN
+        kept = others > 1 and others > sum(each is found for each in walk.program.tensors.values())
+        alone = not (walk.again or waiting[gradient] or kept or gradient in walk.seeds)
         types = value.type, gradient.type
         accumulate(leaf, found, types, again=walk.again, alone=alone)
         for hook in after:
@@ -239,14 +233,14 @@ class Engine:
 
 def _waiting(walk: InProgramBackward) -> Counter[Value]:
     """Of how many values, to which the walk has yet to come, each gradient is."""
-    return Counter([g for v, g in walk.gradients.items() if v not in walk.passed])
+    return Counter([g for v, g in walk.gradients.items() if v not in walk.finished])
 
 
-def _made(ops: Iterable[Op]) -> Iterator[Value]:
+def _results(ops: Iterable[Op]) -> Iterator[Value]:
     """What ops make, in their bodies too; not what they hold."""
     for op in ops:
         yield from op.outs
-        yield from _made(op.region or ())
+        yield from _results(op.region or ())
 
 
 def _is_tensor(item: object) -> bool:

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
+from foretrace.autograd.backward.record_walk import WalkRecord
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, made_for_several
+from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, multi_grad_name
 
 ANY = "wrapped_fn"
 """What register_multi_grad_hook calls a hook for any of several gradients (2.13)"""
@@ -25,13 +26,8 @@ class Walk(Protocol):
 
     gradients: dict[Value, Value]
     reached: set[Value]
-    passed: set[Value]
-
-    def tensor(self, value: Value) -> Any:
-        """What stands for a gradient."""
-
-    def value_of(self, tensor: Any) -> Value:
-        """What it has now."""
+    finished: set[Value]
+    program: WalkRecord
 
     def now(self, gradient: Value) -> Value:
         """A gradient as the program has it."""
@@ -80,19 +76,19 @@ class HooksInside:
 
     def _run(self, hook: Any, op: Op | None, value: Value, walk: Walk) -> None:
         pending = {
-            v: walk.tensor(walk.now(g))
+            v: walk.program.tensor(walk.now(g))
             for v, g in walk.gradients.items()
-            if v is value or v not in walk.passed
+            if v is value or v not in walk.finished
         }
-        given = pending.get(value)
+        gradient = pending.get(value)
         with walk.as_program():
-            new = hook(given)
+            new = hook(gradient)
         for each, tensor in pending.items():  # a hook may write to what others see, too
-            walk.gradients[each] = walk.value_of(tensor)
+            walk.gradients[each] = walk.program.value_of(tensor)
         if new is None:
             return
-        _check(hook, new, given, op)
-        walk.gradients[value] = walk.value_of(new)
+        _check(hook, new, gradient, op)
+        walk.gradients[value] = walk.program.value_of(new)
 
     def _retain(self, value: Value, walk: Walk) -> None:
         """Source: VariableHooks::retain_grad in torch/csrc/autograd/variable.cpp."""
@@ -100,7 +96,7 @@ class HooksInside:
         tensor = None if kept is None else kept()
         if tensor is None:
             return
-        gradient = walk.tensor(walk.now(walk.gradients[value]))
+        gradient = walk.program.tensor(walk.now(walk.gradients[value]))
         before = tensor.grad
         tensor.grad = (
             gradient.clone(memory_format=torch.contiguous_format)
@@ -111,7 +107,7 @@ class HooksInside:
 
 def _check_any(hook: Any) -> None:
     """Refuse a hook from before that remembers each backward by its number: each call has one."""
-    if made_for_several(hook) == ANY:
+    if multi_grad_name(hook) == ANY:
         raise Refusal(
             "a hook from before the program for any of several gradients (register_multi_grad_hook,"
             ' mode="any") remembers each backward',
@@ -121,14 +117,14 @@ def _check_any(hook: Any) -> None:
         )
 
 
-def _check(hook: Any, new: Any, given: Any, op: Op | None) -> None:
+def _check(hook: Any, new: Any, gradient: Any, op: Op | None) -> None:
     """Refuse what eager refuses of a hook.
 
     Source: check_single_result in torch/csrc/autograd/python_hook.cpp.
     """
     facts = ("shape", "dtype", "device")
-    fits = isinstance(new, Abstract) and given is not None
-    if fits and all(getattr(new, fact) == getattr(given, fact) for fact in facts):
+    fits = isinstance(new, Abstract) and gradient is not None
+    if fits and all(getattr(new, fact) == getattr(gradient, fact) for fact in facts):
         return
     name = str(getattr(hook, "__name__", type(hook).__name__))
     refusal = Refusal(

@@ -1,8 +1,8 @@
 """Hooks on what autograd saves: pack runs where eager runs it, on what torch says that it saves.
 
-`saved_tensors_hooks` pushes a pair of functions, of which the innermost is given each tensor that a
-node saves. Autograd does not run while a program is recorded, so its nodes are found among the ops
-of a call, as the walk back finds them, and torch is asked what each saves
+`saved_tensors_hooks` pushes a pair of functions; the innermost gets each tensor that a node saves.
+Autograd does not run while a program is recorded. So its nodes are found among the ops of a call,
+as the backward walk finds them, and torch is asked what each saves
 (`autograd/derivatives/saved_tensors.py`).
 Source: SavedVariable in torch/csrc/autograd/saved_variable.cpp.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.autograd.derivatives.saved_tensors import (
     COPY,
     OPERAND,
     RESULT,
-    Call,
     Saving,
     Slot,
     unknown,
@@ -56,8 +56,8 @@ class Packing:
     def enter(self, hooks: Any) -> None:
         """As `saved_tensors_hooks.__enter__`.
 
-        Hooks of torch's own give back what they were given: a graph that moves it to another device
-        and back computes what it does without.
+        Hooks of torch's own return the tensor that they got: a graph that moves it to another
+        device and back computes the same as one that does not.
         """
         if (message := torch_api.saving_disabled()) is not None:
             raise RuntimeError(message)
@@ -92,7 +92,7 @@ class Packing:
         self.recorder.autograd.save_by(self if on else None)
 
     def check_checkpoint(self) -> None:
-        """Refuse a checkpoint under hooks: they see what it was given, and nothing inside of it."""
+        """Refuse a checkpoint under hooks: they see its arguments, and nothing inside of it."""
         if self.recorder.autograd.saving is not None and torch.is_grad_enabled():
             raise Refusal(
                 "a checkpoint under hooks on what autograd saves (saved_tensors_hooks), which give"
@@ -124,9 +124,9 @@ class Packing:
                     raise recorder.refused(refusal) from None
         return answer
 
-    def _pack_all(self, new: list[Op], given: Any, answer: Any) -> None:
-        tensors = Tensors(self.recorder, new, torch_api.tree_leaves((answer, given)))
-        given_now, before = list(tensors.known.items()), len(self.recorder.autograd.packs)
+    def _pack_all(self, new: list[Op], arguments: Any, answer: Any) -> None:
+        tensors = Tensors(self.recorder, new, torch_api.tree_leaves((answer, arguments)))
+        known, before = list(tensors.known.items()), len(self.recorder.autograd.packs)
         for op in _nodes(new, self.saving.table):
             call, occurrences = _call_of(op)
             if not any(v.type.requires_grad for v in occurrences):
@@ -138,12 +138,12 @@ class Packing:
                 self.pack(op, call, saved)
                 if any(map(draws, self.recorder.scope.ops[count:])):
                     _check_draws(op, call, slots, new)
-        if any(self._value(tensor) is not value for value, tensor in given_now):
+        if any(self._value(tensor) is not value for value, tensor in known):
             raise _writes()
         if len(self.recorder.autograd.packs) > before:
             self._note_results(new)
 
-    def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
+    def pack(self, op: Op, call: TypedCall | None, saved: Sequence[Any]) -> Packed:
         """What the innermost hooks make of the tensors that autograd saves for an op."""
         recorder, (hooks, registration) = self.recorder, self._stack[-1]
         if registration is None:
@@ -206,7 +206,7 @@ class Tensors:
                 self.known.setdefault(value_of(mine, recorder), tensor)
         self._makers = {out: each for each in every_op(ops) for out in each.outs}
 
-    def of(self, slot: Slot, op: Op, call: Call, occurrences: list[Value]) -> Any:
+    def of(self, slot: Slot, op: Op, call: TypedCall, occurrences: list[Value]) -> Any:
         """The tensor that a slot means.
 
         Raises:
@@ -214,7 +214,7 @@ class Tensors:
         """
         if slot.kind == COPY:
             with self.recorder.listening():
-                return self.recorder.again(CLONE, (self._made(occurrences[slot.position]),))
+                return self.recorder.again(CLONE, (self._stand_in(occurrences[slot.position]),))
         if slot.kind == OPERAND:
             value = occurrences[slot.position]
             if any(occurrences[place] is value for place in call.written):
@@ -225,19 +225,19 @@ class Tensors:
         return self._get(results_of(op)[slot.position])
 
     def _get(self, value: Value) -> Any:
-        return self.known[value] if value in self.known else self._made(value)
+        return self.known[value] if value in self.known else self._stand_in(value)
 
-    def _made(self, value: Value) -> Any:
+    def _stand_in(self, value: Value) -> Any:
         """A tensor for a value that the program has none of, as inside of a composite."""
-        made = self.recorder.abstract(value)
+        stand_in = self.recorder.abstract(value)
         maker = self._makers.get(value)
         if maker is None:
-            return made
-        self.known[value] = made
+            return stand_in
+        self.known[value] = stand_in
         for out, base, share in view_positions_of(maker):
             if maker.outs[out] is value:
-                link(made, self._get(base), maker, out, True, share)
-        return made
+                link(stand_in, self._get(base), maker, out, True, share)
+        return stand_in
 
 
 def _nodes(ops: Iterable[Op], table: Any) -> Iterator[Op]:
@@ -264,7 +264,7 @@ def _nodes(ops: Iterable[Op], table: Any) -> Iterator[Op]:
             yield from _nodes(op.body or (), table)
 
 
-def _check_draws(op: Op, call: Call, slots: Iterable[Slot], ops: Iterable[Op]) -> None:
+def _check_draws(op: Op, call: TypedCall, slots: Iterable[Slot], ops: Iterable[Op]) -> None:
     """Refuse a pack hook that draws before what the call draws: here all hooks run after it."""
     order = list(in_bodies(ops))
     later = [each for each in order[order.index(op) :] if each.leaf and draws(each)]
@@ -290,11 +290,11 @@ def _writes() -> Refusal:
     )
 
 
-def _call_of(op: Op) -> tuple[Call, list[Value]]:
+def _call_of(op: Op) -> tuple[TypedCall, list[Value]]:
     """A node's call, in types, and the values among its arguments, each occurrence."""
     func, args = op.called
     occurrences = values_in((args, op.kwargs))
     typed, named = (map_values(t, lambda v: v.type.plain) for t in (args, op.kwargs))
     positions = frozenset(written_positions(op, occurrences))
     known = map_values(op.result, lambda v: v.type.plain) if binds(op) else None
-    return Call(func, typed, named, positions, known), occurrences
+    return TypedCall(func, typed, named, positions, known), occurrences

@@ -32,7 +32,7 @@ class Walk(Protocol):
 
 
 def name_of_unpack(packed: Packed) -> RuleName:
-    """What tells of an unpack hook where its ops are explained."""
+    """Names an unpack hook as the rule of its ops."""
     at, name = packed.at, getattr(packed.unpack, "__name__", type(packed.unpack).__name__)
     where = f" of saved_tensors_hooks at {Path(at.file).name}:{at.line}" if at is not None else ""
     return RuleName(f"unpack hook {name}{where}", "hook")
@@ -45,7 +45,7 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
         Refusal: it does something that no graph can do, or gives what is no tensor.
     """
     op = packed.op
-    tape = walk.derivatives.user_tape(op.outs[0].type.device, walk.outside)
+    tape = walk.derivatives.runs.user_tape(op.outs[0].type.device, walk.outside)
     tape.take_lines_of(op, unpacked.__code__)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), tape, torch.no_grad():
         try:
@@ -64,13 +64,13 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
 
 def _check_unwritten(packed: Packed, ops: Iterable[Op]) -> None:
     """Refuse a hook that writes to what is there before: each cut would find it written."""
-    made = set[Value]()
+    computed = set[Value]()
     for op in ops:
         occurrences = values_in((op.called[1], op.kwargs))
         written = [occurrences[place] for place in written_positions(op, occurrences)]
         if isinstance(op.target, Write):
             written = [op.args[0]]
-        if not made.issuperset(written):
+        if not computed.issuperset(written):
             name = getattr(packed.unpack, "__name__", type(packed.unpack).__name__)
             raise Refusal(
                 f"the unpack hook {name} (saved_tensors_hooks) writes to what it has not made",
@@ -78,7 +78,7 @@ def _check_unwritten(packed: Packed, ops: Iterable[Op]) -> None:
                 at=op.origin.frame,
                 do="let it write to a clone",
             )
-        made.update(op.outs)
+        computed.update(op.outs)
 
 
 def other_layout() -> Refusal:
@@ -98,7 +98,7 @@ def saving_calls(recorded: Recording) -> list[SavingCall]:
 
 
 def read_by_hooks(recorded: Recording) -> frozenset[Value]:
-    """What the program reads outside of where it is made, as hooks get what composites save."""
+    """What is read outside the composite that computes it, as hooks get what composites save."""
     saving = saving_calls(recorded)
     if not saving:
         return frozenset()
@@ -107,7 +107,7 @@ def read_by_hooks(recorded: Recording) -> frozenset[Value]:
 
 
 def _operands(ops: Iterable[Op]) -> Iterator[Value]:
-    """What ops use, but for those that composites are made of."""
+    """What ops use, without the bodies of composites."""
     for op in ops:
         yield from op.operands
         if op.definition is None:

@@ -1,7 +1,7 @@
 """The tape: what autograd runs for one op, recorded over stand-ins.
 
-Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula is made a
-value, as in a program.
+Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula becomes
+functional, as in a program.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,9 +53,9 @@ class FormulaSemantics(Semantics):
 
 
 class Tape(WithoutExample, Recorder):
-    """Records what autograd runs for one op: with stand-ins, and writes made values.
+    """Records what autograd runs for one op over stand-ins; writes become functional.
 
-    It answers itself: numbers become ops of the rule, and no data is known.
+    It answers its own queries: numbers become ops of the rule, and no data is known.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Tape(WithoutExample, Recorder):
         return tensor
 
     def stand_ins(self) -> list[ref[Abstract]]:
-        """All that it has made."""
+        """All stand-ins that it has created."""
         return list(map(ref, self._alive))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,7 +22,7 @@ from foretrace.tracer.recorder.function_target import FunctionCall, backward_of
 def own_rule(
     op: Op,
     tangents: list[Value | None],
-    held: Collection[Value],
+    waiting: Collection[Value],
     outside: dict[int, Value],
     tape_on: Callable[[torch.device, dict[int, Value]], Tape],
 ) -> Rule:
@@ -31,7 +31,7 @@ def own_rule(
     Args:
         op: the call.
         tangents: for each result, the gradient that arrived.
-        held: gradients of other values that still wait for their turn.
+        waiting: gradients of other values that the walk has yet to come to.
         outside: by id, real tensors that the backward may reach, and what they hold then.
         tape_on: makes a tape for a device, and such real tensors.
 
@@ -50,7 +50,7 @@ def own_rule(
         pairs = pairs or {token: tape.abstract(Value(token.ft_value.type.with_grad(False)))}
         wanted = [placeholder for placeholder in placeholders.values() if placeholder.requires_grad]
         found = iter(_gradients(call, pairs, wanted))
-    _check_unwritten(call, [seed for t, seed in seeds.items() if t in held], formals.values())
+    _check_unwritten(call, [seed for t, seed in seeds.items() if t in waiting], formals.values())
     gradients = tuple(
         current_value(g, tape) if v.type.requires_grad and (g := next(found)) is not None else None
         for v in operands
@@ -62,8 +62,8 @@ def own_rule(
 
 def _formals(call: FunctionCall, tangents: list[Value | None]) -> dict[Value, Value]:
     """What stands for each gradient; itself where hooks keep gradients for each other."""
-    given = [t for t in tangents if t is not None]
-    return {t: t if call.hooks else Value(t.type.with_grad(False)) for t in given}
+    arrived = [t for t in tangents if t is not None]
+    return {t: t if call.hooks else Value(t.type.with_grad(False)) for t in arrived}
 
 
 def _name(call: FunctionCall) -> RuleName:
@@ -86,14 +86,14 @@ def _check_unwritten(
 
 
 def _applied(op: Op, call: FunctionCall, placeholders: list[Any], tape: Tape) -> tuple[Any, ...]:
-    """Stand-ins for the results, made by a node that has the function's own backward.
+    """Stand-ins for the results, with a node that has the function's own backward.
 
     The last is one more that the node has, by which the engine arrives there without a gradient.
     """
     results: tuple[Tree, ...] = op.result if isinstance(op.result, tuple) else (op.result,)
-    made = {v: tape.abstract(Value(v.type.with_grad(False))) for v in values_in(results)}
-    loose = tuple(tensor for v, tensor in made.items() if not v.type.requires_grad)
-    returned = tuple(made[v] if isinstance(v, Value) else None for v in results)
+    stand_ins = {v: tape.abstract(Value(v.type.with_grad(False))) for v in values_in(results)}
+    loose = tuple(tensor for v, tensor in stand_ins.items() if not v.type.requires_grad)
+    returned = tuple(stand_ins[v] if isinstance(v, Value) else None for v in results)
     operand = next(v for v in values_in(op.args) if v.type.requires_grad)
     token = tape.abstract(Value(operand.type.with_grad(False)))
     outs: tuple[Any, ...] = backward_of(call, (*returned, token), loose, tape)(*placeholders)

@@ -1,4 +1,4 @@
-"""Rules that are given, not derived: backward rules by registration, and how to undo a view."""
+"""Registered backward rules, which are taken in place of torch's own formula."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class RuleTable:
         return self._learned.setdefault(surroundings, Learned(switches))
 
     def forget(self) -> None:
-        """Ask everything anew from now on."""
+        """Drop what was learned: torch is asked again."""
         self._learned.clear()
 
     def lasting(self, target: Any) -> bool:

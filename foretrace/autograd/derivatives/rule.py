@@ -1,54 +1,81 @@
-"""The derivative of one op, and how it is put over the values of a call."""
+"""The derivative of one op, and its application to the values of a call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from foretrace.ir.program.op import Op, RuleName, Tree, Value, substitute, values_in
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.operators.schemas.cache import frozen
 
 Env: TypeAlias = dict[Any, Any]
-"""By the values that a rule speaks of, those of a call"""
+"""By the values of a rule, those of a call"""
 Take: TypeAlias = Callable[[Env], Any]
+
+
+class TypedCall(NamedTuple):
+    """A call as torch's autograd is asked of it, with a TensorType for each tensor."""
+
+    func: Any
+    args: Tree
+    kwargs: dict[str, Tree]
+    written: frozenset[int] = frozenset()
+    """positions of the operands that it writes to"""
+    known: Tree = None
+    """the types of what it returns, where they depend on data"""
+
+    @property
+    def arguments(self) -> Tree:
+        """All that it is called with."""
+        return self.args, self.kwargs
+
+    @property
+    def key(self) -> Any:
+        """What an answer about it depends on."""
+        return frozen(tuple(self))
+
+    def over(self, arguments: Any) -> "TypedCall":
+        """The same call with other arguments."""
+        return self._replace(args=arguments[0], kwargs=arguments[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """The derivative of one op for operands and gradients of certain types.
 
-    `ops` speak of `operands` (one for each occurrence), `results` and `tangents` (None where no
-    gradient arrives); `gradients` has the gradient of each operand, or None.
+    `ops` use `operands` (one for each occurrence), `results` and `tangents` (None where no gradient
+    arrives); `gradients` has the gradient of each operand, or None.
     """
 
     name: RuleName
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
     written: tuple[Value, ...]
-    """what operands that the op writes to beside its results hold afterwards"""
+    """new contents of written operands that are no results of the op"""
     tangents: tuple[Value | None, ...]
     ops: tuple[Op, ...]
     gradients: tuple[Value | None, ...]
     unpacked: tuple[Value, ...] = ()
-    """what hooks give back of each tensor that was saved, in their order"""
+    """what unpack hooks return for each saved tensor, in order"""
     saves: bool = False
     """whether torch's node has saved tensors, of use to the ops or not, such as the 2 of `x * 2`"""
     used: tuple[Value, ...] = field(init=False)
-    """what the ops use and do not make, in order"""
-    given: tuple[Value, ...] = field(init=False)
-    """the gradients that they make"""
+    """what the ops use and do not compute, in order"""
+    computed: tuple[Value, ...] = field(init=False)
+    """the gradients that they compute"""
     _steps: tuple["_Step", ...] = field(init=False)
     _fixed: Env = field(init=False)
     """what is the same for every call"""
 
     def __post_init__(self) -> None:
-        made = {out for op in self.ops for out in op.outs}
-        used = dict.fromkeys(v for op in self.ops for v in op.operands if v not in made)
+        inside = {out for op in self.ops for out in op.outs}
+        used = dict.fromkeys(v for op in self.ops for v in op.operands if v not in inside)
         fixed: Env = {value: value for value in used}
         facts = {
             "used": tuple(used),
-            "given": tuple(dict.fromkeys(g for g in self.gradients if g in made)),
+            "computed": tuple(dict.fromkeys(g for g in self.gradients if g in inside)),
             "_steps": tuple(_Step(op, fixed) for op in self.ops),
             "_fixed": fixed,
         }
@@ -56,11 +83,11 @@ class Rule:
             object.__setattr__(self, name, fact)
 
     def env(self) -> Env:
-        """What the ops speak of, where a call says nothing else."""
+        """The values of the rule before those of a call are put in."""
         return self._fixed.copy()
 
     def over(self, env: Env, because: Op) -> list[Op]:
-        """The ops over the values of a call, which `env` has; it learns what they make."""
+        """The ops over the values of a call, which `env` has; their results are added to it."""
         return [step.over(env, because, self.name) for step in self._steps]
 
 
@@ -95,7 +122,7 @@ class _Step:
 
 
 def _taking(items: tuple[Tree, ...], fixed: Env) -> Take:
-    """What gives the items over an `env`; constants get names of their own in `fixed`."""
+    """A function from an `env` to the items; constants get keys of their own in `fixed`."""
     if any(type(item) is not Value and values_in(item) for item in items):
         return partial(substitute, items)
     keys = [item if type(item) is Value else _named(item, fixed) for item in items]

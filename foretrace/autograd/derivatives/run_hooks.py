@@ -65,8 +65,8 @@ def run_hook(
         seed, leaf = _stand_in(gradient, tape), tape.abstract(Value(value.type.with_grad(True)))
         torch_api.attribute_of(leaf, "register_hook")(run)
         found = _through(call, leaf, seed, op.origin.frame)
-        given = found if isinstance(found, Abstract) else tape.lift(found)
-        new = current_value(given, tape)
+        returned = found if isinstance(found, Abstract) else tape.lift(found)
+        new = current_value(returned, tape)
         written = seed.ft_value is not gradient
     return Done(list(flat_ops(tape.scope.ops)), new, written, tape.stand_ins())
 
@@ -74,15 +74,15 @@ def run_hook(
 def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeType) -> None:
     """Let hooks run after the backward of the Function that gave a result to autograd.
 
-    The node has one result more than the Function, of whose gradient they are not told. `caller`:
-    the code of ours that runs the backward.
+    The node has one result more than the Function; they do not see its gradient. `caller`: the
+    code of ours that runs the backward.
     """
     for op in hooks[:1]:
         tape.take_lines_of(op, caller)
     for op in hooks:
         if not op.target.removed:
-            told = partial(_but_last, _reporting(op.target, tape))
-            torch_api.node_of(result).register_hook(told)
+            called = partial(_but_last, _reporting(op.target, tape))
+            torch_api.node_of(result).register_hook(called)
 
 
 def _but_last(run: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
@@ -90,7 +90,7 @@ def _but_last(run: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[A
 
 
 def name_of_hook(op: Op, of: str) -> RuleName:
-    """What tells of a hook where its ops are explained."""
+    """Names a hook on a gradient as the rule of its ops."""
     at = op.origin.frame
     where = f" registered at {Path(at.file).name}:{at.line}" if at is not None else ""
     return RuleName(f"hook {op.target.name}{where} {of}", "hook")
@@ -101,7 +101,7 @@ def _reporting(call: HookCall, tape: Tape) -> Callable[..., Any]:
         with reported(tape), adding_nothing():
             return call.hook(*args)
 
-    called.__name__ = call.name  # the engine tells of it
+    called.__name__ = call.name  # the engine's errors name it
     return called
 
 
@@ -121,8 +121,8 @@ def _through(call: HookCall, leaf: Any, seed: Abstract, at: Frame | None) -> Any
     return found
 
 
-def _check_none(call: HookCall, given: Any, at: Frame | None) -> None:
-    if given is not None:
+def _check_none(call: HookCall, returned: Any, at: Frame | None) -> None:
+    if returned is not None:
         raise wrong_hook(call, "it gives a gradient where none arrived", at)
 
 

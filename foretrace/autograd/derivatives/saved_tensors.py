@@ -1,26 +1,24 @@
-"""Hooks on what autograd saves: which tensors of a call they are given, and the rule over theirs.
+"""Hooks on saved tensors: which tensors of a call they get, and the rule over what they return.
 
-Torch itself is asked: the call runs once under autograd, with hooks that note what they are given.
-A rule over what hooks give back has a value for each; its formula reads these.
+Torch itself is asked: the call runs once under autograd, with hooks that note what they get.
+A rule over what unpack hooks return has a value for each; its formula reads these.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.derive import Derivatives, Forward
+from foretrace.autograd.derivatives.autograd_run import Forward
+from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.formula_tracer import Tape, current_value
-from foretrace.autograd.derivatives.registry import RuleTable
-from foretrace.autograd.derivatives.rule import Rule
+from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Tree, Value
+from foretrace.ir.program.op import Value
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.abstract_tensors.tensor_types import Types
-from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache, frozen
 
 OPERAND, COPY, RESULT = "operand", "copy", "result"
@@ -31,41 +29,21 @@ class Slot:
     """One tensor that autograd saves for a call's backward.
 
     `kind` is "operand", "copy" (of an operand that the call writes to, as it was before) or
-    "result"; `position` tells which, each occurrence counted.
+    "result"; `position` is its index, each occurrence counted.
     """
 
     kind: str
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call as a rule is asked for: types in the place of tensors.
-
-    `written` are the positions of the operands that it writes to, `known` the types of what it
-    returns, where they depend on data.
-    """
-
-    func: Any
-    args: Tree
-    kwargs: dict[str, Tree]
-    written: frozenset[int]
-    known: Tree = None
-
-    @property
-    def key(self) -> Any:
-        """What an answer about it depends on."""
-        return frozen((self.func, self.args, self.kwargs, self.written, self.known))
-
-
 class _Hooks:
-    """Hooks on what one call saves; what they give back has the types `given`."""
+    """Hooks on what one call saves; what they return has these types."""
 
-    def __init__(self, given: Sequence[TensorType] = ()) -> None:
-        self.given = given
+    def __init__(self, types: Sequence[TensorType] = ()) -> None:
+        self.types = types
         self.seen: list[tuple[Any, Value]] = []
         self.order: list[int] = []
-        self.values = [Value(type.with_grad(False)) for type in given]
+        self.values = [Value(type.with_grad(False)) for type in types]
         self._tape: Any = None
 
     def around(self, tape: Tape) -> AbstractContextManager[None]:
@@ -78,7 +56,7 @@ class _Hooks:
         return len(self.seen) - 1
 
     def end(self) -> list[tuple[Any, Value]]:
-        """What they were given; autograd's nodes, which they reach, hold them."""
+        """What they got. Drops it here: autograd's nodes keep the hooks alive."""
         seen, self.seen, self._tape = self.seen, [], None
         return seen
 
@@ -92,18 +70,16 @@ class Saving:
 
     def __init__(self, derivatives: Derivatives) -> None:
         self.derivatives = derivatives
-        types: Types = derivatives.types
-        inference: Inference = derivatives.inference
-        self.table: RuleTable = derivatives.table
-        learned = inference.learned
-        self._slots: Cache[tuple[Slot, ...]] = Cache(learned.slots, learned.settled, types.symbols)
-        self._rules: Cache[Rule] = Cache(learned.rules, learned.settled, types.symbols)
+        self.table = derivatives.table
+        learned, symbols = derivatives.inference.learned, derivatives.types.symbols
+        self._slots: Cache[tuple[Slot, ...]] = Cache(learned.slots, learned.settled, symbols)
+        self._rules: Cache[Rule] = Cache(learned.rules, learned.settled, symbols)
 
-    def slots(self, call: Call) -> tuple[Slot, ...]:
-        """What autograd saves of a call, in the order in which hooks are given it.
+    def slots(self, call: TypedCall) -> tuple[Slot, ...]:
+        """What autograd saves of a call, in the order in which hooks get it.
 
         Raises:
-            Refusal: nobody can tell, as the call's derivative is not torch's own.
+            Refusal: it is unknown, as the call's derivative is not torch's own.
         """
         found = self._slots.get(key := call.key)
         if found is None:
@@ -112,9 +88,9 @@ class Saving:
 
     def rule(
         self,
-        call: Call,
+        call: TypedCall,
         tangents: tuple[TensorType | None, ...],
-        given: tuple[TensorType, ...],
+        unpacked: tuple[TensorType, ...],
         wanted: tuple[bool, ...],
         *,
         again: bool,
@@ -124,7 +100,7 @@ class Saving:
         Args:
             call: the call.
             tangents: for each tensor that it returns, the type of its gradient, or None.
-            given: the types of what hooks give back, in the order of `slots`.
+            unpacked: the types of what hooks return, in the order of `slots`.
             wanted: for each operand, whether its gradient is.
             again: whether the formula is to be differentiated once more.
 
@@ -132,22 +108,22 @@ class Saving:
             Refusal: torch has no derivative for the operator, or none over these types.
         """
         if self.table.registered(call.func) is not None:
-            return self._registered(call, tangents, given, again=again)
-        types = frozen((tangents, given, torch.get_default_dtype()))
+            return self._registered(call, tangents, unpacked, again=again)
+        types = frozen((tangents, unpacked, torch.get_default_dtype()))
         key = ("unpacked", call.key, types, wanted, again)
         found = self._rules.get(key)
         if found is None:
             found = self._rules.learn(
                 key,
-                lambda: self._derive(call, tangents, given, wanted, again=again),
+                lambda: self._derive(call, tangents, unpacked, wanted, again=again),
                 lambda _: self._lasts(call),
             )
         return found
 
-    def _lasts(self, call: Call) -> bool:
+    def _lasts(self, call: TypedCall) -> bool:
         return self.table.lasting(call.func)
 
-    def _ask(self, call: Call) -> tuple[Slot, ...]:
+    def _ask(self, call: TypedCall) -> tuple[Slot, ...]:
         hooks = _Hooks()
         try:
             with torch_api.CleanRoom(), torch_api.with_autograd():
@@ -158,45 +134,41 @@ class Saving:
             raise unknown(call.func, "has a derivative by a rule of its own") from None
         return tuple(_slot(call, forward, tensor, value) for tensor, value in hooks.end())
 
-    def _forward(self, call: Call, hooks: _Hooks) -> Forward:
-        return self.derivatives.forward(
-            call.func, call.args, call.kwargs, call.written, call.known, hooks.around
-        )
+    def _forward(self, call: TypedCall, hooks: _Hooks) -> Forward:
+        return self.derivatives.runs.forward(call, hooks.around)
 
     def _registered(
         self,
-        call: Call,
+        call: TypedCall,
         tangents: tuple[TensorType | None, ...],
-        given: tuple[TensorType, ...],
+        unpacked: tuple[TensorType, ...],
         *,
         again: bool,
     ) -> Rule:
         """A rule that is not torch's formula, where it reads nothing but what torch's saves."""
-        rule = self.derivatives.rule(
-            call.func, call.args, call.kwargs, tangents, call.written, call.known, again=again
-        )
+        rule = self.derivatives.rule(call, tangents, again=again)
         sides = {RESULT: rule.results}
         formal = [sides.get(s.kind, rule.operands)[s.position] for s in self.slots(call)]
         if not set(rule.used) <= {*formal, *rule.tangents}:
             raise unknown(call.func, "has a derivative by a rule that reads what torch's does not")
-        if any(own != f.type.with_grad(False) for own, f in zip(given, formal, strict=True)):
+        if any(own != f.type.with_grad(False) for own, f in zip(unpacked, formal, strict=True)):
             raise _unfit(call.func, TypeError("it has another dtype or layout"))
-        return _over(rule, formal)
+        return replace(rule, unpacked=tuple(formal), saves=False)
 
     def _derive(
         self,
-        call: Call,
+        call: TypedCall,
         tangents: tuple[TensorType | None, ...],
-        given: tuple[TensorType, ...],
+        unpacked: tuple[TensorType, ...],
         wanted: tuple[bool, ...],
         *,
         again: bool,
     ) -> Rule:
-        hooks = _Hooks(given)
+        hooks = _Hooks(unpacked)
         with torch_api.CleanRoom(), torch_api.with_autograd():
             forward = self._forward(call, hooks).only(wanted)
             try:
-                rule = self.derivatives.backward(call.func, forward, tangents, again)
+                rule = self.derivatives.runs.backward(call.func, forward, tangents, again)
             except RuntimeError as error:
                 cause = error.__cause__ if isinstance(error, Refusal) else error
                 if not isinstance(cause, RuntimeError) or isinstance(cause, NotImplementedError):
@@ -204,20 +176,13 @@ class Saving:
                 raise _unfit(call.func, cause) from error
             finally:
                 hooks.end()
-        if hooks.order != list(range(len(given))):
+        if hooks.order != list(range(len(unpacked))):
             raise unknown(call.func, "takes out what it has saved in another order")
-        return _over(rule, hooks.values)
+        return replace(rule, unpacked=tuple(hooks.values), saves=False)
 
 
-def _over(rule: Rule, unpacked: Sequence[Value]) -> Rule:
-    return Rule(
-        rule.name, rule.operands, rule.results, rule.written, rule.tangents, rule.ops,
-        rule.gradients, tuple(unpacked),
-    )  # fmt: skip
-
-
-def _slot(call: Call, forward: Forward, tensor: Any, value: Value) -> Slot:
-    """Which tensor of the call a hook was given."""
+def _slot(call: TypedCall, forward: Forward, tensor: Any, value: Value) -> Slot:
+    """Which tensor of the call a hook got."""
     operand = next((i for i, each in enumerate(forward.operands) if each is value), None)
     if operand is not None:
         itself = tensor is forward.stand_ins[operand]

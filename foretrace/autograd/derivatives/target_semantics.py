@@ -9,8 +9,10 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
+from foretrace.autograd.derivatives.rule import TypedCall
+from foretrace.ir.program.interface import Target
 from foretrace.ir.program.op import Choice, Tree, Value, values_in
-from foretrace.ir.program.recording import Recording, Target
+from foretrace.ir.program.recording import Recording
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
@@ -63,7 +65,7 @@ class TargetSemantics(Semantics):
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        """The kernel that decomposes the op on the target, or None for a leaf; and why."""
         if func is ATTENTION:
             return self._attention(func, args, kwargs)
         if any(value.type.sparse for value in values_in((args, kwargs))):
@@ -113,13 +115,13 @@ class TargetSemantics(Semantics):
 
         `known`: the types of what it returns, where they depend on data.
         """
-        return self.derivatives.followed(func, args, kwargs, known)
+        return self.derivatives.followed(TypedCall(func, args, kwargs, known=known))
 
     def saved(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> frozenset[int]:
         """Positions of the operands that autograd saves for the backward."""
-        return self.derivatives.saved(func, args, kwargs, written)[0]
+        return self.derivatives.saved(TypedCall(func, args, kwargs, written))[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

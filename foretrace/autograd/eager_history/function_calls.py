@@ -2,19 +2,20 @@
 
 A Function that writes to an argument is called with a copy of it: its result and its backward are
 those of the call, and the new content of the argument is what its body computes beside it. Eager's
-result lies in the argument's memory, which a graph of values cannot tell from a copy.
+result lies in the argument's memory, which a graph of values does not distinguish from a copy.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, Write, values_in
-from foretrace.ir.program.recording import Output, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.python_state.effects.leaks import comes_to, held_before
+from foretrace.python_state.effects.leaks import closes_over_run, comes_to
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
@@ -30,11 +31,11 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    held = target.reads_made or held_before(target.function, op.args)
-    held = held or target.context.written_since()
-    if not held and touches and _by_copies(op):
+    keeps = target.reads_outside or closes_over_run(target.function, op.args)
+    keeps = keeps or target.context.written_since()
+    if not keeps and touches and _by_copies(op):
         return True
-    if (held or touches) and target.followed:
+    if (keeps or touches) and target.followed:
         raise Refusal(
             f"{target} writes to a tensor from outside, holds one or a number that the program has"
             " made, or keeps one in ctx that is written to later: no graph can call it",
@@ -42,7 +43,7 @@ def called(op: Op, touches: bool) -> bool:
             at=op.origin.frame,
             do=(JOINT, "give what it needs as arguments, return new content, write to a clone"),
         )
-    return not (held or touches)
+    return not (keeps or touches)
 
 
 def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recording) -> None:
@@ -53,20 +54,20 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recordin
             comes to state of Python's that the program changes: its call would find what the
             program found when it began, and change it a second time.
     """
-    ops, made = [*ops], dict[Any, Op]()
+    ops, makers = [*ops], dict[Any, Op]()
     for op in ops:
         if isinstance(op.target, FunctionCall):
             results = [inner.result for inner in every_op(op.region or ())]
-            made |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
+            makers |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
             if op.target.followed and comes_to(op.target.function.forward, recorded):
                 _refuse(op, "comes to what the program changes of Python's", "give it as argument")
-    if not made:
+    if not makers:
         return
     used = free_symbols([each.value for each in outputs])
     used |= free_symbols([(op.args, op.kwargs) for op in ops])
-    for number in used.intersection(made):
+    for number in used.intersection(makers):
         what = "makes a number of its tensors that is used outside of it"
-        _refuse(made[number], what, "make the number outside of it")
+        _refuse(makers[number], what, "make the number outside of it")
 
 
 def _refuse(op: Op, what: str, do: str) -> NoReturn:
@@ -78,12 +79,12 @@ def _refuse(op: Op, what: str, do: str) -> NoReturn:
     )
 
 
-def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
+def call_with_copies(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
     """A whole op as it is called, and what is computed beside it."""
     if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
         return op, []
     beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
-    return op.but(target=op.target.apart(), below=None, piece_of=op.piece_of or op), beside
+    return op.but(target=op.target.with_copies(), below=None, piece_of=op.piece_of or op), beside
 
 
 def _by_copies(op: Op) -> bool:
@@ -108,9 +109,9 @@ def overwritten(op: Op) -> tuple[set[Value], set[Value]]:
         through = isinstance(op.target, Write)
         written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
         return set(values_in(written)), set(op.outs)
-    outside, made = set[Value](), set(op.outs)
+    outside, computed = set[Value](), set(op.outs)
     for inner in op.own or ():
         written, results = overwritten(inner)
-        outside |= written - made
-        made |= results
-    return outside, made
+        outside |= written - computed
+        computed |= results
+    return outside, computed

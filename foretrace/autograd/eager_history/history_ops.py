@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 HISTORY = "history"
 """The choice that an op carries which the program did not call"""
-GIVEN = "the graph gives the gradient of a leaf that the program makes"
+LEAF_GRADIENT = "the graph gives the gradient of a leaf that the program makes"
 WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
 
 
@@ -21,7 +21,7 @@ def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
     """A copy in the same strides: kernels may round otherwise where elements lie otherwise.
 
     Raises:
-        Refusal: several elements are one place, and a copy would have them apart.
+        Refusal: several elements share one place, and a copy would separate them.
     """
     if old.type.overlapping:
         raise Refusal(
@@ -57,8 +57,8 @@ def make_call(
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
     """Leave in a value's memory what the program has left there, for the backward to find.
 
-    Where autograd's version counter tells of the write (`now` is None), it is the write itself that
-    a backward has to meet, as in eager.
+    Where autograd's version counter has counted the write (`now` is None), a backward has to meet
+    the write itself, as in eager.
     """
     view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
     target = aten.detach.default if now is None else aten.data.default
@@ -68,9 +68,11 @@ def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]
 
 
 def unmark(op: Op) -> Op:
-    """For a graph that has its gradients itself: the same tensor, unseen by autograd.
+    """The op that creates a leaf as a `detach`, for a graph that computes its own gradients.
 
-    Not what a backward op has to be given so.
+    A leaf of the backward stays: an op there needs it.
     """
     leaf = makes_leaf(op) and not op.late
-    return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
+    return (
+        make_call(op, aten.detach.default, op.args[:1], op.outs[0], LEAF_GRADIENT) if leaf else op
+    )

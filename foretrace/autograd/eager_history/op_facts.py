@@ -1,10 +1,10 @@
-"""What a call gave and wrote, what ops use, and where an error comes from."""
+"""Results, written operands and used values of ops, and the location of an error."""
 
 from collections.abc import Iterable
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.names import neighbourhood
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.schemas.schema import schema_of
 
 

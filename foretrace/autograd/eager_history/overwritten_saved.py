@@ -9,8 +9,7 @@ from foretrace.autograd.eager_history.history_ops import make_copy
 from foretrace.autograd.eager_history.version_counters import VersionCounters, saved_by
 from foretrace.ir.program.op import Op, Value, Write
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import freed_in
+from foretrace.ir.program.walk import freed_in, rename
 
 RESHAPED = (
     "the shape of this was changed in place, and the backward is to find what was saved before"
@@ -31,22 +30,22 @@ class OverwrittenSaved:
     """inputs that are written without a count, and what saved their old content before"""
     owner: Callable[[Value], Value]
 
-    def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
+    def with_copies(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops; what reads reshaped memory afterwards reads a copy, whose count is another."""
-        since, made, copies = dict[Value, int](), dict[Value, int](), dict[Any, Value]()
+        since, computed_at, copies = dict[Value, int](), dict[Value, int](), dict[Any, Value]()
         for at, op in enumerate(ops):
             if op in self.reshaped:
                 since[self.reshaped[op]] = at
             stands = {}
             for value in op.operands if since else ():
                 last = since.get(self.owner(value), -1)
-                if made.get(value, -1) >= last:
+                if computed_at.get(value, -1) >= last:
                     continue
                 if (value, last) not in copies:
                     copies[value, last] = Value(value.type)
                     yield from make_copy(op, value, copies[value, last], RESHAPED)
                 stands[value] = copies[value, last]
-            made.update(dict.fromkeys(op.outs, at))
+            computed_at.update(dict.fromkeys(op.outs, at))
             yield rename(op, stands).but(piece_of=op) if stands else op
 
 
@@ -58,13 +57,13 @@ def saved_over(
     Args:
         ops: the leaves of the program, and its writes.
         recorded: the program. Writing back to its inputs is what a backward meets there.
-        derivatives: tells what an op saves.
+        derivatives: knows what an op saves.
     """
     stale, writes = VersionCounters(recorded.overwritten), list[Op]()
     left: dict[Value, tuple[Value | None, Op]] = {}
     reshaped: dict[Op, Value] = {}
     hidden: dict[Value, Op] = {}
-    given = {item.value for item in recorded.inputs}
+    inputs = {item.value for item in recorded.inputs}
     stale.meet(recorded.ops)
     freed = freed_in(recorded.ops)  # of these the backward has run
     for op in (each for each in ops if each not in freed):
@@ -78,14 +77,14 @@ def saved_over(
                 continue
             if became.now is None:
                 stale.check_kept(became, op)
-            stale.check_made_once(root, became, op)
-            if stale.base(root) not in given or became.before is not None:
+            stale.check_not_recomputed(root, became, op)
+            if stale.base(root) not in inputs or became.before is not None:
                 left.setdefault(root, (became.now, op))
             elif became.now is not None:
                 hidden.setdefault(stale.base(root), op)
             if became.before is not None:
                 reshaped[became.before] = stale.base(root)
-    memories = given.union(map(stale.base, left))
+    memories = inputs.union(map(stale.base, left))
     copies = {op: old for op, old in _saved_by_writes(writes, stale, derivatives)
               if stale.memory(old) in memories}  # fmt: skip
     return OverwrittenSaved(left, copies, reshaped, hidden, stale.base)

@@ -2,15 +2,15 @@
 
 The gradient of a tensor that is returned itself begins with that of the output; autograd adds those
 of its uses one by one, the last use first. The copy that stands for the new content of one that was
-written without autograd (`spell_history`) would add up its uses before.
+written without autograd (`emit_history`) would add up its uses before.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
 from foretrace import torch_api
+from foretrace.autograd.eager_history.emit_history import HIDDEN
 from foretrace.autograd.eager_history.op_facts import locate
-from foretrace.autograd.eager_history.spell_history import HIDDEN
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Recording
@@ -23,20 +23,20 @@ def returned_inputs(recorded: Recording) -> set[Value]:
     return {value for value in values if value.type.requires_grad}
 
 
-def check_used_once(ops: Iterable[Op], given: Collection[Value]) -> None:
+def check_used_once(ops: Iterable[Op], returned: Collection[Value]) -> None:
     """Refuse more than one use of the copies that stand for what is returned.
 
     Args:
         ops: those of a forward cut with its history.
-        given: see `returned_inputs`.
+        returned: see `returned_inputs`.
 
     Raises:
         Refusal: at the second use.
     """
     stands, counts = dict[Value, Value](), Counter[Value]()
-    for op in ops if given else ():
+    for op in ops if returned else ():
         old = _overwritten(op)
-        if old is not None and (root := stands.get(old, old)) in given:
+        if old is not None and (root := stands.get(old, old)) in returned:
             stands[op.outs[0]] = root
         elif any(out.type.requires_grad for out in op.outs):
             for value in op.operands:
@@ -67,5 +67,5 @@ def _uses(op: Op, value: Value) -> int:
 
 def _overwritten(op: Op) -> Value | None:
     """What a copy is of that stands for it with new content, and has its history."""
-    made = op.choice is not None and op.choice.reason == HIDDEN and op.outs[0].type.requires_grad
-    return op.operands[-1] if made else None
+    stands = op.choice is not None and op.choice.reason == HIDDEN and op.outs[0].type.requires_grad
+    return op.operands[-1] if stands else None

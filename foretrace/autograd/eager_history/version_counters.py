@@ -1,13 +1,14 @@
 """What memory holds when the backward runs, for values that the program has written over since.
 
-A backward reads its saved tensors as they are then. Where autograd's version counter tells of a
-write in between, eager refuses the backward; a write by way of `.data` it does not see, and reads
+A backward reads its saved tensors as they are then. Where autograd's version counter has counted a
+write in between, eager refuses the backward. It does not see a write through `.data`, and reads
 what that left.
 """
 
 from collections.abc import Callable, Iterable
 
 from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.autograd.eager_history.op_facts import locate, results_of, written_positions
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import (
@@ -42,16 +43,16 @@ class VersionCounters:
         """what autograd does not take for a view, and the other that shares its memory"""
         self._shared: dict[Value, Value] = {}
         """the same, where it has left a composite, too"""
-        self._made: dict[Value, Checkpoint] = {}
-        """what was made in a checkpoint, which makes it again in the backward"""
+        self._region_of: dict[Value, Checkpoint] = {}
+        """by value: the checkpoint that computes it, and again in the backward"""
         self._read: dict[Checkpoint, list[Op]] = {}
         """the ops in it"""
         self._order: dict[Op, int] = {}
 
     def meet(self, ops: Iterable[Op], *, inside: bool = False) -> None:
-        """Note the views among ops and below: what they are views of may be stale.
+        """Note the views among ops and in their bodies: what they are views of may be stale.
 
-        `inside`: they are what a composite is made of; what leaves it is noted where it is written.
+        `inside`: the ops are the body of a composite; what leaves it is noted where it is written.
         """
         if not self.overwritten:
             return
@@ -69,7 +70,7 @@ class VersionCounters:
                 if inside:
                     self._parts[op.outs[out]] = base
             if (region := op.origin.checkpoint) is not None:
-                self._made.update(dict.fromkeys(op.outs, region))
+                self._region_of.update(dict.fromkeys(op.outs, region))
                 self._read.setdefault(region, []).append(op)
 
     def of(self, value: Value, op: Op) -> Overwritten | None:
@@ -144,9 +145,9 @@ class VersionCounters:
         return next((v for v, over in found if over and over.form is op), written_operand(op))
 
     def again(self, value: Value, op: Op) -> bool:
-        """Whether the checkpoint that `op` is in makes the value again before it reads it."""
+        """Whether the checkpoint that `op` is in computes the value again before it reads it."""
         region, found = op.origin.checkpoint, self.of(value, op)
-        here = region is not None and self._made.get(self.base(value)) is region
+        here = region is not None and self._region_of.get(self.base(value)) is region
         return here and found is not None and (found.inside is not region or bool(found.before))
 
     def check_kept(self, found: Overwritten, op: Op) -> None:
@@ -154,10 +155,10 @@ class VersionCounters:
         if op.origin.checkpoint is not None:
             raise written_since(op, found, AGAIN)
 
-    def check_made_once(self, value: Value, found: Overwritten, op: Op) -> None:
-        """Refuse what a graph, which has no checkpoint, would leave for what made it, too."""
-        if self._made.get(self.base(value), op.origin.checkpoint) is not op.origin.checkpoint:
-            raise written_since(op, found, MADE_AGAIN)
+    def check_not_recomputed(self, value: Value, found: Overwritten, op: Op) -> None:
+        """Refuse a saved value that a checkpoint computes: a graph has no checkpoint."""
+        if self._region_of.get(self.base(value), op.origin.checkpoint) is not op.origin.checkpoint:
+            raise written_since(op, found, RECOMPUTED)
 
     def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
         """All that autograd takes out for the backward of an op, read or not, and was written over.
@@ -168,8 +169,10 @@ class VersionCounters:
         if not self.overwritten:
             return set()
         region = op.origin.checkpoint
-        held = (self.of(v, op) or self._detached(v) for v in (region.inputs if region else ()))
-        lost = next((found for found in held if found and found.now is None), None)
+        overwritten = (
+            self.of(v, op) or self._detached(v) for v in (region.inputs if region else ())
+        )
+        lost = next((found for found in overwritten if found and found.now is None), None)
         touched = {v for v in (*op.operands, *op.outs) if self.of(v, op) or self.of_part(v, op)}
         saved = saved_by(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
@@ -177,7 +180,7 @@ class VersionCounters:
         if saved and region is not None:
             self._check_again(region)
         for part in filter(None, (self.of_part(value, op) for value in saved & touched)):
-            raise written_since(op, part, ANEW)
+            raise written_since(op, part, UNCOUNTED)
         return {value for value in saved & touched if not self.again(value, op)}
 
     def _check_again(self, region: Checkpoint) -> None:
@@ -185,14 +188,14 @@ class VersionCounters:
         for op in self._read.pop(region, ()):
             for value in op.operands:
                 found = self.of(value, op)
-                if found is None or self._made.get(self.base(value)) is region:
+                if found is None or self._region_of.get(self.base(value)) is region:
                     continue
                 if found.inside is not region:
                     raise written_since(op, found, AGAIN)
                 raise _written_twice(op)
 
-    def check_held(self, op: Op) -> None:
-        """Refuse an operator that holds programs and has saved what is written over since.
+    def check_higher_order(self, op: Op) -> None:
+        """Refuse a higher-order op that has saved what is written over since.
 
         Raises:
             Refusal: eager's backward refuses to read it, or finds what no program of a graph has.
@@ -201,7 +204,7 @@ class VersionCounters:
         for value in op.operands if sides else saved_by_holder(op):
             found = self.of(value, op)
             if found is not None and found.now is not None:
-                raise written_since(op, found, HELD)
+                raise written_since(op, found, RUN_AGAIN)
             if found is not None and not sides:
                 raise written_since(op, found, also=EAGER_TOO)
 
@@ -219,18 +222,18 @@ class VersionCounters:
 
 
 def overwritten_in(recorder: RecorderBase) -> dict[Value, Overwritten]:
-    """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
+    """The values that were written over, and their new content where autograd has not seen it."""
     return {
         value: Overwritten(
-            None if held.seen else current(held.alias, recorder),
-            held.origin.frame,
-            held.form,
-            held.origin.checkpoint,
-            held.before,
-            held.detached,
-            held.alone,
+            None if found.seen else current(found.alias, recorder),
+            found.origin.frame,
+            found.form,
+            found.origin.checkpoint,
+            found.before,
+            found.detached,
+            found.alone,
         )
-        for value, held in recorder.aliasing.overwritten.items()
+        for value, found in recorder.aliasing.overwritten.items()
     }
 
 
@@ -252,11 +255,11 @@ def view_positions_of(op: Op) -> list[tuple[int, Value, Share]]:
 FLEX = "flex_attention"
 EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
 AGAIN = "a checkpoint computes {} again in the backward, from"
-MADE_AGAIN = "a checkpoint makes again in the backward, and {} has saved,"
-HELD = (
+RECOMPUTED = "a checkpoint makes again in the backward, and {} has saved,"
+RUN_AGAIN = (
     "the backward of {} runs its functions again, and eager's reads what memory holds by then, of"
 )
-ANEW = "the backward of {} reads what memory holds by then, without a version that tells, of"
+UNCOUNTED = "the backward of {} reads what memory holds by then, without a version that tells, of"
 
 
 def written_since(
@@ -311,13 +314,13 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     types, named = (map_values(tree, lambda v: v.type) for tree in (args, op.kwargs))
     written = frozenset(written_positions(op, occurrences))
     known = map_values(op.result, lambda v: v.type) if binds(op) else None
-    operands, results = derivatives.saved(func, types, named, written, known)
+    operands, results = derivatives.saved(TypedCall(func, types, named, written, known))
     saved = {occurrences[position] for position in operands}
     return saved | {results_of(op)[position] for position in results}
 
 
 def saved_by_holder(op: Op) -> set[Value]:
-    """What an operator that holds programs saves: all that these are given, to run them again."""
+    """What a higher-order op saves: all operands of its programs, to run them again."""
     holder, name = higher_order_schema_of(op.target), getattr(op.target, "__name__", "")
     if op.choice is SIDES:
         return set()

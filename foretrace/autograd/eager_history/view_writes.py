@@ -38,7 +38,7 @@ def writes_through_views(op: Op) -> bool:
 
 def through_views(op: Op) -> Iterator[Op]:
     """The write itself, through views of a copy of the base."""
-    write, (base, given), (view,) = op.target, op.args, op.outs
+    write, (base, operands), (view,) = op.target, op.args, op.outs
     begins = write.steps[0].base.type.begins - view.type.begins
     yield from make_copy(op, base, view, WHY)
     for step, like in _seen(op):
@@ -51,7 +51,7 @@ def through_views(op: Op) -> Iterator[Op]:
         call = make_call(op, step.func, args, view, WHY, kwargs)
         yield call if step.definition is None else _with_body(call, step.definition, begins)
     done = Value(view.type)
-    yield make_call(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
+    yield make_call(op, write.func, (view, *operands[1:]), done, WHY, op.kwargs)
 
 
 def _seen(op: Op) -> list[tuple[ViewStep, Value]]:
@@ -78,6 +78,6 @@ def _moved(type: TensorType, begins: Size) -> TensorType:
 def _with_body(call: Op, definition: SharedBody, begins: Size) -> Op:
     """A composite's call with its body, by which a lower level has it."""
     body = Instantiation.of(definition, call)
-    made = {out for op in definition.ops for out in op.outs} - body.env.keys()
-    body.env |= {out: Value(_moved(out.type, begins)) for out in made}
+    inside = {out for op in definition.ops for out in op.outs} - body.env.keys()
+    body.env |= {out: Value(_moved(out.type, begins)) for out in inside}
     return call.but(below=[op.but(piece_of=call) for op in body.ops(definition.ops)])

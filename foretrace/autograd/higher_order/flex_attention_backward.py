@@ -26,18 +26,18 @@ aten = torch.ops.aten
 RULE = RuleName("flex_attention_backward", "derived")
 SCALARS = 5
 """The score, and where it is"""
-GIVEN = ("query", "key", "value")
+QUERY_KEY_VALUE = ("query", "key", "value")
 BUFFERS = ATTENTION[7]
 
 
 def attended(op: Op, walk: Walk) -> None:
     """Append the derivative of a `flex_attention`, and give its gradients on."""
-    given = dict(zip(ATTENTION, op.args, strict=True))
+    bound = dict(zip(ATTENTION, op.args, strict=True))
     out, rows, _ = op.outs
-    score: Subgraph = given["score_mod"]
-    *fixed, mask = given["block_mask"]
+    score: Subgraph = bound["score_mod"]
+    *fixed, mask = bound["block_mask"]
     named = {
-        **given,
+        **bound,
         "out": out,
         "logsumexp": rows,
         "grad_out": walk.gradients.get(out),
@@ -47,7 +47,7 @@ def attended(op: Op, walk: Walk) -> None:
         "block_mask": (*fixed, replace(mask, name="mask_graph")),
     }
     types = attention_gradients(named, walk.symbols.hint)
-    named[BUFFERS] = tuple(_leaf(op, item, walk) for item in given[BUFFERS])
+    named[BUFFERS] = tuple(_leaf(op, item, walk) for item in bound[BUFFERS])
     result = map_tree(types, lambda leaf: leaf and Value(leaf))
     args = tuple(named[name] for name in ATTENTION_BACKWARD)
     walk.put(Op(
@@ -55,14 +55,14 @@ def attended(op: Op, walk: Walk) -> None:
         tuple(values_in(result)), origin=op.origin, because=op, rule=RULE,
     ))  # fmt: skip
     *firsts, more = result
-    operands = [*(given[name] for name in GIVEN), *given[BUFFERS]]
+    operands = [*(bound[name] for name in QUERY_KEY_VALUE), *bound[BUFFERS]]
     for operand, gradient in zip(operands, [*firsts, *more], strict=True):
         if isinstance(operand, Value) and operand.type.requires_grad:
             walk.add(operand, gradient, op)
 
 
 def _joint(op: Op, score: Subgraph, walk: Walk) -> Subgraph:
-    """The derivative of what changes a score; None in the place of a gradient that nobody wants."""
+    """The derivative of the function of scores; None for a gradient that nobody wants."""
     changed = score.result
     grad = Value(changed.type.with_grad(False), "grad")
     through = walk.through(score, {changed: grad} if changed.type.requires_grad else {}, op)

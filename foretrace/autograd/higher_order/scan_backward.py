@@ -1,7 +1,7 @@
 """The derivative of `scan`: a scan from the last row to the first.
 
-It carries the gradients of what the scan carries, and the sums of those of what every round was
-given; it gives the gradients of the rows. What each round began with, a second scan makes again.
+It carries the gradients of what the scan carries, and the sums of those of its additional inputs;
+it returns the gradients of the rows. A second scan computes again what each round began with.
 Source: `ScanAutogradOp` in torch/_higher_order_ops/scan.py, torch 2.13.
 """
 
@@ -17,6 +17,7 @@ from foretrace.autograd.higher_order.subgraph_backward import (
     SubgraphBackward,
     Through,
     Walk,
+    own,
 )
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph, Value, target_name
@@ -34,7 +35,7 @@ def differentiate(op: Op, walk: Walk) -> None:
         Refusal: torch has none, or none that a graph can have.
     """
     holder = higher_order_schema_of(op.target)
-    walk.stale.check_held(op)
+    walk.stale.check_higher_order(op)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)
     if holder is None or not holder.trains:
@@ -66,12 +67,12 @@ def _no_derivative(op: Op) -> Refusal:
 
 
 class _Scanned(SubgraphBackward):
-    """One scan while it is differentiated: `init` is carried, `xs` are rows, the rest is given."""
+    """One scan while it is differentiated: `init` is carried, `xs` are rows."""
 
     def differentiated(self) -> None:
         """Append the backward ops, and give the gradients on."""
         (program,) = self.programs
-        init, xs, given = self.groups
+        init, xs, additional = self.groups
         carried, _, shared = self._params(program)
         formals = [Value(self._formal_of(v)) for v in self.followed]
         sums = [param for param in shared if _followed(param)]
@@ -80,15 +81,15 @@ class _Scanned(SubgraphBackward):
         pairs = zip(results, formals, strict=True)
         walk = self.walk.through(program, {v: t for v, t in pairs if v.type.requires_grad}, self.op)
         backward = self._round(program, walk, formals, sums, totals)
-        begun = self._begun(program, init, xs, given)
+        begun = self._begun(program, init, xs, additional)
         count = sum(_followed(v) for v in carried)
         first = [*self.tangents[:count], *(self._zeros(v.type) for v in totals)]
         rows = [self._flipped(v) for v in (*self.tangents[count:], *xs, *begun)]
-        outs = self._put(backward, first, rows, given)
-        self._give_on(outs, init, xs, given)
+        outs = self._put(backward, first, rows, additional)
+        self._propagate(outs, init, xs, additional)
 
     def _formal_of(self, out: Value) -> TensorType:
-        """What a round is given for the gradient of a result: of what is carried, all of it."""
+        """The type of a result's gradient in a round: of what is carried, the whole."""
         if self.op.result.index(out) < len(self.groups[0]):
             return out.type.with_grad(False)
         return self._formal(out.type.with_grad(False))
@@ -106,13 +107,13 @@ class _Scanned(SubgraphBackward):
         result = list[Value]()
         for param in carried:
             if _followed(param):
-                result.append(self._own(walk, walk.gradients.get(param), param, result))
+                result.append(own(walk, param, result, self.op, self.rule))
         for param, total in zip(sums, totals, strict=True):
             more = walk.gradients.get(param) or self._zeros_like(walk, param)
             result += walk.append(aten.add.Tensor, (total, more), {}, self.op, ENGINE).outs
         for param in rows:
             if _followed(param):
-                result.append(self._own(walk, walk.gradients.get(param), param, result))
+                result.append(own(walk, param, result, self.op, self.rule))
         count = sum(map(_followed, carried))
         params = [*formals[:count], *totals, *formals[count:], *rows, *carried, *shared]
         ops = (*program.ops, *walk.ops)
@@ -120,7 +121,7 @@ class _Scanned(SubgraphBackward):
         return in_copies(whole, self.walk.inference)
 
     def _begun(
-        self, program: Subgraph, init: list[Value], xs: list[Value], given: list[Value]
+        self, program: Subgraph, init: list[Value], xs: list[Value], additional: list[Value]
     ) -> list[Value]:
         """What each round of the forward began with: the rows of a second scan."""
         carried = self._params(program)[0]
@@ -143,13 +144,15 @@ class _Scanned(SubgraphBackward):
             ))  # fmt: skip
         result = (*program.result[: len(carried)], *kept)
         again = Subgraph(program.name, program.params, (*program.ops, *copies), result)
-        return self._put(in_copies(again, self.walk.inference), init, xs, given)[len(carried) :]
+        return self._put(in_copies(again, self.walk.inference), init, xs, additional)[
+            len(carried) :
+        ]
 
     def _put(
-        self, program: Subgraph, first: list[Value], rows: list[Value], given: list[Value]
+        self, program: Subgraph, first: list[Value], rows: list[Value], additional: list[Value]
     ) -> list[Value]:
         """Append a scan; what it gives."""
-        args = self.holder.join(self.op.args, [program], [first, rows, given])
+        args = self.holder.join(self.op.args, [program], [first, rows, additional])
         outs = [Value(v.type.with_grad(False)) for v in program.result[: len(first)]]
         outs += [Value(self._stacked(v.type, rows)) for v in program.result[len(first) :]]
         self.walk.put(Op(
@@ -167,8 +170,12 @@ class _Scanned(SubgraphBackward):
     def _zeros_like(self, walk: Through, param: Value) -> Value:
         return walk.append(aten.zeros_like.default, (param,), {}, self.op, self.rule).outs[0]
 
-    def _give_on(
-        self, outs: list[Value], init: Iterable[Value], xs: Iterable[Value], given: Iterable[Value]
+    def _propagate(
+        self,
+        outs: list[Value],
+        init: Iterable[Value],
+        xs: Iterable[Value],
+        additional: Iterable[Value],
     ) -> None:
         """Add the gradients of the operands that autograd follows, in their order."""
         found = iter(outs)
@@ -176,7 +183,7 @@ class _Scanned(SubgraphBackward):
             gradient = next(found) if value.type.differentiable else None
             if gradient is not None and _followed(value):
                 self.walk.add(value, gradient, self.op)
-        sums = [(value, next(found)) for value in given if _followed(value)]
+        sums = [(value, next(found)) for value in additional if _followed(value)]
         for value in filter(_followed, xs):
             self.walk.add(value, self._flipped(next(found)), self.op)
         for value, gradient in sums:

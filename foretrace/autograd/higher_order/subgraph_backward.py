@@ -44,7 +44,7 @@ class Walk(Protocol):
         """One more op of the backward."""
 
     def put(self, op: Op) -> None:
-        """One that is made already."""
+        """Append an op."""
 
     def through(self, subgraph: Subgraph, tangents: dict[Value, Value], because: Op) -> "Through":
         """The walk back through a program that an operator holds."""
@@ -75,10 +75,12 @@ class SubgraphBackward:
     def differentiated(self) -> None:
         """Append the backward op, and give its gradients on."""
         formals = [Value(self._formal(tangent.type)) for tangent in self.tangents]
-        derivatives = self._alike([self._derivative(program, formals) for program in self.programs])
+        derivatives = self._of_one_layout(
+            [self._derivative(program, formals) for program in self.programs]
+        )
         groups = self._with_tangents(self.groups, self.tangents)
         args = self.holder.join(self.op.args, derivatives, groups)
-        outs = tuple(Value(self._given(v.type)) for v in derivatives[-1].result)
+        outs = tuple(Value(self._result_type(v.type)) for v in derivatives[-1].result)
         self.walk.put(Op(
             self.op.target, args, self.op.kwargs, list(outs), outs,
             origin=self.op.origin, because=self.op, rule=self.rule,
@@ -104,26 +106,21 @@ class SubgraphBackward:
         pairs = zip(results, formals, strict=True)
         tangents = {v: t for v, t in pairs if v.type.requires_grad}
         walk = self.walk.through(program, tangents, self.op)
-        params, given = self._params(program), list[Value]()
+        params, gradients = self._params(program), list[Value]()
         for place, group in enumerate(self.groups):
             for value, param in zip(group, params[place], strict=True):
                 if isinstance(value, Value) and value.type.requires_grad:
-                    given.append(self._own(walk, walk.gradients.get(param), param, given))
+                    gradients.append(own(walk, param, gradients, self.op, self.rule))
         inside = [param for group in self._with_tangents(params, formals) for param in group]
         ops = (*program.ops, *walk.ops)
-        return Subgraph(program.name, tuple(inside), ops, tuple(given))
+        return Subgraph(program.name, tuple(inside), ops, tuple(gradients))
 
     def _params(self, program: Subgraph) -> Groups:
         """The params of a program, as the operator groups the operands."""
         rest = iter(program.params)
         return [[next(rest) for _ in group] for group in self.groups]
 
-    def _own(
-        self, walk: Through, gradient: Value | None, param: Value, given: Sequence[Value]
-    ) -> Value:
-        return own(walk, gradient, param, given, self.op, self.rule)
-
-    def _alike(self, programs: list[Subgraph]) -> list[Subgraph]:
+    def _of_one_layout(self, programs: list[Subgraph]) -> list[Subgraph]:
         """The programs with gradients of one layout, whichever of them runs."""
         columns = zip(*(program.result for program in programs), strict=True)
         differ = [len({value.type.stride for value in column}) > 1 for column in columns]
@@ -144,12 +141,12 @@ class SubgraphBackward:
     # ---- gradients ------------------------------------------------------------------------------
 
     def _formal(self, type: TensorType) -> TensorType:
-        """What a program is given for the gradient of a result."""
+        """The type of a result's gradient inside a program."""
         if self.holder.stacks:
             type = type.but(shape=type.shape[1:], stride=type.stride[1:])
         return type
 
-    def _given(self, type: TensorType) -> TensorType:
+    def _result_type(self, type: TensorType) -> TensorType:
         """The type of a gradient that the operator gives, where a program gives it so."""
         if not self.holder.stacks:
             return type
@@ -172,23 +169,17 @@ class SubgraphBackward:
         return self.walk.append(aten.zeros.default, args, kwargs, self.op, ENGINE).outs[0]
 
 
-def own(
-    walk: Through,
-    gradient: Value | None,
-    param: Value,
-    given: Sequence[Value],
-    because: Op,
-    rule: RuleName,
-) -> Value:
-    """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
+def own(walk: Through, param: Value, others: Sequence[Value], because: Op, rule: RuleName) -> Value:
+    """A gradient in memory of its own: no program returns an operand, or one value twice."""
+    gradient = walk.gradients.get(param)
     if gradient is None:
         return walk.append(aten.zeros_like.default, (param,), {}, because, rule).outs[0]
-    if gradient not in given and _makes(walk.ops, gradient):
+    if gradient not in others and _makes(walk.ops, gradient):
         return gradient
     return walk.append(aten.clone.default, (gradient,), {}, because, rule).outs[0]
 
 
 def _makes(ops: Sequence[Op], value: Value) -> bool:
-    """Whether an op below makes the value, in memory of its own."""
+    """Whether an op or one in its body computes the value, in memory of its own."""
     makers = [op for op in in_bodies(ops) if op.leaf and value in op.outs]
     return any(not schema_of(op.target).viewed for op in makers)

@@ -13,7 +13,7 @@ from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import Cut, Program, capture
 from foretrace.frontends.program.load import Loaded, load
 from foretrace.inspect.check.check import loss_of
-from foretrace.python_state.effects.module_state import owners_of
+from foretrace.python_state.effects.module_owners import owners_of
 
 
 @dataclass(frozen=True, slots=True)

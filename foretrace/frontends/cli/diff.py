@@ -16,7 +16,7 @@ from foretrace.inspect.diff.diff import Diff, diff
 from foretrace.inspect.diff.render import FOLDS, Row
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.tensor_type import DTYPE_NAMES
-from foretrace.python_state.effects.module_state import owners_of
+from foretrace.python_state.effects.module_owners import owners_of
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 STYLES: dict[str, str] = {

@@ -7,7 +7,7 @@ from typing import Any
 from foretrace.autograd.derivatives.registry import BackwardCall, Registered, rule_name
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.frontends.program.program import Program
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.ir.symbols.shapes_spec import of_function

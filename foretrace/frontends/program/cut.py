@@ -14,7 +14,8 @@ from foretrace.forks import cached_property
 from foretrace.frontends.program.recording_handle import Tree, shown
 from foretrace.inspect.explain.explain import explain
 from foretrace.inspect.explain.explanation import Explanation
-from foretrace.ir.program.recording import Graph, Signature
+from foretrace.ir.program.interface import Signature
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_module
 from foretrace.ir.source.call_site import Asked

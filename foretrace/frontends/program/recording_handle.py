@@ -2,8 +2,9 @@
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import counted
-from foretrace.ir.program.call_requirements import ValueGuard
-from foretrace.ir.program.recording import Graph, Recording, Target
+from foretrace.ir.program.interface import Target
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.source.call_site import Asked

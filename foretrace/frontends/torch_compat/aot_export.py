@@ -21,8 +21,9 @@ from foretrace.frontends.torch_compat.stateless_check import (
     without_hooks,
     without_states,
 )
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
@@ -146,7 +147,7 @@ def _loss(recorded: Recording, index: Any) -> int:
             raise Refusal(
                 f"output {output.role.name or place} requires grad and is not the loss",
                 kind="wrong loss",
-                at=recorded.made_at(value),
+                at=recorded.defined_at(value),
                 do="detach it, or use foretrace.capture(...).cut('joint', loss=...)",
             )
     return loss
@@ -263,14 +264,14 @@ def _written(call: _Call, *, joint: bool) -> dict[int, int]:
             raise Refusal(
                 f"the program writes to {item.role.name}, which is no input of the graph",
                 kind="side effect",
-                at=call.recorded.made_at(mutation.value),
+                at=call.recorded.defined_at(mutation.value),
                 do="register it as a buffer, or pass it as an argument",
             )
         if joint and item.value.type.requires_grad:
             raise Refusal(
                 f"the program writes to {item.role.name}, which requires grad",
                 kind="mutated input",
-                at=call.recorded.made_at(mutation.value),
+                at=call.recorded.defined_at(mutation.value),
                 do="write to a clone; foretrace.capture(...).cut('joint') takes it as it is",
             )
         found[call.slot_of[mutation.index]] = position

@@ -41,7 +41,7 @@ from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_expor
 from foretrace.lowering.emit.export_inputs import Interface, interface, separated
 from foretrace.lowering.pipelines.kinds import TRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
-from foretrace.lowering.pipelines.rewrites import explicit_scalars
+from foretrace.lowering.pipelines.rewrites import scalars_as_ops
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.run import record
 from foretrace.session.run.setup import (
@@ -51,7 +51,7 @@ from foretrace.session.run.setup import (
     check_values,
     prepare,
 )
-from foretrace.tracer.concrete.concrete_values import GUARD
+from foretrace.tracer.concrete.unknown_values import GUARD
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.recorder.module_calls import CallSite, submodule_calls
 
@@ -282,7 +282,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     for output in recorded.outputs:
         check_leaf(output.value, f"the output {output.role.name}")
     context = Context(recorded, program.semantics, LEVEL, around=around, also=seen)
-    graph = make_graph((*TRAINED, check_ops, explicit_scalars), "export", context)
+    graph = make_graph((*TRAINED, check_ops, scalars_as_ops), "export", context)
     return with_writes(recorded, graph.ops, context.overwritten.hidden)
 
 

@@ -14,9 +14,12 @@ from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
 from foretrace.lowering.emit.export_graph import returnable
-from foretrace.lowering.emit.fx import LITERALS
+from foretrace.lowering.emit.graph_module import LITERAL_TYPES
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
+
+STORED_TYPES = (Value, sympy.Basic, complex)
+"""Arguments that a file holds beside literals"""
 
 
 def check_plain(structure: Structure, what: str) -> None:
@@ -119,7 +122,7 @@ def _check_op(op: Op) -> None:
         if isinstance(leaf, Subgraph):
             for inner in leaf.ops:
                 _check_op(inner)
-        elif type(leaf) not in LITERALS and not isinstance(leaf, (Value, sympy.Basic, complex)):
+        elif type(leaf) not in LITERAL_TYPES and not isinstance(leaf, STORED_TYPES):
             raise locate(Refusal(
                 f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
                 kind="unknown value", do="use tensors, numbers, strings and None",

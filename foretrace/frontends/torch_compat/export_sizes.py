@@ -17,9 +17,10 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt
 from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.op import Op, Subgraph, ViewStep
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.substitution import Numbers, put_in
 from foretrace.ir.symbols.symbols import MANY, Symbols

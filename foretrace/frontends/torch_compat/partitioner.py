@@ -15,8 +15,9 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
+from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.kinds import DERIVED

@@ -27,11 +27,13 @@ from foretrace.ir.program.effects import (
     SetRequiresGrad,
 )
 from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, target_name
-from foretrace.ir.program.recording import Input, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.pydata.places import Change, OnData, State
+from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.state import Change, State
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"

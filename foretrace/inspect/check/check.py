@@ -13,7 +13,8 @@ from foretrace.inspect.check.run_stages import Seen, Stage
 from foretrace.inspect.check.user_errors import first_line
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
-from foretrace.python_state.effects.module_state import borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.calls.run_cut import Called
 
 TRAINABLE = ("export", "compiled", "eager")

@@ -14,8 +14,9 @@ from foretrace.inspect.check.bits import Sight, difference, sight_of
 from foretrace.inspect.check.check import Item
 from foretrace.inspect.check.run_stages import contents_of, copies_of, put_back, tangent
 from foretrace.inspect.check.user_errors import raised
-from foretrace.ir.pydata.containers import take_apart
-from foretrace.python_state.effects.module_state import borrowed, owners_of
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.graph_breaks.break_report import Break
 from foretrace.runtime.graph_breaks.coverage import share
 
@@ -77,7 +78,7 @@ class _Runs:
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], seed: int) -> None:
         self.fn, self.seed, self.owners = fn, seed, owners_of(fn)
-        self.leaves, self.structure = take_apart((tuple(args), kwargs))
+        self.leaves, self.structure = named_leaves((tuple(args), kwargs))
         self.named: dict[tuple[str, str], Tensor] = {}
         for prefix, owner in self.owners.items():
             for kind, found in (
@@ -117,7 +118,7 @@ class _Runs:
 
     def _after(self, call: Callable[..., Any]) -> Seen:
         args, kwargs, inputs = self.inputs()
-        outputs, _ = take_apart(call(*args, **kwargs))
+        outputs, _ = named_leaves(call(*args, **kwargs))
         tensors = {**self.named, **inputs}
         found: Seen = {("output", name): sight_of(leaf) for name, leaf in outputs}
         found |= _gradients(outputs, tensors)

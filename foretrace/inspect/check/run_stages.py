@@ -14,9 +14,10 @@ from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wrapping_now, wraps
-from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed, owners_of
+from foretrace.python_state.effects.module_owners import owners_of
+from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.runtime.calls.run_cut import Called, run_pair
 from foretrace.runtime.guards.cut_guards import CallGuards
@@ -70,7 +71,7 @@ class Stage:
         self.left: dict[str, None] = {}
         """Python state that could not be restored, in words"""
         self.guards, self.owners = CallGuards(recorded), owners_of(fn)
-        self.leaves, self.structure = take_apart((tuple(args), kwargs))
+        self.leaves, self.structure = named_leaves((tuple(args), kwargs))
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
         tensors = [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
         devices = {tensor.device for tensor in (*self.live, *tensors)}
@@ -133,7 +134,7 @@ class Stage:
 
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
         """The gradients by autograd's engine, by name; no `.grad` is written."""
-        outputs = [leaf for _, leaf in take_apart(result)[0]]
+        outputs = [leaf for _, leaf in named_leaves(result)[0]]
         both = zip(outputs, self.recorded.returned, strict=True)
         wanted = [leaf for leaf, each in both if self.recorded.differentiable(each.value)]
         if self.loss is not None:
@@ -189,7 +190,7 @@ class Run:
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
         """The observations now."""
-        leaves, structure = take_apart(result)
+        leaves, structure = named_leaves(result)
         rebound = {id(old): new for old, new in self.loan.rebound() if isinstance(new, Tensor)}
         state = [rebound.get(id(tensor), tensor) for tensor in self.state]
         random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]

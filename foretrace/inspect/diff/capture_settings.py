@@ -8,9 +8,10 @@ import sympy
 
 from foretrace.inspect.diff.difference import Reason
 from foretrace.inspect.diff.sides import Side, aspects, listed, paired_inputs
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import ModuleCall, Op
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 
 PLAIN = frozenset({bool, int, float, str, type(None), tuple})
@@ -182,7 +183,7 @@ def _in_both(left: CallRequirements, right: CallRequirements) -> Iterator[tuple[
 
 def _unique_reads(requires: CallRequirements) -> dict[str, object]:
     """The values that a program reads outside, by name; without names that several places have."""
-    places = [each for each in requires.python.held if isinstance(each, ReadLocation)]
+    places = requires.python.locations
     count = Counter(each.name for each in places)
     return {each.name: each.before for each in places if count[each.name] == 1}
 

@@ -14,11 +14,12 @@ from foretrace.inspect.check.tolerance import Step, amount
 from foretrace.inspect.diff.compare import Comparison
 from foretrace.inspect.diff.render import Row
 from foretrace.inspect.diff.sides import Side
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import Op, Tree, Value
-from foretrace.ir.program.recording import Graph, Input
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.program.recording import Graph
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx
@@ -192,7 +193,7 @@ def _saved(cut: Any, flat: Sequence[Any]) -> list[Any]:
 def _inputs(cut: Any, call: Call) -> tuple[list[Any], Numbers]:
     """The graph's inputs, from a call whose tensors are cast to the dtypes of the capture."""
     guards: CallGuards = cut.program.calls
-    leaves, structure = take_apart((tuple(call[0]), call[1]))
+    leaves, structure = named_leaves((tuple(call[0]), call[1]))
     types = {item.argument: item.value.type for item in guards.recorded.inputs}
     cast, place = [], 0
     for _, leaf in leaves:

@@ -6,7 +6,7 @@ import torch
 
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
-from foretrace.autograd.eager_history.spell_history import spell_history
+from foretrace.autograd.eager_history.emit_history import emit_history
 from foretrace.inspect.diff.capture_settings import Settings
 from foretrace.inspect.diff.cut_coverage import Node
 from foretrace.inspect.diff.difference import Reason, lines_of, op_name, place_of
@@ -98,7 +98,7 @@ class Reasons:
         ops = [*opened.history, *whole.history, *opened.forward_ops()]
         found = next((r for r in map(self.of_choice, ops) if r is not None), None)
         text = "a forward cut spells out what autograd follows; the others need not"
-        return found or Reason("history", text, place_of(spell_history))
+        return found or Reason("history", text, place_of(emit_history))
 
     @staticmethod
     def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
@@ -320,7 +320,7 @@ class Reasons:
         choice = op.choice
         if choice is None:
             return None
-        place = place_of(choose if choice.what == SAVED_COPY else spell_history)
+        place = place_of(choose if choice.what == SAVED_COPY else emit_history)
         return Reason("table" if choice.what == TABLE else "history", choice.reason, place)
 
     def fallback(self, ops: Sequence[Op]) -> Reason:

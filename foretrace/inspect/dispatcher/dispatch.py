@@ -22,7 +22,7 @@ from foretrace.inspect.dispatcher.rules import (
     NESTED,
 )
 from foretrace.inspect.dispatcher.table import Served, Table
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.operators.targets.cuda_build import read_from
 from foretrace.operators.targets.profile import target_of

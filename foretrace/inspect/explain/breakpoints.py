@@ -13,7 +13,7 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.run_hooks import run_hook
 from foretrace.autograd.derivatives.target_semantics import COMPOSITE, TargetSemantics
-from foretrace.autograd.eager_history.spell_history import spell_history
+from foretrace.autograd.eager_history.emit_history import emit_history
 from foretrace.errors import PACKAGE_DIR, Attempt, Refusal
 from foretrace.inspect.dispatcher.names import operator
 from foretrace.inspect.dispatcher.registrations import PACKAGES, Kernel, registered
@@ -48,7 +48,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "early": ("saved", second),
     "copy": ("saved", partition),
     "saved": ("saved", choose),
-    "history": ("history", spell_history),
+    "history": ("history", emit_history),
     "layout": ("opened", decompose),
     "inside": ("kept", flatten),
     "derived": ("rule", Derivatives.rule),

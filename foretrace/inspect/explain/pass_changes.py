@@ -7,10 +7,9 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from foretrace.errors import Printed, counted
-from foretrace.ir.program.names import node_names
+from foretrace.ir.program.names import OpPrinter, node_names
 from foretrace.ir.program.op import Op, Value
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.text import Spelling
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.lowering.pipelines.passes import PassRun
 
@@ -59,11 +58,11 @@ def pass_changes(runs: Sequence[PassRun]) -> tuple[PassChange, ...]:
     last = runs[-1].after
     inputs = [(item.value, item.role.name) for item in last.inputs]
     names = node_names(inputs, last.ops)
-    text = Spelling({value: name for value, name in names.items() if isinstance(value, Value)})
+    text = OpPrinter({value: name for value, name in names.items() if isinstance(value, Value)})
     return tuple([_change(run, text) for run in runs])
 
 
-def _change(run: PassRun, text: Spelling) -> PassChange:
+def _change(run: PassRun, text: OpPrinter) -> PassChange:
     before, after = (list(_lines(graph, text)) for graph in (run.before, run.after))
     gone, new = ([*_beside(one, other)] for one, other in ((before, after), (after, before)))
     added, lost = ({out for op in ops for out in op.outs} for ops in (new, gone))
@@ -79,7 +78,7 @@ def _change(run: PassRun, text: Spelling) -> PassChange:
     )
 
 
-def _lines(graph: Graph, text: Spelling) -> Iterator[Line]:
+def _lines(graph: Graph, text: OpPrinter) -> Iterator[Line]:
     """The lines of inputs, ops and outputs; those of a subgraph follow its op."""
     for item in graph.inputs:
         size = item.size if item.size is not None else text.value(item.value)
@@ -89,7 +88,7 @@ def _lines(graph: Graph, text: Spelling) -> Iterator[Line]:
         yield Line(f"output {text.tree(output.value)}   {output.role}")
 
 
-def _op_lines(ops: Iterable[Op], text: Spelling, indent: str) -> Iterator[Line]:
+def _op_lines(ops: Iterable[Op], text: OpPrinter, indent: str) -> Iterator[Line]:
     for op in ops:
         yield Line(f"{indent}{text.line(op)}", op)
         for subgraph in subgraphs_of(op):

@@ -1,22 +1,20 @@
 """What a later call has to be like, and what it changes of Python's state once more."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from weakref import ref
 
-import sympy
 import torch
 
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import Change, Contents, Entry, StateRead
-from foretrace.ir.symbols.substitution import Numbers, Size
+from foretrace.ir.pydata.state import Change, StateRead
+from foretrace.ir.symbols.substitution import Size
 
-WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
-"""What Inductor puts into C++ as it stands"""
 FIRST_CALL = FirstCall("or, if only its first call does it: call it once eagerly before")
 """A way out of a change of Python state"""
 AFTER_ONE = (
@@ -30,25 +28,78 @@ How: TypeAlias = Literal["item", "attribute", "cell"]
 """Of what a place is one"""
 
 
+class ReadFact:
+    """What the program's code may have read, as it was when it ran; a guard asks for the same."""
+
+    __slots__ = ()
+
+    name: str
+    """for a message: `the global SCALE`, `net.config.bias`"""
+    holder: Any
+    """the container, the object or the cell"""
+
+    @property
+    def itself(self) -> bool:
+        """Whether it is the object that counts, as the program leaves things in it."""
+        return False
+
+    @property
+    def identity(self) -> tuple[int, object] | None:
+        """As `Location` has it; None where it is about more than one location."""
+        return None
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """What is to be the same object, or the same data."""
+        return ()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among these."""
+        return [each for each in self.objects if isinstance(each, torch.Tensor)]
+
+
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class ReadLocation:
+class ReadLocation(ReadFact):
     """A place outside of the program that its code may read, and what was there when it ran."""
 
     name: str
-    """as it is told: `the global SCALE`, `net.config.bias`"""
     how: How
-    holder: object
-    """the container, the object or the cell"""
+    holder: Any
     key: object
     """of an item or attribute"""
     before: object
     """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
     itself: bool = False
-    """whether it is the object that counts, as the program leaves things in it"""
     left: bool = False
     """whether the program itself leaves something else there"""
     at: Frame | LazyFrame | None = None
     """the line that does"""
+
+    @property
+    def variable(self) -> object:
+        """The name or key in its holder; of a closure cell, that of the variable."""
+        return self.name.rpartition(" ")[2] if self.how == "cell" else self.key
+
+    @property
+    def identity(self) -> tuple[int, object]:
+        """As `Location` has it."""
+        return id(self.holder), self.variable
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return (self.before,)
+
+    @property
+    def location(self) -> Location | None:
+        """The location, to be bound; None of an item of what is no dict."""
+        if self.how != "item":
+            return Location(str(self.variable), self.holder, self.before)
+        if not isinstance(self.holder, dict):
+            return None
+        name = self.key if type(self.key) is str else self.name
+        return Entry(name, self.holder, self.key, self.before)
 
     @property
     def makes(self) -> bool:
@@ -57,7 +108,7 @@ class ReadLocation:
 
 
 @dataclass(slots=True, eq=False)
-class AttributeNames:
+class AttributeNames(ReadFact):
     """The attributes that an object or a class had: one more may be read, or hide another."""
 
     name: str
@@ -68,7 +119,7 @@ class AttributeNames:
 
 
 @dataclass(slots=True, eq=False)
-class ContainerLength:
+class ContainerLength(ReadFact):
     """How many items a container had."""
 
     name: str
@@ -82,6 +133,11 @@ class ContainerMembers(ContainerLength):
 
     members: tuple[object, ...]
 
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return self.members
+
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ModuleState:
@@ -92,99 +148,6 @@ class ModuleState:
     training: bool
     registered: dict[str, dict[str | int, object]]
     """copies of its tables of parameters, buffers, submodules and hooks, as far as it has any"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ValueGuard:
-    """A question about values whose answer the program relied on, as a guard."""
-
-    asked: str
-    """the name of the op that was asked for it"""
-    inputs: tuple[str, ...]
-    """names of the inputs whose values it is about; none: it is about what sizes make"""
-    random: bool
-    """whether it is about random numbers, too"""
-    answer: object
-    symbols: frozenset[sympy.Symbol]
-    frame: Frame | None
-    again: "GuardEvaluator"
-    """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
-    asserted: bool
-    """whether an op of the record asserts it"""
-    number: int
-    """how many questions were asked before"""
-
-    @property
-    def many(self) -> bool:
-        """Whether there are more answers than two."""
-        return not isinstance(self.answer, bool)
-
-    @property
-    def about(self) -> str:
-        """What was asked of what."""
-        names = ", ".join([*self.inputs, *["random numbers"] * self.random])
-        of = f"what follows from {names}" if names else "a constant made from these sizes"
-        return f"{self.asked} of {of}"
-
-    @property
-    def condition(self) -> str:
-        """What the program relied on."""
-        return f"{self.about} is {self.answer}"
-
-    @property
-    def broken(self) -> str:
-        """What a call is told for which it does not hold."""
-        now = not self.answer if isinstance(self.answer, bool) else "another"
-        return f"{self.about} is {now} now, and was {self.answer} in the capture"
-
-    @property
-    def text(self) -> str:
-        """What its assertion says; no other has the same."""
-        text = f"guard broken: {self.broken}; question {self.number + 1}, at {self.frame}"
-        return text.translate(WRITTEN)
-
-    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the answer is the same with these sizes, and these inputs of the graph."""
-        return self.again(sizes, tensors)(self)
-
-    def __str__(self) -> str:
-        return f"{self.condition}  at {self.frame}"
-
-
-GuardEvaluator: TypeAlias = Callable[
-    [Numbers, Sequence[torch.Tensor]], Callable[[ValueGuard], bool]
-]
-"""Answers the questions of another call, given its sizes and the inputs of the graph."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SymbolGuard(ValueGuard):
-    """A condition on numbers that data decides, which the graph asks where it computes them."""
-
-    of: sympy.Basic
-    """the condition"""
-    then: str
-    """what they were in the capture"""
-
-    @property
-    def many(self) -> bool:
-        """That a number is one that it was is to ask for the number."""
-        return isinstance(self.of, sympy.Eq)
-
-    @property
-    def about(self) -> str:
-        """The condition."""
-        return self.asked
-
-    @property
-    def condition(self) -> str:
-        """What the program relied on."""
-        return self.asked
-
-    @property
-    def broken(self) -> str:
-        """What a call is told for which it does not hold."""
-        return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,9 +186,9 @@ class PythonGuards:
     """the modules whose parameters and buffers are inputs"""
     met: list[ModuleState] = field(default_factory=list)
     """further modules that the program's code may read, if it was watched"""
-    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    reads: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    of_hooks: list[ReadFact] = field(default_factory=list)
     """what its hooks may read beside that, in the backward: of a graph that has them"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
@@ -235,6 +198,11 @@ class PythonGuards:
     """further places of a state that is an input already, and its number"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+
+    @property
+    def locations(self) -> list[ReadLocation]:
+        """The single places among what it may read."""
+        return [each for each in self.reads if isinstance(each, ReadLocation)]
 
 
 @dataclass(slots=True, eq=False)
@@ -294,7 +262,7 @@ def check_repeatable(change: Change) -> None:
     """Refuse a change of Python state that no call can repeat.
 
     Raises:
-        Refusal: with the line that made it.
+        Refusal: with the line that changed it.
     """
     if not change.repeatable:
         bound = change.rebound and not isinstance(change.place, (Entry, Contents))

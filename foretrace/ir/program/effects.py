@@ -20,9 +20,9 @@ from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import same_keys
-from foretrace.ir.pydata.places import Change, State, put_all
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
+from foretrace.ir.pydata.state import Change, State, put_all
 
 
 class InputEffect(Effect):
@@ -230,7 +230,7 @@ class ReturnArgument(Effect):
     ) -> Sequence[Self]:
         """Both runs return the same objects at the same places."""
         sides = [[each.argument for each in effects] for effects in (ones, others)]
-        paths = [[(each.place, each.given) for each in side] for side in sides]
+        paths = [[(each.place, each.source) for each in side] for side in sides]
         objects = [[id(each.itself) for each in side] for side in sides]
         if objects[0] != objects[1] or not same_keys(*paths):
             raise ProgramsDiffer(

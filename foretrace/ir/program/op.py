@@ -46,7 +46,7 @@ class ModuleCall:
     qualified_class: str
     outer: "ModuleCall | None" = None
     training: bool | None = None
-    """the module's mode when it was called; None where a front end does not tell"""
+    """the module's mode when it was called; None where a front end does not say"""
 
     def stack(self) -> tuple["ModuleCall", ...]:
         """The calls from the outermost to this one."""
@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """One call of `torch.utils.checkpoint`: what is made inside is made again in the backward.
+    """One call of `torch.utils.checkpoint`: what is computed inside is recomputed in the backward.
 
     `saves` is the policy of a selective one: torch's own function of a context, an operator and
     its arguments, which names those that are saved all the same. `inputs` are the tensors among the
@@ -94,7 +94,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleName:
-    """Which derivative made a backward op: the autograd node's name, or our rule's place."""
+    """The derivative that a backward op is of: the autograd node's name, or our rule's place."""
 
     name: str
     kind: str
@@ -132,7 +132,7 @@ class GradientCall:
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ViewStep:
-    """How a tensor was made as a view of another: the call, and which of its results it is."""
+    """How a tensor is a view of another: the call, and which of its results it is."""
 
     func: Target
     args: tuple[Tree, ...]
@@ -170,7 +170,7 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """Target of an in-place op on a view, or of one that autograd does not see, made a value.
+    """Target of an in-place op on a view, or of one that autograd does not see, as a value.
 
     The op's arguments are `(base, arguments of func)`; its out is the new content of `base`.
     `steps` lead from the base to the view that was written.
@@ -186,7 +186,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedBody:
-    """What an op is made of, written once for every call with operands of the same types.
+    """The body of an op, recorded once for every call with operands of the same types.
 
     `ops` speak of `params` and of values of their own, among them `outs`, which stand for the outs
     of the call; `Op.body` gives a copy that speaks of the caller's values.
@@ -213,18 +213,31 @@ class Op:
     """One call.
 
     `result` is what it returned (new values, operands handed back, constants), `outs` the new
-    values in it. `below` is what it is made of: ops of its own, a definition that it shares with
+    values in it. `below` is its body: ops of its own, a definition that it shares with
     other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
     in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
     returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
-    one. `alike` is one object for all calls of the operator with operands of equal types and equal
-    constants, as the recorder found them; None where that is not known. `asked`: it is part of a
-    gradient that the program itself asks for.
+    one. `outcome` is one object for all calls of the operator with operands of equal types and
+    equal constants, as the recorder found them; None where that is not known. `asked`: it is part
+    of a gradient that the program itself asks for.
     """
 
     __slots__ = (
-        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin",
-        "outs", "piece_of", "result", "rule", "target", "writes",
+        "_operands",
+        "args",
+        "asked",
+        "because",
+        "below",
+        "choice",
+        "kwargs",
+        "origin",
+        "outcome",
+        "outs",
+        "piece_of",
+        "result",
+        "rule",
+        "target",
+        "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -243,11 +256,11 @@ class Op:
         writes: bool = False,
         piece_of: "Op | None" = None,
         operands: tuple[Value, ...] | None = None,
-        alike: object = None,
+        outcome: object = None,
         asked: bool = False,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
-        self._operands, self.alike = operands, alike
+        self._operands, self.outcome = operands, outcome
         self.result, self.outs = result, outs  # of four at once, Python would make a tuple
         self.origin, self.below = origin, below
         self.because, self.rule, self.choice = because, rule, choice
@@ -256,7 +269,7 @@ class Op:
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
-        return Op(**{name: getattr(self, name) for name in Op.__slots__[2:]} | facts)
+        return Op(**{name: getattr(self, name) for name in FACTS} | facts)
 
     @property
     def leaf(self) -> bool:
@@ -311,7 +324,7 @@ class Op:
 
     @property
     def called(self) -> tuple[Target, Tree]:
-        """The operator and its arguments; of a write that is made a value, those of the write."""
+        """The operator and its arguments; of a write as a value, those of the write."""
         target = self.target
         return (target.func, self.args[1]) if isinstance(target, Write) else (target, self.args)
 
@@ -326,11 +339,15 @@ class Op:
         return f"{self.outs} = {target_name(self.target)}{self.args}"
 
 
+FACTS = tuple([each for each in Op.__slots__ if each not in ("_operands", "outcome")])
+"""What a copy of an op has: all but what is looked up, and what the recorder found of its call"""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Subgraph:
     """A program that an operator of torch's holds, as `torch.cond` its branches: an argument of it.
 
-    It is closed: what its ops read is made inside, or is a param. A param may be a value of the
+    It is closed: what its ops read is a result inside, or a param. A param may be a value of the
     program around, which stands for itself, or the symbol of a size. `result` is a flat tuple; of
     a condition, what it says.
     """
@@ -396,7 +413,7 @@ class Rewriter:
     """Copies ops with other values; a subclass says what else is another in the copies.
 
     The values that the ops make are new ones in the copies, unless `env` says what stands for them.
-    A body that an op shares with other calls is shared, and a subgraph is the same. `rewrite.py`
+    A body that an op shares with other calls is shared, and a subgraph is the same. `walk.py`
     has the rewriters that several rooms need.
 
     Args:
@@ -506,7 +523,7 @@ class Instantiation(Substitution):
     def op(self, op: Op) -> Op:
         """The copy of one op, whose operands are of the same types."""
         new, call = super().op(op), self.call
-        new.alike, new.asked = op.alike, op.asked or call.asked
+        new.outcome, new.asked = op.outcome, op.asked or call.asked
         new.because, new.rule = op.because or call.because, op.rule or call.rule
         return new
 

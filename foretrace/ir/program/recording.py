@@ -1,180 +1,23 @@
-"""A recorded program, its target, and the roles of what goes in and what comes out."""
+"""A recorded program, and a cut through its tree."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from foretrace.errors import Frame, Printed
-from foretrace.ir.program.call_requirements import (
-    CallRequirements,
-    GuardEvaluator,
-    SymbolGuard,
-    ValueGuard,
-    memory_of,
-)
+from foretrace.errors import Frame
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect, Phase
 from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
-from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.interface import Input, Mutation, Output, Signature, Target, roles_of
+from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value
+from foretrace.ir.program.value_guard import GuardEvaluator, SymbolGuard, ValueGuard
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.places import Change, OnArguments, State, StateRead, tensor_of
-from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.pydata.location import OnArguments
+from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.symbols.symbols import Guard, Symbols
-
-Kind: TypeAlias = Literal[
-    "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
-    "output", "mutation", "gradient", "state",
-]  # fmt: skip
-
-
-NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
-"""The type of the value of an input that is a size."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Target(Printed):
-    """A device that a program is captured for; it need not be there.
-
-    `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
-    a kernel of the device's own, which eager prefers.
-    """
-
-    name: str
-    device: torch.device
-    capability: tuple[int, int] | None = None
-    cudnn: tuple[int, ...] | None = None
-    own_kernels: frozenset[str] = frozenset()
-
-    def __str__(self) -> str:
-        facts = []
-        if self.capability is not None:
-            facts.append("compute capability {}.{}".format(*self.capability))
-        if self.cudnn is not None:
-            facts.append("cuDNN " + ".".join(map(str, self.cudnn)))
-        return f"{self.name} ({', '.join(facts)})" if facts else self.name
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What an input or an output is. Roles compose: the gradient of the parameter "w"."""
-
-    kind: Kind
-    name: str
-
-    def __str__(self) -> str:
-        links = {"gradient": "gradient of", "mutation": "new value of", "tangent": "tangent of"}
-        return f"{links.get(self.kind, self.kind)} {self.name}".rstrip()
-
-
-@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class Input:
-    """A value that the program gets; `tensor` is the live tensor of a parameter or constant.
-
-    An input with a `size` is a number and no tensor: its value is never an operand, as ops name
-    sizes by expressions.
-    """
-
-    value: Value
-    role: Role
-    leaf: bool = False
-    """whether it was a leaf of autograd, so that its gradient is accumulated there"""
-    tensor: torch.Tensor | None = None
-    owner: tuple[torch.nn.Module, str] | None = None
-    """the module and attribute that hold a parameter or buffer"""
-    argument: int | None = None
-    """which of the tensors and sizes among the call's arguments it is"""
-    hooked: bool = False
-    """whether a hook of the user sees its gradient"""
-    size: Size | None = None
-    """the expression that the input is the value of"""
-    gradient_of: "Input | None" = None
-    """the input whose `.grad` it is, read at each call"""
-    read: StateRead | None = None
-    """reads it where calls of the program leave it"""
-    memory: bool = False
-    """whether it is all of the memory in which the argument lies"""
-    number: type | None = None
-    """of a number of Python's, which the tensor holds: its type"""
-
-    def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
-        """The tensor to run with; of an argument, that of those given, or None without them."""
-        if self.gradient_of is not None:
-            of = self.gradient_of.live(given)
-            return None if of is None else of.grad
-        if self.read is not None:
-            return self.read()
-        if self.argument is not None and given:
-            found: Any = given[self.argument]
-            if self.memory:
-                return memory_of(found)
-            return found if self.number is None else tensor_of(found, self.number)
-        if self.owner is None:
-            return self.tensor
-        module, name = self.owner
-        live: torch.Tensor = getattr(module, name)
-        return live
-
-
-def size_input(size: Size, role: Role, argument: int | None = None) -> Input:
-    """An input that is a size."""
-    return Input(Value(NUMBER, role.name), role, argument=argument, size=size)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """A value, None or constant that the program gives."""
-
-    value: Tree
-    role: Role
-    same_as: int | None = None
-    """the input that the program handed back"""
-    view_of: int | None = None
-    """the written input whose memory the output shares"""
-    view_type: TensorType | None = None
-    """how the output looks at that memory"""
-    apart: bool = False
-    """autograd does not follow it to that input, but as what the graph gives for it"""
-    through: "Output | None" = None
-    """the view of that memory that it is a view of, returned or not"""
-    step: ViewStep | None = None
-    """the call that autograd has it by; None for one that is seen by its strides, or is apart"""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Signature(Printed):
-    """Roles of every input and output, in the order of the graph's."""
-
-    inputs: tuple[Role, ...]
-    outputs: tuple[Role, ...]
-
-    def __str__(self) -> str:
-        rows = [f"  in   {role}" for role in self.inputs]
-        return "\n".join([*rows, *(f"  out  {role}" for role in self.outputs)])
-
-    def to_dict(self) -> dict[str, list[dict[str, str]]]:
-        """The same, for programs."""
-        both = {"inputs": self.inputs, "outputs": self.outputs}
-        return {
-            side: [{"kind": role.kind, "name": role.name} for role in roles]
-            for side, roles in both.items()
-        }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mutation:
-    """What an input holds after the run."""
-
-    index: int
-    value: Value
-    hidden: bool = False
-    """the op that wrote does not tell autograd (batch norm's statistics)"""
-    rebound: bool = False
-    """the program bound the buffer's attribute to another tensor"""
-    kept: bool = False
-    """autograd follows none of the writes: the input keeps the history that it has"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +25,7 @@ class Overwritten:
     """What became of the memory of a value that the program wrote over."""
 
     now: Value | None
-    """what it holds after the run; None where autograd's version counter tells of the write, so
+    """what it holds after the run; None where autograd's version counter sees the write, so
     that eager refuses a backward that reads it"""
     by: Frame | None
     """the user's line that wrote"""
@@ -257,8 +100,8 @@ class Recording:
         """Whether a call leaves tensors in containers or objects among its arguments."""
         return any(isinstance(state.place, OnArguments) for state in self.states)
 
-    def made_at(self, value: Tree) -> Frame | None:
-        """The line that made a value; the definition of the program where no op did."""
+    def defined_at(self, value: Tree) -> Frame | None:
+        """The line that computed a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
 
@@ -268,8 +111,8 @@ class Recording:
         return over.by if over is not None else self.requires.defined
 
     @property
-    def as_made(self) -> list[tuple[int | None, Output]]:
-        """The outputs and their places; views of inputs at last, as the run made one after another.
+    def in_run_order(self) -> list[tuple[int | None, Output]]:
+        """The outputs and their places; views of inputs at last, in the order of the run.
 
         That is the order in which autograd adds up the gradients of such views. Views that others
         are taken of are among them, without a place.
@@ -283,7 +126,7 @@ class Recording:
 
     def _ordered(self) -> "_Order":
         if self._order is None:
-            made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
+            place_of = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
             known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
             above = list[Output]()
             for each in self.outputs:
@@ -292,7 +135,7 @@ class Recording:
                     above.append(known.setdefault(at.value, at))
             order = sorted(
                 [*((None, output) for output in above), *enumerate(self.outputs)],
-                key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
+                key=lambda item: -1 if item[1].view_of is None else place_of.get(item[1].value, -1),
             )
             self._order = order, all(map(self._is_result, self.outputs))
         return self._order
@@ -309,8 +152,8 @@ class Recording:
         """Why a value that requires grad has no history, if it has none."""
         return self._without_history().get(value)
 
-    def made_leaf(self, value: Value) -> bool:
-        """Whether the program made it a leaf that requires grad."""
+    def is_new_leaf(self, value: Value) -> bool:
+        """Whether the program turned it into a leaf that requires grad."""
         return self._without_history().get(value) == "leaf"
 
     @property
@@ -377,8 +220,8 @@ class Recording:
     @property
     def asked_before(self) -> tuple[ValueGuard, ...]:
         """Those that can be asked before a graph runs: not of a number that one side makes."""
-        held = bound_inside(self.ops) if self.symbols.data else set()
-        numbers = [each for guard, each in self.asked_of_numbers if held.isdisjoint(guard.symbols)]
+        bound = bound_inside(self.ops) if self.symbols.data else set()
+        numbers = [each for guard, each in self.asked_of_numbers if bound.isdisjoint(guard.symbols)]
         return (*self.answered, *numbers)
 
     @property
@@ -402,7 +245,7 @@ _Order: TypeAlias = tuple[list[tuple[int | None, Output]], bool]
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:
-    """The op as written that made a value."""
+    """The op as written whose result a value is."""
     for op in ops:
         if value in op.outs:
             return op
@@ -424,8 +267,4 @@ class Graph:
     @property
     def signature(self) -> Signature:
         """Roles of every input and output."""
-        return Signature(_roles(self.inputs), _roles(self.outputs))
-
-
-def _roles(items: Sequence[Input | Output]) -> tuple[Role, ...]:
-    return tuple(item.role for item in items)
+        return Signature(roles_of(self.inputs), roles_of(self.outputs))

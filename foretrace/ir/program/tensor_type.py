@@ -12,7 +12,7 @@ Size: TypeAlias = int | sympy.Expr
 """A size, stride or offset: a number, or an expression over the program's symbols."""
 
 NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
-"""One for all types, as Python makes an empty one anew each time"""
+"""One for all types, as Python builds an empty one each time"""
 
 
 class SubclassStrides(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
@@ -168,14 +168,14 @@ class TensorType:
     def odd(self) -> bool:
         """Whether it has a size 0 or 1, and other strides than a tensor that lies in order.
 
-        So has what TensorIterator makes of one with both sizes: no stride tells their order.
+        So has the result of TensorIterator for one with both sizes: strides do not order them.
         """
         none, one = 0 in self.shape, 1 in self.shape
         return (none and one) or ((none or one) and self.stride != self.contiguous().stride)
 
     @property
     def overlapping(self) -> bool:
-        """Whether two of its elements may be one place in memory; open sizes are taken as apart."""
+        """Whether two of its elements may be one place in memory; open sizes count as distinct."""
         if self._overlapping is None:
             self._overlapping = self._meets_itself()
         return self._overlapping
@@ -214,8 +214,8 @@ class TensorType:
     def ordered(self, strides: tuple[int, ...]) -> "TensorType":
         """The same type laid out in the order of these strides, expanded where they are zero."""
         order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-        apart = tuple([self.shape[dim] if strides[dim] else 1 for dim in order])
-        steps = dict(zip(order, self.but(shape=apart).contiguous().stride, strict=True))
+        unshared_dims = tuple([self.shape[dim] if strides[dim] else 1 for dim in order])
+        steps = dict(zip(order, self.but(shape=unshared_dims).contiguous().stride, strict=True))
         found = tuple([steps[dim] if step else 0 for dim, step in enumerate(strides)])
         return self.but(stride=found, offset=0)
 

@@ -14,19 +14,19 @@ from torch import fx
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.names import calls_target
+from foretrace.ir.program.interface import Output
+from foretrace.ir.program.names import calls_target, neighbourhood
 from foretrace.ir.program.nested import leaves
 from foretrace.ir.program.op import GradientCall, Op, Tree, Value, Write, map_values, values_in
-from foretrace.ir.program.recording import Graph, Output, Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import Size, TensorType
-from foretrace.ir.program.text import neighbourhood
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
 
 RECORDED: Final = "recorded"
 BODY: Final = "body"
-"""What an op is made of, written once for every call; its ops come from the lines of the calls"""
+"""The body of an op, recorded once for every call; its ops come from the lines of the calls"""
 DIFFERENTIATED: Final = "differentiated"
 """A tree, and after it the ops of its derivative"""
 TREES: Final = frozenset({RECORDED, BODY, DIFFERENTIATED})
@@ -66,7 +66,7 @@ def verify_graph(
     *,
     stage: str = "",
     subgraphs: str = "",
-    made_by: str = "",
+    source: str = "",
 ) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
 
@@ -76,15 +76,15 @@ def verify_graph(
         infer: the types of what a leaf returns; None asks for no types.
         stage: the stage whose rules hold; empty: that of the graph's kind.
         subgraphs: the stage of the programs that ops hold; empty: the same.
-        made_by: the pass that made the graph, for the message.
+        source: the pass that returned the graph, for the message.
 
     Raises:
         Refusal: it breaks a rule.
     """
-    given = {item.value for item in graph.inputs}
+    known = {item.value for item in graph.inputs}
     sizes = [item.size for item in graph.inputs]
-    rules = _Stage(stage or graph.kind, recorded, infer, given, sizes, subgraphs=subgraphs)
-    _raise([*rules.ops(graph.ops), *rules.outputs(graph.outputs)], made_by)
+    rules = _Stage(stage or graph.kind, recorded, infer, known, sizes, subgraphs=subgraphs)
+    _raise([*rules.ops(graph.ops), *rules.outputs(graph.outputs)], source)
 
 
 def verify_pair(joint: Graph, forward: Graph, backward: Graph) -> None:
@@ -93,11 +93,11 @@ def verify_pair(joint: Graph, forward: Graph, backward: Graph) -> None:
     Raises:
         Refusal: what one gives is not what the other takes, or the joint graph gives other.
     """
-    given = [o.role for o in forward.outputs if o.role.kind == "saved"]
+    known = [o.role for o in forward.outputs if o.role.kind == "saved"]
     taken = [item.role for item in backward.inputs]
     both = [o.value for o in (*forward.outputs, *backward.outputs) if o.role.kind != "saved"]
-    if given != taken[: len(given)]:
-        _raise([Fault("pair", f"the forward saves {given}, the backward takes {taken}")])
+    if known != taken[: len(known)]:
+        _raise([Fault("pair", f"the forward saves {known}, the backward takes {taken}")])
     if both != [o.value for o in joint.outputs]:
         _raise([Fault("pair", "the halves do not give what the joint graph gives")])
 
@@ -113,12 +113,12 @@ def verify_module(graph: Graph, module: fx.GraphModule, symbols: Symbols) -> Non
     _raise(list(_node_faults(graph.kind, module.graph, symbols)))
 
 
-def _raise(faults: list[Fault], made_by: str = "") -> None:
+def _raise(faults: list[Fault], source: str = "") -> None:
     if not faults:
         return
     first, *more = faults
     others = f" (and {len(more)} more)" if more else ""
-    after = f" by the pass {made_by!r}" if made_by else ""
+    after = f" by the pass {source!r}" if source else ""
     raise Refusal(
         f"foretrace made a {first.stage} stage that is malformed{after}: {first.what}{others}",
         kind="malformed",
@@ -129,14 +129,14 @@ def _raise(faults: list[Fault], made_by: str = "") -> None:
 
 
 class _Stage:
-    """What was made so far, and the rules of one stage."""
+    """The values defined so far, and the rules of one stage."""
 
     def __init__(
         self,
         name: str,
         recorded: Recording,
         infer: Infer | None,
-        made: set[Value],
+        defined: set[Value],
         sizes: Iterable[Any] = (),
         *,
         subgraphs: str = "",
@@ -144,19 +144,19 @@ class _Stage:
         self.name, self.recorded, self.infer = name, recorded, infer
         self.subgraphs = subgraphs or name
         self.symbols = recorded.symbols
-        self.made, self.given = made, frozenset(made)
+        self.defined, self.inputs = defined, frozenset(defined)
         self.definitions: set[int] = set()
         self.asks = any(type(op.target) is GradientCall for op in every_op(recorded.ops))
         """whether the program computes gradients itself"""
-        given = frozenset().union(*(value.type.symbols for value in made))
+        known = frozenset().union(*(value.type.symbols for value in defined))
         self.data = {s for s in recorded.symbols.data if self.symbols.simplify(s).free_symbols}
         """the symbols that data decides; one that is asserted to be a number is that number"""
-        self.bound = {*given, *(size for size in sizes if isinstance(size, sympy.Symbol))}
+        self.bound = {*known, *(size for size in sizes if isinstance(size, sympy.Symbol))}
 
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Fault]:
-        """Whether each was made."""
+        """Whether each is defined."""
         for output in outputs:
-            if not self.made.issuperset(values_in(output.value)):
+            if not self.defined.issuperset(values_in(output.value)):
                 yield Fault(self.name, f"no op makes the {output.role}")
 
     def ops(self, ops: Iterable[Op], *, inside: bool = False) -> Iterator[Fault]:
@@ -168,16 +168,16 @@ class _Stage:
             yield from (Fault(self.name, what, op) for what in faults)
             yield from self._body(op)
             yield from self._subgraphs(op)
-            self.made.update(op.outs)
+            self.defined.update(op.outs)
 
     def _order(self, op: Op) -> Iterator[str]:
-        """An operand is made before it is used, and once."""
-        if not self.made.issuperset(op.operands):
+        """An operand is defined before it is used, and once."""
+        if not self.defined.issuperset(op.operands):
             yield "an operand is used that nothing before has made"
         if op.leaf and {*op.operands} != {*values_in((op.args, op.kwargs))}:
             yield "the operands of a leaf are not those of its arguments"
-        again = self.given if self.name == "backward" else ()  # a forward op that runs again
-        if op.region is None and any(out in self.made and out not in again for out in op.outs):
+        again = self.inputs if self.name == "backward" else ()  # a forward op that runs again
+        if op.region is None and any(out in self.defined and out not in again for out in op.outs):
             yield "a value is made twice"
         used = (self.data & free_symbols((op.args, op.kwargs))) - self.bound if self.data else ()
         if op.region is None and used:
@@ -235,7 +235,7 @@ class _Stage:
         definition = op.definition
         if op.region is not None or definition is None:
             yield from self.ops(op.region or (), inside=True)
-            if op.region is not None and not self.made.issuperset(op.outs):
+            if op.region is not None and not self.defined.issuperset(op.outs):
                 yield Fault(self.name, "its body does not make what it makes", op)
             return
         pairs = list(zip(definition.outs, op.outs, strict=False))
@@ -250,18 +250,18 @@ class _Stage:
             below = _Stage(BODY, self.recorded, self.infer, set(definition.params), sizes)
             below.definitions = self.definitions
             yield from below.ops(definition.ops)
-            if not below.made.issuperset(definition.outs):
+            if not below.defined.issuperset(definition.outs):
                 yield Fault(self.name, "its body does not make what it makes", op)
 
     def _subgraphs(self, op: Op) -> Iterator[Fault]:
         """A program that an op holds is closed, and of the stage that it is in."""
-        for held in subgraphs_of(op):
-            given = set(held.values)
-            below = _Stage(self.subgraphs, self.recorded, self.infer, given, held.params)
+        for subgraph in subgraphs_of(op):
+            known = set(subgraph.values)
+            below = _Stage(self.subgraphs, self.recorded, self.infer, known, subgraph.params)
             below.definitions = self.definitions
-            yield from below.ops(held.ops)
-            if not below.made.issuperset(values_in(held.result)):
-                yield Fault(self.name, f"no op makes what {held.name} gives", op)
+            yield from below.ops(subgraph.ops)
+            if not below.defined.issuperset(values_in(subgraph.result)):
+                yield Fault(self.name, f"no op makes what {subgraph.name} gives", op)
 
 
 def same_type(one: TensorType, other: TensorType, symbols: Symbols, *, offset: bool = True) -> bool:

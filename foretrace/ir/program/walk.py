@@ -1,32 +1,32 @@
-"""Ways through a tree of ops."""
+"""Ways through a tree of ops, a renaming of it, and its values that miss a history."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import sympy
 import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Value
+from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Substitution, Value
 from foretrace.ir.symbols.shape_env import free_symbols
 
 NO_SYMBOLS = frozenset[sympy.Symbol]()
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops, those in their own bodies and in what they hold, each before what it is made of."""
+    """The ops, those in their own bodies and in what they hold, each before its body."""
     for op in ops:
         yield op
-        for held in subgraphs_of(op):
-            yield from every_op(held.ops)
+        for subgraph in subgraphs_of(op):
+            yield from every_op(subgraph.ops)
         if region := op.region:  # most have none, and a generator for each takes its time
             yield from every_op(region)
 
 
 def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
-    """The leaves that the ops are made of, in the words of each call."""
+    """The leaves below the ops, in the values of each call."""
     for op in ops:
         if op.leaf:
             yield op
@@ -35,11 +35,11 @@ def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
 
 
 def leaves_that_run(ops: Iterable[Op]) -> Iterator[Op]:
-    """The leaves that the ops are made of, and those of what they hold."""
+    """The leaves below the ops, and those of their subgraphs."""
     for op in leaf_ops(ops):
         yield op
-        for held in subgraphs_of(op):
-            yield from leaves_that_run(held.ops)
+        for subgraph in subgraphs_of(op):
+            yield from leaves_that_run(subgraph.ops)
 
 
 def called_in(ops: Iterable[Op]) -> Iterator[Op]:
@@ -48,13 +48,13 @@ def called_in(ops: Iterable[Op]) -> Iterator[Op]:
         yield from called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
 
 
-def made_in(ops: Iterable[Op]) -> set[Value]:
+def outs_in(ops: Iterable[Op]) -> set[Value]:
     """Everything that ops make, in their bodies too."""
     return {out for op in in_bodies(ops) for out in op.outs}
 
 
 def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops and those that they are made of, in the words of each call."""
+    """The ops and those below them, in the values of each call."""
     for op in ops:
         yield op
         if body := op.body:
@@ -77,14 +77,14 @@ def with_subgraphs(op: Op, change: Callable[[Subgraph], Subgraph]) -> Op:
 
 def read_outside(ops: Iterable[Op]) -> dict[Value, Op]:
     """What ops read and do not make, in order, with the first that reads it."""
-    found, made = dict[Value, Op](), set[Value]()
+    found, shown = dict[Value, Op](), set[Value]()
     for op in every_op(ops):
         for value in op.operands:
-            if value not in made:
+            if value not in shown:
                 found.setdefault(value, op)
-        made.update(op.outs)
-        for held in subgraphs_of(op):
-            made.update(held.values)
+        shown.update(op.outs)
+        for subgraph in subgraphs_of(op):
+            shown.update(subgraph.values)
     return found
 
 
@@ -122,7 +122,7 @@ def makes_leaf(op: Op) -> bool:
 
 
 MissingHistory: TypeAlias = Literal["leaf", "loose", "spent"]
-"""How a value does: made so, a view that was taken under no_grad, or of what a backward has run"""
+"""How a value does: a result, a view that was taken under no_grad, or of what a backward has run"""
 
 
 def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, MissingHistory]]:
@@ -146,19 +146,19 @@ def _with_history_in(op: Op) -> Iterator[Value]:
 
 def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
     """The symbols that get their number in what ops hold: nobody outside has it."""
-    held = (held for op in every_op(ops) for held in subgraphs_of(op))
-    return {symbol for each in held for op in every_op(each.ops) for symbol in binds(op)}
+    subgraph = (subgraph for op in every_op(ops) for subgraph in subgraphs_of(op))
+    return {symbol for each in subgraph for op in every_op(each.ops) for symbol in binds(op)}
 
 
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
-    made = shows(op)
-    if not made:
+    shown = shows(op)
+    if not shown:
         return NO_SYMBOLS
-    given = free_symbols((op.args, op.kwargs) if op.kwargs else op.args)
+    known = free_symbols((op.args, op.kwargs) if op.kwargs else op.args)
     for value in op.operands:
-        given |= value.type.symbols
-    return made - given
+        known |= value.type.symbols
+    return shown - known
 
 
 def shows(op: Op) -> frozenset[sympy.Symbol]:
@@ -170,12 +170,43 @@ def shows(op: Op) -> frozenset[sympy.Symbol]:
 
 
 def hides(op: Op) -> bool:
-    """Whether a number that data decides is made in the op, and none of its results is it.
+    """Whether a number that data decides arises in the op, and none of its results is it.
 
     Where a view begins that the op takes with such a number speaks of it, as does a size that
     follows from it. A call of the op would give nobody the number.
     """
-    made = binds(op)
-    if not made or isinstance(op.result, sympy.Symbol):
+    shown = binds(op)
+    if not shown or isinstance(op.result, sympy.Symbol):
         return False
-    return not made <= set[object]().union(*(out.type.shape for out in op.outs))
+    return not shown <= set[object]().union(*(out.type.shape for out in op.outs))
+
+
+class _Renaming(Substitution):
+    """Copies ops with other values; those that they make are themselves, unless `env` says.
+
+    An op that neither reads nor makes one of these values is not copied. A shared body is copied
+    too: what a copied op would make of it is no part of the tree.
+    """
+
+    def op(self, op: Op) -> Op:
+        """The copy, if there is one; the arguments are those of the op, if it reads none."""
+        if not self.env.keys().isdisjoint(op.operands):
+            return super().op(op)
+        if self.env.keys().isdisjoint(op.outs):
+            return op
+        result, outs = self.tree(op.result), tuple(map(self.out, op.outs))
+        return op.but(result=result, outs=outs, below=self.below(op))
+
+    def out(self, value: Value) -> Value:
+        """What stands for a value that an op makes."""
+        return self.env.get(value, value)
+
+    def below(self, op: Op) -> list[Op] | None:
+        """The body in the values of this call."""
+        body = op.body
+        return self.ops(body) if body else body
+
+
+def rename(op: Op, env: dict[Value, Any]) -> Op:
+    """The op of a cut with other values, in its body too; itself where it has none of them."""
+    return _Renaming(env).op(op)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.source.signatures import signature_of
 
 
@@ -12,20 +12,20 @@ def leaves_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
     """Leaves of the arguments of a call, in their order.
 
     Raises:
-        Refusal: as `take_apart`.
+        Refusal: as `named_leaves`.
     """
     for each in (*args, *kwargs.values()):
-        yield from (leaf for _, leaf in take_apart(each)[0])
+        yield from (leaf for _, leaf in named_leaves(each)[0])
 
 
 def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Leaves of the arguments, named as the signature names them."""
     names = positional_names(fn, len(args))
-    _, structure = take_apart((tuple(args), kwargs))
+    _, structure = named_leaves((tuple(args), kwargs))
     named = [
-        pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]
+        pair for name, arg in zip(names, args, strict=True) for pair in named_leaves(arg, name)[0]
     ]
-    named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
+    named += [pair for name, arg in kwargs.items() for pair in named_leaves(arg, name)[0]]
     return named, structure
 
 

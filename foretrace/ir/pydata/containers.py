@@ -1,4 +1,4 @@
-"""Take nested arguments and results apart, and build them again.
+"""Split nested arguments and results into leaves, and build them again.
 
 Beside the containers that torch's pytree knows, dataclasses and plain objects that hold tensors
 (such as a cache) are containers of their attributes.
@@ -18,18 +18,12 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.members import (
-    cell_content,
-    members,
-    names_in,
-    own_items,
-    reached,
-    slot_names,
-)
+from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.members import cell_content, members, names_in, own_items, slot_names
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9
-"""The flag of a class that was not made in C alone. Source: Py_TPFLAGS_HEAPTYPE"""
+"""The flag of a class that is defined in Python. Source: Py_TPFLAGS_HEAPTYPE"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,11 +58,11 @@ class Structure:
 
 
 LEAVES = frozenset({torch.Tensor, nn.Parameter, int, float, bool, str, type(None)})
-"""Types that are never taken apart"""
+"""Types that are leaves, always"""
 LEAF = Structure(torch_api.tree_flatten(0)[1])
 
 
-def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
+def named_leaves(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
     """Leaves with their dotted names, and the structure without them.
 
     Raises:
@@ -77,7 +71,7 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
     if type(tree) in LEAVES:
         return [(name, tree)], LEAF
     try:
-        return _take_apart(tree, name)
+        return _named_leaves(tree, name)
     except RecursionError:
         raise Refusal(
             f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
@@ -88,21 +82,21 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
 
 
 def plain_object(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is taken apart into them, and is nothing else; or None."""
+    """The attributes of an object that is those attributes and nothing else; or None."""
     kind, attributes = type(item), object_attributes(item)
-    if torch_api.is_container(item) or _made_of(kind) not in PLAIN or slot_names(kind):
+    if torch_api.is_container(item) or _base_type(kind) not in PLAIN or slot_names(kind):
         return None
     return attributes
 
 
 PLAIN = (object, SimpleNamespace)
-"""What the objects are made of that are their attributes alone"""
+"""The attributes of objects that are nothing else"""
 
 
 def leaves_like(tree: Any, structure: Structure) -> list[Any] | None:
     """The leaves of what is nested as `structure`; None where that is not plain to see.
 
-    It takes a tenth of the time of `take_apart`.
+    It takes a tenth of the time of `named_leaves`.
     """
     found: list[Any] = []
     return None if structure.objects or not _walk(tree, structure.spec, found) else found
@@ -144,7 +138,7 @@ def same_keys(one: Any, other: Any) -> bool:
     return not tensors and bool(one == other)
 
 
-def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]:
+def _named_leaves(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]:
     pairs, spec = torch_api.tree_flatten_with_path(tree)
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
@@ -154,7 +148,7 @@ def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]
         if attributes is None:
             leaves.append((full, leaf))
         else:
-            below, structure = _take_apart(attributes, full)
+            below, structure = _named_leaves(attributes, full)
             leaves += below
             objects.append((position, type(leaf), structure))
     return leaves, Structure(spec, tuple(objects))
@@ -190,7 +184,7 @@ def object_attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or _is_code(leaf):
         return None
-    base = _made_of(type(leaf))
+    base = _base_type(type(leaf))
     if base is None:
         return None
     attributes = names_in(leaf)
@@ -206,7 +200,7 @@ def object_attributes(leaf: Any) -> dict[str, Any] | None:
 
 
 def _is_code(leaf: Any) -> bool:
-    """Whether it is there to be called: all that C made so, as functions and partials are.
+    """Whether it is there to be called: all of C, as functions and partials are.
 
     One of a class with a `__call__` in Python is an object as any other, and may hold a batch.
     """
@@ -216,15 +210,15 @@ def _is_code(leaf: Any) -> bool:
 CONTAINERS: Mapping[type, Callable[[list[Any]], Any]] = MappingProxyType(
     {dict: list, OrderedDict: list, list: list, tuple: tuple}
 )
-"""Python's own containers of which a class of the user's may be made"""
+"""Python's own containers that a class of the user's may derive from"""
 ITEMS = "<items>"
 """Stands for an attribute that has what such an object contains"""
 
 
-def _made_of(kind: type) -> type | None:
+def _base_type(kind: type) -> type | None:
     """What an object of the class is beside its attributes: nothing, or a container of Python's.
 
-    None of one that is something else: a number, a set, what C has made.
+    None of one that is something else: a number, a set, an object of C.
     """
     base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
     known = base in PLAIN or (base in CONTAINERS and base is not kind)
@@ -257,13 +251,13 @@ def _leads_back(attributes: dict[str, Any], to: Any) -> bool:
     A weak reference, a method of its own, a function that closes over it: of a copy they show the
     original.
     """
-    found = reached([attributes], _inside, BACK)
+    found = walk_heap([attributes], _inside, depth=BACK)
     return any(end is to for item in found for end in _behind(item))
 
 
 def _inside(item: Any) -> list[Any]:
-    held = () if isinstance(item, (torch.Tensor, *NO_CONTAINER)) else members(item)
-    return [each for _, each in held]
+    inside = () if isinstance(item, (torch.Tensor, *NO_CONTAINER)) else members(item)
+    return [each for _, each in inside]
 
 
 BACK = 8
@@ -284,7 +278,7 @@ def _behind(item: Any) -> Iterator[Any]:
 
 def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     """An object of a class with these attributes; its own code does not run."""
-    base: Any = _made_of(kind)
+    base: Any = _base_type(kind)
     items = attributes.pop(ITEMS, ())
     new: Any = base.__new__(kind, items) if base is tuple else base.__new__(kind)
     if base is list:
@@ -299,7 +293,7 @@ def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
 def fill_in_place(fresh: Any, live: Any) -> Any:
     """Let `live` hold what `fresh` holds, and be no other object for it.
 
-    Containers and objects of one class are filled anew, item by item; in the place of all else
+    Containers and objects of one class are filled again, item by item; in the place of all else
     comes what is fresh. Gives what its holder is to hold: `live`, or what is fresh.
     """
     kind = type(live)
@@ -317,9 +311,9 @@ def fill_in_place(fresh: Any, live: Any) -> Any:
         live[:] = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         return _with_attributes(fresh, live)
     if isinstance(live, deque):
-        held = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
+        inside = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
         deque.clear(live)
-        deque.extend(live, held)
+        deque.extend(live, inside)
         return live
     if isinstance(live, tuple):
         parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]

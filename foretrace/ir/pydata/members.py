@@ -3,13 +3,13 @@
 import gc
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 OWN = (dict, list, tuple, set, frozenset, deque)
-"""What containers of any class are made of, as far as they are looked into"""
+"""The builtin kinds of containers of any class, as far as they are looked into"""
 CONTENT = "cell_contents"
 """What a closure cell has its item in"""
 
@@ -27,7 +27,7 @@ MISSING = _Missing()
 """What a name holds that is not bound"""
 
 
-def held_by(holder: Any, name: str) -> Any:
+def lookup(holder: Any, name: str) -> Any:
     """What a name stands for in a dict, a class, a closure cell or slots; MISSING if nothing."""
     if isinstance(holder, dict):
         return holder.get(name, MISSING)
@@ -39,6 +39,22 @@ def held_by(holder: Any, name: str) -> Any:
         return object.__getattribute__(holder, name)
     except AttributeError:
         return MISSING
+
+
+def bind_name(holder: Any, name: str, item: Any) -> None:
+    """Let a name stand for an item there; MISSING: for nothing."""
+    if isinstance(holder, dict):
+        if item is MISSING:
+            holder.pop(name, None)
+        else:
+            holder[name] = item
+        return
+    kind: Any = type if isinstance(holder, type) else object
+    name = CONTENT if isinstance(holder, types.CellType) else name
+    if item is MISSING:
+        kind.__delattr__(holder, name)
+    else:
+        kind.__setattr__(holder, name, item)
 
 
 def cell_content(cell: types.CellType) -> Any:
@@ -64,7 +80,7 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 
 
 def slot_names(kind: type) -> list[str]:
-    """The slots of a class and of those that it is made from, as `__slots__` names them."""
+    """The slots of a class and of its bases, as `__slots__` names them."""
     return [
         slot.__name__
         for base in kind.__mro__
@@ -84,14 +100,14 @@ def names_in(item: Any) -> dict[str, Any] | None:
     slots, space = slot_names(type(item)), attributes_of(item)
     if space is None and not slots:
         return None
-    held = ((name, held_by(item, name)) for name in slots)
-    return {name: each for name, each in held if each is not MISSING} | (space or {})
+    found = ((name, lookup(item, name)) for name in slots)
+    return {name: each for name, each in found if each is not MISSING} | (space or {})
 
 
 def own_kind(item: Any) -> Any:
-    """The type of Python's that a container is made of; None if it is no container."""
+    """The builtin type that a container derives from; None if it is no container."""
     kind = type(item)  # its class as it says itself is Python of the user's
-    return next((each for each in OWN if issubclass(kind, each)), None)
+    return kind if kind in OWN else next((each for each in OWN if issubclass(kind, each)), None)
 
 
 def own_length(item: Any) -> int:
@@ -123,15 +139,3 @@ def referents(item: Any) -> list[Any]:
     """
     found = gc.get_referents(item)
     return found if found or type(item) is not dict else list(item.values())
-
-
-def reached(
-    roots: Iterable[Any], inside: Callable[[Any], Iterable[Any]], depth: int
-) -> Iterator[Any]:
-    """What objects lead to, the near ones first and each once: at most `depth` steps away."""
-    seen, level = set[int](), list(roots)
-    for _ in range(depth + 1):
-        new = {id(item): item for item in level if id(item) not in seen}
-        seen.update(new)
-        yield from new.values()
-        level = [each for item in new.values() for each in inside(item)]

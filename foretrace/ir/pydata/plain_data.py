@@ -16,7 +16,7 @@ SINGLE: tuple[type, ...] = (
 )  # fmt: skip
 """Values of which there is one object for each"""
 BY_VALUE = frozenset({int, str, bytes, range, slice, torch.device, torch.Size})
-"""Types whose `==` tells all of their values apart"""
+"""Types whose `==` distinguishes all of their values"""
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 LARGEST = 1000
 """Items of a container up to which it is compared by value"""
@@ -87,8 +87,8 @@ def same(now: Any, before: Any) -> bool:
         return list(now) == list(before) and all(same(now[key], before[key]) for key in before)
     if isinstance(before, (tuple, list)) and kind is not torch.Size:
         pairs = zip(own_items(now), own_items(before), strict=False)
-        alike = own_length(now) == own_length(before)
-        return alike and all(same(n, b) for (_, n), (_, b) in pairs)
+        equal = own_length(now) == own_length(before)
+        return equal and all(same(n, b) for (_, n), (_, b) in pairs)
     return now is before or bool(now == before)
 
 
@@ -103,13 +103,3 @@ def same_state(now: Any, before: Any) -> bool:
     if isinstance(now, tuple) and not BY_VALUE.issuperset(map(type, now)):
         return all(map(same_state, now, before))
     return bool(now == before)  # Python's own generator has 625 numbers
-
-
-def refill(item: Any, copy: Any) -> None:
-    """Give a container the content that its snapshot has."""
-    if item is copy or same(item, copy):
-        return
-    if isinstance(item, (dict, list, set)):
-        item.clear()
-        add: Any = item.extend if isinstance(item, list) else item.update
-        add(copy)

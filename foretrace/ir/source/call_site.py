@@ -1,4 +1,4 @@
-"""The user's line behind each op, and behind what no op tells."""
+"""The user's line behind each op, and behind what no op shows."""
 
 import functools
 import inspect
@@ -88,8 +88,9 @@ class Sources:
                 self._noted.add(id(code))
                 self._codes.append(code)
                 if not is_library(code, LIBRARY_DIRS):
-                    held = at.f_locals if code.co_freevars else {}
-                    names = {n: held[n] for n in code.co_freevars if isinstance(held.get(n), NAMED)}
+                    content = at.f_locals if code.co_freevars else {}
+                    free = (n for n in code.co_freevars if isinstance(content.get(n), NAMED))
+                    names = {n: content[n] for n in free}
                     names = {n: _without_tensors(item, set()) for n, item in names.items()}
                     self.ran[code] = ChainMap(names, at.f_globals) if names else at.f_globals
             at = at.f_back
@@ -134,11 +135,11 @@ def definition(code: CodeType) -> Frame:
 def names_of(function: FunctionType) -> Mapping[str, Any]:
     """What the names of a function are: its closure cells, and globals."""
     pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    cells = {name: held for name, cell in pairs for held in _held(cell)}
+    cells = {name: content for name, cell in pairs for content in _content_of(cell)}
     return ChainMap(cells, function.__globals__) if cells else function.__globals__
 
 
-def _held(cell: CellType) -> list[Any]:
+def _content_of(cell: CellType) -> list[Any]:
     try:
         return [cell.cell_contents]
     except ValueError:  # nothing yet
@@ -154,9 +155,9 @@ def _without_tensors(item: Any, seen: set[int]) -> Any:
     seen.add(id(item))
     cells = list(item.__closure__)
     for place, cell in enumerate(cells):
-        for held in _held(cell):
-            kept = None if isinstance(held, torch.Tensor) else _without_tensors(held, seen)
-            cells[place] = cell if kept is held else CellType(kept)
+        for content in _content_of(cell):
+            kept = None if isinstance(content, torch.Tensor) else _without_tensors(content, seen)
+            cells[place] = cell if kept is content else CellType(kept)
     if all(map(operator.is_, cells, item.__closure__)):
         return item
     return FunctionType(item.__code__, item.__globals__, item.__name__, None, tuple(cells))

@@ -47,7 +47,7 @@ def origin_of_class(kind: type) -> str:
 
 
 def module_of(kind: type) -> str:
-    """The module that a class says it is in; none if it was made in globals without a name."""
+    """The module that a class says it is in; none if it was defined in globals without a name."""
     name = str(kind.__module__)
     return "" if name == "builtins" and "__module__" in vars(kind) else name
 
@@ -66,6 +66,6 @@ def origin_of(file: str) -> str:
 
 @cache
 def _below_torch() -> tuple[str, ...]:
-    """Where that is: an environment may have it from another one, apart from the program's own."""
+    """Where that is: an environment may have it from another one, beside the program's own."""
     files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
     return tuple(file.removesuffix("__init__.py") for file in files)

@@ -1,9 +1,9 @@
-"""What the interpreter tells of one thread's run: functions that begin, and calls of those in C.
+"""The interpreter's reports on one thread's run: functions that begin, and calls of those in C.
 
-A run is told of only between two pieces of work of ours, of which each op has one. On Python 3.11
+A run is reported only between two pieces of work of ours, of which each op has one. On Python 3.11
 the thread's profile function is switched off and on around each. From 3.12 on such a switch makes
 the interpreter instrument all running code again, so there it stays on, by `sys.monitoring`, which
-lets it tell nothing more of code that nobody minds (decision 067).
+stops the reports on code that nobody watches (decision 067).
 """
 
 import sys
@@ -24,27 +24,27 @@ NAME: Final = "foretrace"
 
 
 def nothing() -> None:
-    """What there is to do where nobody is told."""
+    """What there is to do where nobody watches."""
 
 
 class Watch(Protocol):
-    """Who is told."""
+    """Who watches."""
 
     resting: int
-    """how deep work of ours is going on: none of it is told, where that is not switched off"""
+    """how deep work of ours is going on: none of it is reported, where that is not switched off"""
 
     def event(self, frame: FrameType, event: str, arg: object) -> None:
         """As a profile function is: "call", and "c_call" with the function in C."""
 
     def minds(self, code: CodeType) -> bool:
-        """Whether later calls of this code have to be told."""
+        """Whether later calls of this code have to be reported."""
 
     def inspects(self, code: CodeType) -> bool:
-        """Whether functions in C have to be told that this code calls."""
+        """Whether functions in C have to be reported that this code calls."""
 
 
 class Events:
-    """Tells a watch, while inside, of what this thread runs."""
+    """Reports to a watch, while inside, what this thread runs."""
 
     switched = False
     """Whether it has to stop for work of ours, the sooner the better"""
@@ -54,10 +54,10 @@ class Events:
         self.stop: Callable[[], Any] = nothing
         """at the begin of work of ours"""
         self.go_on: Callable[[], Any] = nothing
-        """at its end; called last, as functions that return after it are told"""
+        """at its end; called last, as functions that return after it are reported"""
 
     def __enter__(self) -> None:
-        """Tell from now on."""
+        """Report from now on."""
 
     def __exit__(self, *error: object) -> None:
         """Leave the interpreter as it was."""
@@ -73,9 +73,9 @@ class Profiled(Events):
         # A profiler written in C cannot be put back by its object, so that one is left alone.
         profiled: Any = sys.getprofile()
         traces = profiled is not None and not callable(profiled)
-        tell: Any = sys.settrace if traces else sys.setprofile
-        self.stop, self.go_on = partial(tell, None), partial(tell, watch.event)
-        self._put_back = partial(tell, sys.gettrace() if traces else profiled)
+        report: Any = sys.settrace if traces else sys.setprofile
+        self.stop, self.go_on = partial(report, None), partial(report, watch.event)
+        self._put_back = partial(report, sys.gettrace() if traces else profiled)
 
     def __enter__(self) -> None:
         self.go_on()
@@ -91,21 +91,21 @@ class Monitored(Events):
         super().__init__(watch)
         self.tool, self.thread, self.profiled = tool, get_ident(), sys.getprofile()
         self.codes: dict[int, CodeType] = {}
-        """those of which what they call in C is told, by id: to hash code is to hash constants"""
+        """those whose calls of C are reported, by id: to hash code is to hash constants"""
         events = MONITORING.events
-        self.told = {
+        self.callbacks = {
             events.PY_START: self._begins, events.PY_RESUME: self._begins,
             events.PY_THROW: self._thrown_into, events.CALL: self._calls,
         }  # fmt: skip
 
     def __enter__(self) -> None:
-        """Tell of all code, also of what was not to be told before."""
+        """Report all code, also what was left out before."""
         self._noted = forks.noted(self._give_back)
         if callable(self.profiled):
             sys.setprofile(None)
-        for event, tell in self.told.items():
-            MONITORING.register_callback(self.tool, event, tell)
-        everywhere = sum(event for event in self.told if event != MONITORING.events.CALL)
+        for event, report in self.callbacks.items():
+            MONITORING.register_callback(self.tool, event, report)
+        everywhere = sum(event for event in self.callbacks if event != MONITORING.events.CALL)
         MONITORING.restart_events()
         MONITORING.set_events(self.tool, everywhere)
 
@@ -115,11 +115,11 @@ class Monitored(Events):
 
     def _give_back(self) -> None:
         """Leave nothing in the code, of no thread's."""
-        here, self.thread = get_ident() == self.thread, 0  # nothing is told if this is interrupted
+        here, self.thread = get_ident() == self.thread, 0  # no report if this is interrupted
         MONITORING.set_events(self.tool, 0)
         for code in self.codes.values():
             MONITORING.set_local_events(self.tool, code, 0)
-        for event in self.told:
+        for event in self.callbacks:
             MONITORING.register_callback(self.tool, event, None)
         MONITORING.free_tool_id(self.tool)
         if here and sys.getprofile() is not self.profiled:
@@ -137,7 +137,7 @@ class Monitored(Events):
         return None if self.watch.minds(code) else MONITORING.DISABLE
 
     def _thrown_into(self, code: CodeType, offset: int, error: BaseException) -> None:
-        """A generator goes on with an error; the interpreter tells of each."""
+        """A generator goes on with an error; the interpreter reports each."""
         if self._listens():
             self.watch.event(sys._getframe(1), "call", None)
 
@@ -152,7 +152,7 @@ class Monitored(Events):
 
 
 def events_for(watch: Watch) -> Events:
-    """What tells a watch, by the better way that is free."""
+    """What reports to a watch, by the better way that is free."""
     tool = _tool()
     return Profiled(watch) if tool is None else Monitored(watch, tool)
 

@@ -63,7 +63,7 @@ SAME: Final = MappingProxyType({
     "MAKE_FUNCTION": ("make function", ""), "SET_FUNCTION_ATTRIBUTE": ("make function", ""),
     "RETURN_CONST": ("RETURN_VALUE", ""),
 })  # fmt: skip
-"""Kinds that the words of a name do not tell"""
+"""Kinds that the words of a name do not say"""
 WORDS: Final = MappingProxyType({
     "FAST": LOCAL, "DEREF": CELL, "CLASSDEREF": CELL, "CONST": CONSTANT, "ATTR": ATTRIBUTE,
     "GLOBAL": GLOBAL, "NAME": NAME, "GLOBALS": NAME,
@@ -119,11 +119,11 @@ def _words(each: dis.Instruction) -> tuple[Word, ...]:
 
 
 def _kind(opname: str) -> Kind:
-    """What an instruction does, and of what: by the words of its name, where they tell."""
+    """What an instruction does, and of what: by the words of its name, where those say it."""
     verb, *rest = opname.split("_")
     place = next((WORDS[word] for word in rest if word in WORDS), None)
-    told = verb.lower() in (LOAD, STORE, DELETE) and place is not None
-    return SAME.get(opname) or ((verb.lower(), place or "") if told else (opname, ""))
+    known = verb.lower() in (LOAD, STORE, DELETE) and place is not None
+    return SAME.get(opname) or ((verb.lower(), place or "") if known else (opname, ""))
 
 
 KINDS: Final = tuple(map(_kind, dis.opname[:256]))
@@ -133,7 +133,7 @@ UNEVEN: Final = frozenset(
     if name in PARTS | {"RETURN_CONST", "BINARY_OP", "LOAD_COMMON_CONSTANT"}
     or len(BOTH.findall(name)) > 1
 )
-"""Opcodes of what is not one instruction, or is told by more than its kind and CPython's value"""
+"""Opcodes of what is not one instruction, or is known by more than its kind and CPython's value"""
 
 
 # ---- asked of the bytes alone, as it is asked of hundreds of functions in each capture

@@ -1,6 +1,6 @@
 """Which instruction takes what another one gives: the stack, followed through every way of code.
 
-`f(float, x)` and `float(x)` load the same name. What tells them apart is the operand of the call
+`f(float, x)` and `float(x)` load the same name. What distinguishes them is the operand of the call
 that the name becomes. An instruction that is not known takes everything that is on the stack.
 """
 
@@ -55,8 +55,8 @@ TAKES: Final = MappingProxyType(
     }
 )
 """How many each takes, of those that leave several"""
-GIVEN: Final = MappingProxyType({name: n for n, names in GIVES.items() for name in names.split()})
-TAKEN: Final = MappingProxyType({name: n for n, names in TAKES.items() for name in names.split()})
+PUSHED: Final = MappingProxyType({name: n for n, names in GIVES.items() for name in names.split()})
+POPPED: Final = MappingProxyType({name: n for n, names in TAKES.items() for name in names.split()})
 ENDS: Final = frozenset({
     "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
     "JUMP_BACKWARD_NO_INTERRUPT",
@@ -69,14 +69,14 @@ CALLING: Final = [each.opname for each in dis.get_instructions(compile("f()", ""
 NULL_BENEATH: Final = CALLING.index("PUSH_NULL") < CALLING.index("LOAD_NAME")
 """Whether the NULL lies below what is called (until 3.12) or above"""
 DEFAULTS, ANNOTATIONS, OF_MAKING = 0b11, 4, "MAKE_FUNCTION"
-"""What is given to a function that is made: below its code (until 3.12), or one by one"""
+"""The arguments of MAKE_FUNCTION: below its code (until 3.12), or one by one"""
 
 
 class Called(NamedTuple):
     """What a call calls, and what with; of a method, its object is not among that."""
 
     function: Item
-    given: Stack
+    arguments: Stack
     place: int
     """which operand the function is"""
 
@@ -131,7 +131,7 @@ class Flow:
         return Called(operands[place], tuple(operands[1 if alone else 2 :]), place)
 
     def annotates(self, taken: Taken) -> bool:
-        """Whether what is taken becomes the annotations of a function that is made."""
+        """Whether what is taken becomes the annotations of a new function."""
         each = self.instructions[taken.by]
         flags = each.number or 0
         if each.does != "make function" or not flags & ANNOTATIONS:
@@ -140,18 +140,18 @@ class Flow:
         return taken.place == beneath
 
     def makes_type(self, taken: Taken) -> bool:
-        """Whether what is made of it is a type where it is one: `(int, float)`, `int | None`."""
+        """Whether what is built of it is a type where it is one: `(int, float)`, `int | None`."""
         each = self.instructions[taken.by]
-        made = each.does == "operate" or dis.opname[each.opcode] == "BUILD_TUPLE"
-        return made and taken.place >= 0
+        built = each.does == "operate" or dis.opname[each.opcode] == "BUILD_TUPLE"
+        return built and taken.place >= 0
 
     def put_into(self, taken: Taken) -> Item | None:
         """The container in which what is taken is put under a key; None: it is not so."""
         opname = dis.opname[self.instructions[taken.by].opcode]
         if opname == "STORE_SUBSCR" and taken.place == 0:
             return self.operands[taken.by][1]
-        made = opname == "BUILD_MAP" and taken.place % 2 == 1
-        return frozenset({taken.by}) if made else None
+        built = opname == "BUILD_MAP" and taken.place % 2 == 1
+        return frozenset({taken.by}) if built else None
 
     def _follow(self, code: CodeType) -> None:
         starts = code.co_flags & GENERATES and not OF_GENERATOR
@@ -212,9 +212,9 @@ class Flow:
             operands = tuple(one | other for one, other in zip(known, operands, strict=True))
         self.operands[place] = list(operands)
         if to >= 0:
-            self._reach(to, (*left, *self._given(place, each, gives)))
+            self._reach(to, (*left, *self._arguments(place, each, gives)))
 
-    def _given(self, place: int, each: Instruction, gives: int) -> Stack:
+    def _arguments(self, place: int, each: Instruction, gives: int) -> Stack:
         itself, opname = frozenset({place}), dis.opname[each.opcode]
         if opname == "PUSH_NULL":
             return (NULL,)
@@ -230,10 +230,10 @@ class Flow:
         if opname == "CALL":  # 3.11 divides it into two instructions
             return 2 + (each.number or 0), 1
         net = dis.stack_effect(each.opcode, each.number, jump=jump)
-        if opname in GIVEN:
-            return GIVEN[opname] - net, GIVEN[opname]
-        if opname in TAKEN:
-            return TAKEN[opname], TAKEN[opname] + net
+        if opname in PUSHED:
+            return PUSHED[opname] - net, PUSHED[opname]
+        if opname in POPPED:
+            return POPPED[opname], POPPED[opname] + net
         if opname in ("LOAD_GLOBAL", "PUSH_NULL"):
             return 0, net
         self.unknown.add(opname)
@@ -241,7 +241,7 @@ class Flow:
 
 
 def called_at(code: CodeType, offset: int) -> str:
-    """The name of what is called by the instruction there; "" where no name tells."""
+    """The name of what is called by the instruction there; "" where no name says it."""
     flow = Flow(code)
     by = next((n for n, each in enumerate(flow.instructions) if each.offset == offset), -1)
     if by not in flow.operands or flow.instructions[by].does != "call":

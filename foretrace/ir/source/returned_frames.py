@@ -29,7 +29,7 @@ def let_go(holds: Callable[[Any], bool]) -> bool:
     """Empty frames that have ended, and what debuggers and prompts keep; gives whether any was.
 
     Args:
-        holds: tells whether something leads to what is looked for; nothing else is emptied.
+        holds: says whether something leads to what is looked for; nothing else is emptied.
     """
     objects = gc.get_objects()
     frames = [frame for frame in _ended(objects) if holds([*frame.f_locals.values()])]

@@ -22,6 +22,6 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 
     Raises:
         TypeError: it is not callable.
-        ValueError: it is written in C, and tells none.
+        ValueError: it is written in C, and has none.
     """
     return READ(fn.forward if isinstance(fn, nn.Module) else fn)

@@ -1,4 +1,4 @@
-"""The user's line behind a change of Python state, which no op tells.
+"""The user's line behind a change of Python state, which no op shows.
 
 What changed is seen when the run has ended. The line is found in the bytecode of the functions that
 ran: the store, the call that changes a container, or the name by which a function is reached.
@@ -72,7 +72,7 @@ class Line:
         return Frame(self.code.co_filename, self.number, self.code.co_qualname)
 
     def has(self, kinds: Collection[tuple[str, str]], arg: object = None) -> bool:
-        """Whether an instruction is one of these, with the argument if one is given."""
+        """Whether an instruction is one of these, with the argument if one is passed."""
         return any(i.kind in kinds and arg in (None, i.arg) for i in self.found)
 
     @property

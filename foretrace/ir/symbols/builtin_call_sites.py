@@ -1,6 +1,6 @@
 """Where a program calls `int`, `float`, `min`, `max`, `type`: it may call others in a recording.
 
-Python makes a number of whatever `float(t)` is given, and a number is fixed; `max` asks which is
+Python turns any argument of `float(t)` into a number, and a number is fixed; `max` asks which is
 larger, which is a guard; the `type` of an open number is none of Python's. A name of the module's
 own, which is looked up before Python's, may give one that stays open. It is no `float` to `is` and
 to C, so it is there only where the code of the whole module calls it, asks `isinstance`, writes
@@ -24,7 +24,7 @@ CALLED, AS_TYPE, OTHERWISE, UNREAD = (
     "uses it otherwise than to call it",
     "has instructions of this Python that foretrace does not know",
 )
-"""How a name is used, the last two as they are told"""
+"""How a name is used, the last two as the stack shows them"""
 ANNOTATES: Final = "__annotate__"
 """The function that gives the annotations of another one, of a class or of a module (3.14)"""
 
@@ -72,7 +72,7 @@ def _read(code: types.CodeType) -> Iterator[tuple[str, str, Frame]]:
 
 
 def _uses(flow: Flow, code: types.CodeType, place: int) -> set[str]:
-    """How what an instruction gives is used, and what is made of it as a type: `(int, float)`."""
+    """How what an instruction gives is used, and the type built of it: `(int, float)`."""
     found, waiting, met = set[str](), [place], set[int]()
     while waiting:
         for taken in flow.takers(waiting.pop()):
@@ -92,7 +92,7 @@ def _use(flow: Flow, code: types.CodeType, taken: Taken) -> str:
         call = flow.called(taken.by)
         if taken.place == call.place:
             return CALLED
-        tests = each.number == len(call.given) == len(("item", "classes"))
+        tests = each.number == len(call.arguments) == len(("item", "classes"))
         return AS_TYPE if tests and _names(flow, call.function) <= TESTS else OTHERWISE
     if (each.does, each.of) == (LOAD, ITEM) or flow.annotates(taken):
         return AS_TYPE

@@ -19,14 +19,14 @@ def bound(
         reads: by name, the number that is in what is converted: open, or as Python takes it; of a
             function, what it gives.
     """
-    put, made = list[tuple[dict[str, Any], str]](), dict[str, Any]()
+    put, created = list[tuple[dict[str, Any], str]](), dict[str, Any]()
     try:
         for space, name in places:
-            if name not in made:
+            if name not in created:
                 kind = vars(builtins)[name]
                 like = _like if isinstance(kind, type) and kind is not type else Chosen
-                made[name] = like(kind, reads[name])
-            space[name] = made[name]
+                created[name] = like(kind, reads[name])
+            space[name] = created[name]
             put.append((space, name))
         yield
     finally:

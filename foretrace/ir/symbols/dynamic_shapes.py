@@ -84,26 +84,26 @@ def read_shapes(
     Raises:
         Refusal: the specification does not fit the arguments.
     """
-    given = by_name(fn, args, kwargs)
+    arguments = by_name(fn, args, kwargs)
     reader = _Reader()
-    parts = _top(spec.tree if isinstance(spec, Stated) else spec, given)
-    for name, value in given.items():
+    parts = _top(spec.tree if isinstance(spec, Stated) else spec, arguments)
+    for name, value in arguments.items():
         reader.read(value, parts.get(name), (torch_api.MappingKey(name),))
     return reader.found
 
 
-def _top(spec: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _top(spec: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     if spec is None or spec is False:
         return {}
     if isinstance(spec, (list, tuple)):
-        if len(spec) != len(given):
-            raise wrong_shapes(f"it has {len(spec)} entries for {len(given)} arguments")
-        return dict(zip(given, spec, strict=True))
+        if len(spec) != len(arguments):
+            raise wrong_shapes(f"it has {len(spec)} entries for {len(arguments)} arguments")
+        return dict(zip(arguments, spec, strict=True))
     if not isinstance(spec, dict):
         raise wrong_shapes(f"it is a {type(spec).__name__}")
-    unknown = spec.keys() - given.keys()
+    unknown = spec.keys() - arguments.keys()
     if unknown:
-        raise wrong_shapes(f"it names {sorted(unknown)}, the arguments are {sorted(given)}")
+        raise wrong_shapes(f"it names {sorted(unknown)}, the arguments are {sorted(arguments)}")
     return spec
 
 

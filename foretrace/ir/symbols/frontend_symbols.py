@@ -13,15 +13,15 @@ from foretrace.ir.symbols.symbols import Symbols
 class Foreign(Dynamic):
     """Gives the inputs the sizes that their FakeTensors have.
 
-    No symbol is made, and what the program asks of sizes becomes a guard of the ShapeEnv that
+    No symbol is new, and what the program asks of sizes becomes a guard of the ShapeEnv that
     they belong to. Whoever owns it checks its guards before a call.
     """
 
-    def __init__(self, given: Sequence[Any], fakes: Sequence[Any], symbols: Symbols) -> None:
+    def __init__(self, arguments: Sequence[Any], fakes: Sequence[Any], symbols: Symbols) -> None:
         super().__init__({}, symbols)
         self._fakes: dict[int, torch.Tensor] = {
             id(real): fake
-            for real, fake in zip(given, fakes, strict=True)
+            for real, fake in zip(arguments, fakes, strict=True)
             if isinstance(fake, torch.Tensor)
         }
 

@@ -41,7 +41,7 @@ class WithoutSmall:
 
 
 LAID_OUT = (torch.strided, torch.sparse_coo)
-"""Layouts of which torch tells strides"""
+"""Layouts that have strides in torch"""
 
 
 class Dynamic:
@@ -123,8 +123,8 @@ class Dynamic:
         if meaning != symbol:
             self.symbols.decide(sympy.Eq(symbol, meaning))
         self._assume()
-        made: Any = self.symbols.number(symbol)
-        return made
+        number: Any = self.symbols.number(symbol)
+        return number
 
     def _meanings(
         self, shape: tuple[Size, ...], wants: tuple[Want | None, ...], name: str, example: Any

@@ -47,9 +47,9 @@ class Question:
 
 
 class NotingShapeEnv(torch_api.RecordedShapeEnv):
-    """A ShapeEnv that notes the user's line of each guard at the moment it is made.
+    """A ShapeEnv that notes the user's line of each guard at the moment it arises.
 
-    It tells every question to those who listen.
+    It reports every question to its listeners.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
         if self.listeners and free_symbols((args, kwargs)):
-            self.tell([Question(method, args, tuple(kwargs.items()), answer)])
+            self.notify([Question(method, args, tuple(kwargs.items()), answer)])
 
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
@@ -97,7 +97,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         finally:
             self.listeners.pop()
 
-    def tell(self, questions: Iterable[Question]) -> None:
+    def notify(self, questions: Iterable[Question]) -> None:
         """Let those who listen know of questions that were asked."""
         for listener in self.listeners:
             listener.update(dict.fromkeys(questions))
@@ -108,7 +108,7 @@ class NotingShapeEnv(torch_api.RecordedShapeEnv):
         Args:
             questions: what another ShapeEnv was asked.
             answered: questions with all that was known when the answer followed from it, so that
-                no guard was made. Where the same is known, they need not be asked.
+                no guard arose. Where the same is known, they need not be asked.
         """
         for question in questions:
             if question not in self.settled:

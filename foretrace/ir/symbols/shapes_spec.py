@@ -55,16 +55,16 @@ def of_function(dynamic_shapes: Any, fn: Any) -> Any:
     return put
 
 
-def stated(spec: torch_api.Spec, fn: Callable[..., Any], given: Mapping[str, Any]) -> Stated:
-    """A spec as dicts and lists that fit the arguments, which `given` has by name."""
+def stated(spec: torch_api.Spec, fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Stated:
+    """A spec as dicts and lists that fit the arguments, which `arguments` has by name."""
     parameters = signature_of(fn).parameters.values()
     gathers = inspect.Parameter.VAR_POSITIONAL
     rest = next((each.name for each in parameters if each.kind is gathers), None)
     reader = _Specs()
     named = {**spec.named, **spec.more}
-    tree = {name: reader.tree(part, given.get(name)) for name, part in named.items()}
+    tree = {name: reader.tree(part, arguments.get(name)) for name, part in named.items()}
     if rest is not None and spec.rest:
-        tree[rest] = reader.positions(spec.rest, given.get(rest, ()))
+        tree[rest] = reader.positions(spec.rest, arguments.get(rest, ()))
     assumptions = tuple(reader.renamed(each) for each in (*spec.assumptions, *reader.follow))
     return Stated(tree, assumptions)
 
@@ -98,8 +98,8 @@ class _Specs:
     def positions(self, specs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """Those of the first values of a sequence; the others are as they are."""
         short = max(len(values) - len(specs), 0)
-        told = zip(specs, [*values, *(None,) * len(specs)], strict=False)
-        return [*(self.tree(spec, value) for spec, value in told), *(None,) * short]
+        pairs = zip(specs, [*values, *(None,) * len(specs)], strict=False)
+        return [*(self.tree(spec, value) for spec, value in pairs), *(None,) * short]
 
     def _size(self, spec: Any) -> Any:
         """One size, or a number: a Dim where it may vary."""

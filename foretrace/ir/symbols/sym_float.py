@@ -1,7 +1,7 @@
 """Floats that data decides: each is a symbol, and what is computed of them is computed in steps.
 
 Python's own operators take such a number as they take a float. Each step is one op of the record
-and has a symbol of its own, so that no expression of floats is ever made, and none simplified.
+and has a symbol of its own, so that no expression of floats ever arises, and none simplified.
 """
 
 import math
@@ -50,7 +50,7 @@ ASKED_NUMBER: Final = "data-dependent"
 
 
 def asked_number(symbol: sympy.Symbol) -> NoReturn:
-    """Refuse to tell a derivative the number."""
+    """Refuse to show a derivative the number."""
     raise Refusal(
         "a derivative depends on a number that data decides",
         kind=ASKED_NUMBER,
@@ -207,7 +207,7 @@ class Floats:
         """what records, while the program runs"""
         self.conditions: dict[sympy.Basic, Frame | None] = {}
         """what derivatives rely on, with the line that was running"""
-        self._made: dict[sympy.Symbol, torch.SymFloat] = {}
+        self._floats: dict[sympy.Symbol, torch.SymFloat] = {}
 
     def begin(self) -> None:
         """A number is there that data decides."""
@@ -217,7 +217,7 @@ class Floats:
     def ended(self) -> None:
         """The program has run."""
         self.steps = None
-        self._made.clear()
+        self._floats.clear()
 
     def new(self, env: Any, number: float) -> sympy.Symbol:
         """A new symbol for a float, which it was in the captured run."""
@@ -229,7 +229,7 @@ class Floats:
         """What a float was, on which a derivative relies.
 
         Raises:
-            Refusal: it is zero, infinite or no number, which no condition tells from all others.
+            Refusal: it is zero, infinite or no number, which no condition separates from others.
         """
         number = self.known[symbol]
         if number == 0 or not math.isfinite(number):
@@ -241,9 +241,9 @@ class Floats:
         """The float as torch takes it: one that records what is done with it, while one may."""
         if self.steps is None:
             return torch_api.plain_float(env, symbol)
-        if symbol not in self._made:
-            self._made[symbol] = self._float(symbol, env, self.steps.step, self.steps.number)
-        return self._made[symbol]
+        if symbol not in self._floats:
+            self._floats[symbol] = self._float(symbol, env, self.steps.step, self.steps.number)
+        return self._floats[symbol]
 
     def in_rule(self, symbol: sympy.Symbol, env: Any, ask: Callable[[Any], float]) -> Float:
         """The float as a derivative takes it, which may ask for the number, and cannot compute."""

@@ -58,7 +58,7 @@ class Symbols:
         self._compared = compared
 
     def start(self) -> ShapeEnv:
-        """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
+        """The ShapeEnv, created at the first symbolic size; a front end's, where there is one."""
         if self.env is None:
             self.env = NotingShapeEnv(self._where, self._compared)
         return self.env
@@ -98,9 +98,9 @@ class Symbols:
         if type(number) is float:
             self.floats.begin()
             return self.floats.new(self.start(), number)
-        made = torch_api.expression(self.start().create_unbacked_symint())
-        self.from_data(made, int(number))
-        symbol: sympy.Symbol = made
+        created = torch_api.expression(self.start().create_unbacked_symint())
+        self.from_data(created, int(number))
+        symbol: sympy.Symbol = created
         return symbol
 
     def size_from_data(self, number: int) -> Size:
@@ -161,8 +161,8 @@ class Symbols:
         if known is None:
             unknown = size.free_symbols & self.data or self.unknown(size)
             hint = None if unknown else self.hint(size)
-            made: Any = self.env.create_symintnode(size, hint=hint)
-            known = self._numbers[size] = made
+            created: Any = self.env.create_symintnode(size, hint=hint)
+            known = self._numbers[size] = created
         return known
 
     def symbolic(self, item: Any) -> Any:
@@ -191,7 +191,7 @@ class Symbols:
         """What a float of data was; that it is the same is asserted where a graph runs."""
         return self.floats.fix(symbol, self._where())
 
-    def keep_apart(self, symbol: sympy.Symbol, number: float) -> None:
+    def assume_unequal(self, symbol: sympy.Symbol, number: float) -> None:
         """A derivative relies on a float being another than that: it is asserted, too."""
         self.floats.conditions.setdefault(sympy.Ne(symbol, number), self._where())
 
@@ -224,7 +224,7 @@ class Symbols:
         return self.noting is not None and bool(self.noting.listeners)
 
     def below(self) -> AbstractContextManager[Any]:
-        """What is asked inside is asked by what an op is made of, not by the program."""
+        """What is asked inside is asked by the body of an op, not by the program."""
         return self.noting.listening() if self.noting is not None else nullcontext()
 
     def declare(self, size: Size, bounds: tuple[int, Any] | None) -> None:
@@ -264,8 +264,8 @@ class Symbols:
         A kernel that is run with them need not look whether they do.
         """
         numbers = self.numbers()
-        apart = {symbol: n + 6 + 2 * i for i, (symbol, n) in enumerate(numbers.items())}
-        return {symbol: int(self.simplify(symbol).xreplace(apart)) for symbol in numbers}
+        separate = {symbol: n + 6 + 2 * i for i, (symbol, n) in enumerate(numbers.items())}
+        return {symbol: int(self.simplify(symbol).xreplace(separate)) for symbol in numbers}
 
     def hint(self, size: Size) -> int:
         """The number that the size had in the captured run."""
@@ -293,7 +293,7 @@ class Symbols:
         return [guard.expr for guard in self.env.guards] if self.env else []
 
     def settled(self, size: Size) -> Size:
-        """A size as the number 0 or 1 where the guards say so: its stride tells nothing."""
+        """A size as the number 0 or 1 where the guards say so: its stride does not count."""
         if isinstance(size, (int, sympy.Symbol)) or (hint := self.hint(size)) > 1:
             return size
         return hint if sympy.Eq(size, hint) in self.asked() else plain(self.simplify(size))

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.function_calls import apart, called, overwritten
+from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
+from foretrace.autograd.eager_history.function_calls import call_with_copies, called, overwritten
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
-from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.version_counters import applied
 from foretrace.ir.program.op import (
     Backward,
@@ -37,7 +37,7 @@ class Level:
     keep: tuple[Selector, ...] = ()
     open: tuple[Selector, ...] = ()
     differentiated: bool = False
-    """loops return the values of each round, where autograd follows them"""
+    """loops also return the results of each round, where autograd follows them"""
     read: Collection[Value] = frozenset()
     """values that the program's own gradients read: an op that is called returns no inner value
     """
@@ -83,7 +83,7 @@ class Level:
 
 
 def _insides(op: Op) -> set[Value]:
-    """The values computed inside an op that are no results of it."""
+    """The values inside an op that are no results of it."""
     inside = (out for inner in every_op(op.region or ()) for out in inner.outs)
     return set(inside).difference(op.outs)
 
@@ -126,7 +126,7 @@ def flatten(
         elif not (level.whole(op) or stop(op)):
             stack.append(iter(body(op)))
         elif level.written and isinstance(op.target, FunctionCall):
-            call, beside = apart(op, body)
+            call, beside = call_with_copies(op, body)
             yield call
             stack.append(iter(beside))
         else:
@@ -146,8 +146,8 @@ def cut_inside(
             flat = list(flatten(inner, level))
         else:
             flat = list(flatten(inner, level, history.stops, history.trained_body))
-            showing = replace(history, visible=visible(flat, results))
-            flat = list(flatten(spell_history(flat, showing), level))
+            visible_history = replace(history, visible=visible(flat, results))
+            flat = list(flatten(emit_history(flat, visible_history), level))
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
@@ -168,7 +168,7 @@ def written_over(recorded: Recording, semantics: TargetSemantics) -> Overwritten
 
 
 def visible(ops: list[Op], results: list[Value]) -> set[Value]:
-    """The values of which is known whether they require grad."""
+    """The values of which it is known whether they require grad."""
     if all(op.origin.grad_mode for op in ops):
         return set()
     read = (v for op in ops if op.origin.grad_mode for v in op.operands)

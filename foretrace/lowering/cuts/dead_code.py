@@ -6,9 +6,9 @@ from functools import cache
 import torch
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.spell_history import is_hidden_write
+from foretrace.autograd.eager_history.trained_writes import is_hidden_write
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Output
 from foretrace.ir.program.walk import binds, every_op, makes_leaf, subgraphs_of
 from foretrace.operators.schemas.schema import schema_of
 
@@ -36,7 +36,7 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
 def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops without writes that autograd does not see and no result reads, and their readers.
 
-    Written as an op in place, each would stay even if nothing reads it.
+    Written out, each would be an op in place, which stays whoever reads it.
     """
     if not any(map(is_hidden_write, ops)):
         return ops
@@ -53,12 +53,12 @@ def needs(op: Op) -> Collection[Value]:
     """The values from outside that an op, or its body, uses."""
     if op.region is None:
         return op.operands
-    own: set[Value] = set()
+    outs_inside: set[Value] = set()
     found: list[Value] = list(op.operands)
     for inner in op.region:
-        found += [v for v in needs(inner) if v not in own]
-        own.update(all_outs(inner))
-    return list(dict.fromkeys(v for v in found if v not in own))
+        found += [v for v in needs(inner) if v not in outs_inside]
+        outs_inside.update(all_outs(inner))
+    return list(dict.fromkeys(v for v in found if v not in outs_inside))
 
 
 def all_outs(op: Op) -> Collection[Value]:
@@ -79,16 +79,16 @@ def _fixed(ops: Iterable[Op]) -> set[Value]:
 def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]]) -> bool:
     """Whether the op, or something in it, draws random numbers, writes, checks, or may raise.
 
-    The backward's ops raise only where the forward does. An op with fixed indices raises in every
-    run or in none. Neither counts.
+    The ops of the backward may raise only as the forward does, and an op with indices that are
+    fixed in every run or in none.
     """
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or makes_leaf(op):
         if op.target is PRINT:
             return True
-        inner_ops = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
-        return any(effectful(inner, semantics, fixed) for inner in inner_ops)
+        nested = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
+        return any(effectful(inner, semantics, fixed) for inner in nested)
     schema = schema_of(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
@@ -106,8 +106,8 @@ def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:
 
 
 def _returning(op: Op, used: set[Value]) -> Op:
-    own = all_outs(op)
-    returned = [v for v in values_in(op.result) if v in own]
+    outs_inside = all_outs(op)
+    returned = [v for v in values_in(op.result) if v in outs_inside]
     extra = [v for v in _ordered(op) if v in used and v not in op.outs]
     outs = tuple(dict.fromkeys((*returned, *(v for v in op.outs if v in used), *extra)))
     if outs == op.outs:

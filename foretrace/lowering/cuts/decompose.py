@@ -27,7 +27,7 @@ from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.program.walk import binds, leaf_ops, subgraphs_of, with_subgraphs
 from foretrace.lowering.cuts.dead_code import live, needs, values_of
-from foretrace.lowering.cuts.decomposition_tracer import GIVEN, Entries, EntryRecorder, Table
+from foretrace.lowering.cuts.decomposition_tracer import TABLE_ENTRY, Entries, EntryRecorder, Table
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.out_variants import ITSELF
@@ -73,7 +73,7 @@ def decompose(
 def _is_for_autograd(op: Op) -> bool:
     """Whether a forward cut has the op for autograd, so that it trains as the program does.
 
-    See `autograd/eager_history/spell_history.py`.
+    See `autograd/eager_history/emit_history.py`.
     """
     follows = FOR_AUTOGRAD.get(op.target)
     return follows is not None and (not follows or any(v.type.requires_grad for v in op.operands))
@@ -82,7 +82,7 @@ def _is_for_autograd(op: Op) -> bool:
 FOR_AUTOGRAD: Mapping[Any, bool] = MappingProxyType(
     {aten.copy_.default: False, aten.detach.default: True}
 )
-"""Operators that set a history; whether only for what requires grad"""
+"""What emits a history; whether it does so only of what requires grad"""
 
 
 class _Decomposition:
@@ -95,7 +95,7 @@ class _Decomposition:
         self.recorder = EntryRecorder(entries)
         self.plain = EntryRecorder(Entries({}, entries.target))
         self.relaid: dict[Value, tuple[Value, Op]] = {}
-        """what replaces a value that came in another layout, and the op that returned it"""
+        """what stands for a value that came in another layout, and the op that returned it"""
 
     def opened(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops of a graph, or of an op that was kept whole, opened by the table."""
@@ -146,7 +146,7 @@ class _Decomposition:
             yield from _typed_again(op, result) if relaid else [op]
         else:
             body = result[0].body or () if len(result) == 1 else result
-            yield from self._pieces(op.but(below=list(body), choice=GIVEN), op)
+            yield from self._pieces(op.but(below=list(body), choice=TABLE_ENTRY), op)
 
     def _has_entry(self, op: Op) -> bool:
         """Whether the table opens an op; not one whose results have sizes that data decides.
@@ -185,7 +185,7 @@ class _Decomposition:
                 for new, out in zip(values_in(result.result), op.outs, strict=True)
             ]
         for each in copy_ops(ops, dict(zip(news, op.outs, strict=True)), op):
-            each.choice, each.piece_of = each.choice or GIVEN, op
+            each.choice, each.piece_of = each.choice or TABLE_ENTRY, op
             yield from leaf_ops((each,))
 
     def _fitted(self, new: Value, like: TensorType) -> Value:

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 Table: TypeAlias = Mapping[Any, Callable[..., Any]]
 """What torch takes as `decompositions=`: for an OpOverload, a function of its arguments."""
-GIVEN = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
+TABLE_ENTRY = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
 
 
 class Entries(Semantics):
@@ -40,11 +40,11 @@ class Entries(Semantics):
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The decomposition; without one, what the target decomposes the op into."""
+        """The decomposition; without one, what decomposes the op on the target."""
         decomposition = self.table.get(func)
         if decomposition is None:
             return self.target.body_kernel(func, args, kwargs)
-        return _Reported(func, decomposition), GIVEN
+        return _Reported(func, decomposition), TABLE_ENTRY
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """As on the target."""
@@ -110,7 +110,7 @@ class EntryRecorder(WithoutExample, Recorder):
         return self.lift_constant(tensor)
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
-        """A tensor that a decomposition built from a Python number, as an op that builds it."""
+        """A tensor that a decomposition created from a Python number, as an op."""
         if tensor.numel() != 1:
             raise Refusal(
                 "a decomposition uses a tensor from outside",
@@ -120,8 +120,8 @@ class EntryRecorder(WithoutExample, Recorder):
         with torch_api.plain_torch():
             number = tensor.item()
         options = {"dtype": tensor.dtype, "device": tensor.device}
-        op = self.call(aten.full.default, (list(tensor.shape), number), options)
-        return self.abstract(op.outs[0])
+        full = self.call(aten.full.default, (list(tensor.shape), number), options)
+        return self.abstract(full.outs[0])
 
     def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> NoReturn:
         """Raise the refusal of a decomposition that asks for data."""

@@ -3,7 +3,7 @@
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.places import OnGradient
+from foretrace.ir.pydata.location import OnGradient
 
 
 def check_gradients_bare(recorded: Recording) -> None:

@@ -7,8 +7,9 @@ How each output is built is decided here for all three; a subclass does the step
 from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Tree, Value, ViewStep
-from foretrace.ir.program.recording import Output, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 
@@ -30,7 +31,7 @@ class OutputViews(ABC, Generic[T]):
 
     def all(self) -> list[T]:
         """Build all outputs, in the order of the program."""
-        built = {place: self.output(place, output) for place, output in self.recorded.as_made}
+        built = {place: self.output(place, output) for place, output in self.recorded.in_run_order}
         return [built[place] for place in range(len(self.recorded.outputs))]
 
     def output(self, place: int | None, output: Output) -> T:
@@ -48,7 +49,7 @@ class OutputViews(ABC, Generic[T]):
             built = self.result(place, value)
         else:
             built = self._view(place, value, output, output.view_of, output.view_type)
-        missing = self.missing(place, value, separate=output.apart)
+        missing = self.missing(place, value, separate=output.separate)
         built = built if missing is None else self.marked(built, missing)
         self.views[value] = built = self.named(value, built)
         return built
@@ -58,15 +59,15 @@ class OutputViews(ABC, Generic[T]):
     ) -> T:
         """View the memory of a written input again."""
         live, followed = self.live(index), self.follows(place, value)
-        if output.apart or not followed:
-            live = self.detached(live, always=output.apart)
+        if output.separate or not followed:
+            live = self.detached(live, always=output.separate)
         elif output.through is not None:
             live = self.views[output.through.value]
         if followed and output.step is not None:
             view = self.taken(live, output.step, seen)
         else:
             view = self.strided(live, seen, index)
-        if output.apart and followed and self.recorded.followed(value):
+        if output.separate and followed and self.recorded.followed(value):
             return self.joined(view, place, value)
         return view
 

@@ -17,8 +17,8 @@ KNOWN: Final = frozenset({
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
     operator.pow, operator.neg, math.trunc, torch.sym_float, torch.sym_max, torch.sym_min,
 })  # fmt: skip
-"""The functions that a file may have. Source: `_SYM_OPS` in torch/_export/serde/serialize.py"""
-SPELLED: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+"""What the reader of a file takes. Source: `_SYM_OPS` in torch/_export/serde/serialize.py"""
+SYMBOLIC: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
     {math.sqrt: torch.sym_sqrt, operator.pos: torch.sym_float}
 )
 """The same function under the name that the reader accepts"""
@@ -34,8 +34,8 @@ def in_file(ops: Iterable[Op], symbols: Symbols) -> Iterator[Op]:
         named = isinstance(op.result, sympy.Symbol) and bool(symbols.floats.known)
         if not named or hasattr(op.target, "overloadpacket") or op.target in KNOWN:
             yield op
-        elif op.target in SPELLED:
-            yield op.but(target=SPELLED[op.target])
+        elif op.target in SYMBOLIC:
+            yield op.but(target=SYMBOLIC[op.target])
         else:
             raise Refusal(
                 f"a file of torch.export has no {target_name(op.target)} of a number that data"

@@ -1,4 +1,4 @@
-"""What a program leaves in its inputs, as ops of a graph that is called without foretrace.
+"""What a program leaves in its inputs, as operators of a graph that is called without foretrace.
 
 Where `copy_` of the new content at the end is what eager did, the content is an output, which
 torch's own tools copy back. Else the graph writes: into a leaf that autograd follows, which may
@@ -13,11 +13,11 @@ import torch
 
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Mutation, Output
 from foretrace.ir.program.op import Op, Origin, Tree, Value, ViewStep, values_in
-from foretrace.ir.program.recording import Mutation, Output, Recording
-from foretrace.ir.program.rewrite import rename
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import MissingHistory, called_in
+from foretrace.ir.program.walk import MissingHistory, called_in, rename
 from foretrace.lowering.cuts.output_views import OutputViews
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]
     _check_loose(recorded)
     _check_history(recorded)
     check_begins(recorded)
-    kept = writes.of_old(list(writes.separated(ops)))
+    kept = writes.of_old(list(writes.with_copies(ops)))
     inside = [m for m in recorded.mutations if writes.inside(m)]
     for mutation in inside:
         writes.write(mutation)
@@ -74,14 +74,14 @@ class _ExplicitWrites(OutputViews[Any]):
         }
         """buffers that get the content of another tensor; eager leaves the old one as it is"""
         self.old: dict[Value, Value] = {}
-        """copies of the old content of such buffers"""
+        """copies of the content of such buffers"""
 
-    def separated(self, ops: Iterable[Op]) -> Iterator[Op]:
+    def with_copies(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops; one that reads what eager does not see written, or leaves, reads a copy.
 
         That is what is written without autograd's knowledge, and the old tensor of a bound buffer
-        with a history from an earlier call. The op may save it for its backward, which would
-        find it written. The copy is taken where it is read: torch.export.unflatten gives it to the
+        that has a history from a call before. The op may save it for its backward, which would
+        find it written. The copy is where it is read: torch.export.unflatten gives it to the
         same module.
         """
         recorded = self.recorded
@@ -149,8 +149,8 @@ class _ExplicitWrites(OutputViews[Any]):
         return self.recorded.followed(value)
 
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
-        """A leaf; `_check_loose` has refused the other kinds."""
-        return "leaf" if self.recorded.made_leaf(value) else None
+        """A leaf; `_check_loose` has refused what no op makes."""
+        return "leaf" if self.recorded.is_new_leaf(value) else None
 
     def detached(self, of: Any, *, always: bool) -> Any:
         """The same memory, detached if it requires grad."""
@@ -212,7 +212,7 @@ def _check_data(recorded: Recording, hidden: Container[Value]) -> None:
                 f"the program writes to the {item.role} in a way that autograd does not see (.data,"
                 " unsafe_split), and a backward through the exported program would not read that",
                 kind="side effect",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do=(
                     "write under torch.no_grad() instead, or write to a clone",
                     "foretrace.capture(...).cut('export') takes it as it is",
@@ -228,22 +228,22 @@ def _check_loose(recorded: Recording) -> None:
                 "the program returns a view that was taken under no_grad, which requires grad and"
                 " has no history",
                 kind="unsupported",
-                at=recorded.made_at(output.value),
+                at=recorded.defined_at(output.value),
                 do=("detach() it", "or take the view outside of torch.no_grad()"),
             )
 
 
 def _check_history(recorded: Recording) -> None:
-    """Refuse to read under no_grad a buffer with a history from an earlier call.
+    """Refuse to read under no_grad a buffer that has a history from a call before.
 
     What is unfollowed in the run would be followed then, as nothing checks the file's buffers.
     """
-    followed = {
+    trained = {
         recorded.inputs[m.index].value
         for m in recorded.mutations
         if recorded.writes_followed(m) and recorded.inputs[m.index].role.kind == "buffer"
     }
-    read = {value for value in followed if not value.type.requires_grad}
+    read = {value for value in trained if not value.type.requires_grad}
     for op in called_in(recorded.ops) if read else ():
         if read.isdisjoint(op.operands):
             continue
@@ -287,15 +287,15 @@ def _check_bound(recorded: Recording) -> None:
                 f"the program binds the {item.role} to a tensor of another type:"
                 f" {_laid_out(mutation.value.type)}, it was {_laid_out(item.value.type)}",
                 kind="side effect",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
             )
-        if mutation.rebound and recorded.made_leaf(mutation.value):
+        if mutation.rebound and recorded.is_new_leaf(mutation.value):
             raise Refusal(
                 f"the program binds the {item.role} to a leaf that it makes: a file copies into the"
                 " buffer, which would be no leaf from the second call on",
                 kind="followed write",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do=(
                     "leave requires_grad_() out, or assign it outside",
                     "foretrace.capture(...).cut('export') takes it as it is",

@@ -2,7 +2,7 @@
 
 `torch.mul` takes half a microsecond less than the entry of `aten.mul.Tensor`. But which operator a
 binding calls, and with what, is for its argument parser to say. So it is called once on examples,
-and only used if what reaches the dispatcher is the operator with the arguments of the call.
+and only used if what reaches the dispatcher is the operator with the same arguments.
 """
 
 import types

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretrace.ir.program.recording import Input
-from foretrace.lowering.emit.fx import module_of
+from foretrace.ir.program.interface import Input
+from foretrace.lowering.emit.graph_module import module_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def arranged(
     results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
     picked = [None if i is None else results[i] for i in outputs]
     for positions in own:
-        _make_distinct(graph, picked, positions)
+        _copy_repeated(graph, picked, positions)
     graph.output(tuple(picked))
     return module_of(root, graph, type(module).__name__)
 
@@ -79,8 +79,8 @@ def _attributes_of(module: fx.GraphModule) -> dict[str, Any]:
     return {name: attrgetter(name)(module) for name in map(str, named)}
 
 
-def _make_distinct(graph: fx.Graph, results: list[Any], positions: range) -> None:
-    """Replace a node by a copy where an earlier position returns it already."""
+def _copy_repeated(graph: fx.Graph, results: list[Any], positions: range) -> None:
+    """Put a copy in the place of a node that an earlier one of the positions has already."""
     seen: set[fx.Node] = set()
     for i in positions:
         if results[i] in seen:

@@ -100,7 +100,7 @@ class ExportEmitter(Emitter):
         if item.value is None:
             node.meta["val"] = item.constant
         elif item.size is not None:
-            self.learn_size(item.size, node)
+            self._learn_size(item.size, node)
         else:
             self._learn(item.value, node)
 
@@ -117,11 +117,11 @@ class ExportEmitter(Emitter):
         """A call of a Function that torch knows by name."""
         args = tuple(self._arguments(arg) for arg in op.args)
         flat = torch_api.flat_call(function, args)
-        specs = [self._attribute(spec) for spec in flat[:2]]
+        first = [self._attribute(spec) for spec in flat[:2]]
         node = self.append(
             "call_function",
             torch.ops.higher_order.flat_apply,
-            (*specs, *flat[2:]),
+            (*first, *flat[2:]),
             {},
             self.names.of(op),
         )

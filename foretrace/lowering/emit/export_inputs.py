@@ -11,8 +11,9 @@ from torch.export.graph_signature import InputKind
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.lowering.emit.export_graph import Lifted
 
@@ -44,11 +45,11 @@ def interface(
     """
     found = Interface([])
     by_tensor = {id(item.tensor): item for item in recorded.inputs if item.tensor is not None}
-    registered: set[int] = set()
-    _registered(found, module, by_tensor, registered)
+    seen: set[int] = set()
+    _registered(found, module, by_tensor, seen)
     users = _first_users(ops)
     used = {*users, *results, *(recorded.inputs[m.index].value for m in recorded.mutations)}
-    rest = [item for key, item in by_tensor.items() if key not in registered and item.value in used]
+    rest = [item for key, item in by_tensor.items() if key not in seen and item.value in used]
     _reached(found, module, rest, recorded, users)
     _arguments(found, leaves, recorded)
     return found
@@ -73,7 +74,7 @@ def separated(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _registered(
-    found: Interface, module: nn.Module, by_tensor: dict[int, Input], registered: set[int]
+    found: Interface, module: nn.Module, by_tensor: dict[int, Input], seen: set[int]
 ) -> None:
     """Parameters, then buffers; of a tensor with several names, the first is used."""
     passing = torch_api.non_persistent_buffers(module)
@@ -84,8 +85,8 @@ def _registered(
     for kind, named in sides:
         for name, tensor in named:
             lasting = None if kind is InputKind.PARAMETER else name not in passing
-            value = _value(tensor) if id(tensor) in registered else by_tensor[id(tensor)].value
-            registered.add(id(tensor))
+            value = _value(tensor) if id(tensor) in seen else by_tensor[id(tensor)].value
+            seen.add(id(tensor))
             found.lifted.append(Lifted(kind, name, value, persistent=lasting))
             (found.constants if lasting is False else found.state)[name] = tensor
 
@@ -140,9 +141,9 @@ def _attributes(module: nn.Module) -> dict[int, str]:
     """Tensors that are plain attributes of a module, by id, with their dotted names."""
     names: dict[int, str] = {}
     for path, owner in module.named_modules():
-        for name, attribute in vars(owner).items():
-            if isinstance(attribute, torch.Tensor):
-                names.setdefault(id(attribute), f"{path}.{name}" if path else name)
+        for name, item in vars(owner).items():
+            if isinstance(item, torch.Tensor):
+                names.setdefault(id(item), f"{path}.{name}" if path else name)
     return names
 
 

@@ -1,4 +1,4 @@
-"""`node.meta["val"]`: a fake tensor for each value, created when one of them is read.
+"""`node.meta["val"]`: a fake tensor for each value, created when somebody reads one of them.
 
 Who holds a graph and asks for no `val` does not pay for 5 us a node (decision 020).
 """
@@ -32,14 +32,14 @@ class Vals:
         """The fake tensor of a value."""
         known = self._known.get(value)
         if known is None:
-            known = self._known[value] = self._fake(value.type)
+            known = self._known[value] = self._create(value.type)
         return known
 
-    def _fake(self, type: TensorType) -> torch.Tensor:
+    def _create(self, type: TensorType) -> torch.Tensor:
         if type.wrapped is not None:
-            inner = tuple(map(self._fake, type.wrapped.inner))
-            fake: torch.Tensor = type.wrapped.make(inner, type.shape, type.stride)
-            return fake.requires_grad_(self.followed and type.requires_grad)
+            inner = tuple(map(self._create, type.wrapped.inner))
+            created: torch.Tensor = type.wrapped.make(inner, type.shape, type.stride)
+            return created.requires_grad_(self.followed and type.requires_grad)
         meta = self._meta(type)
         if self.followed and type.requires_grad:
             meta.requires_grad_()
@@ -71,16 +71,16 @@ class Vals:
         return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
     def meta(self, known: dict[str, Any]) -> "Waiting":
-        """A `meta`; a Value or symbol under "val" becomes a fake tensor or number when read."""
-        waiting = Waiting(known)
-        waiting.vals = self
-        self._waiting.append(waiting)
-        return waiting
+        """A `meta` with what is known; what is put there as "val", a Value or symbol, waits."""
+        created = Waiting(known)
+        created.vals = self
+        self._waiting.append(created)
+        return created
 
     def make_all(self) -> None:
         """Create the `val` of every node, when one is read.
 
-        They are the same whatever modes the reader is in.
+        They are as if they had been created with the graph, whatever modes the reader is in.
         """
         plain = torch_api.with_autograd(), torch_api.no_torch_function()
         with self._lock, plain[0], plain[1], torch_api.no_dispatch_modes():
@@ -118,54 +118,54 @@ class Waiting(Meta):
         self.__class__ = Meta  # type: ignore[assignment]
         del self.vals
 
-    def _filled(self) -> dict[str, Any]:
+    def _created(self) -> dict[str, Any]:
         self.vals.make_all()
         return self
 
     def __getitem__(self, key: str) -> Any:
-        return dict.__getitem__(self._filled() if key == "val" else self, key)
+        return dict.__getitem__(self._created() if key == "val" else self, key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict; so are the other methods."""
-        return dict.get(self._filled() if key == "val" else self, key, default)
+        """As dict has it; so are the others."""
+        return dict.get(self._created() if key == "val" else self, key, default)
 
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        return dict.items(self._filled())
+        return dict.items(self._created())
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        return dict.values(self._filled())
+        return dict.values(self._created())
 
     def copy(self) -> dict[str, Any]:
-        return dict.copy(self._filled())
+        return dict.copy(self._created())
 
     def pop(self, *args: Any) -> Any:
-        return dict.pop(self._filled(), *args)
+        return dict.pop(self._created(), *args)
 
     def popitem(self) -> tuple[str, Any]:
-        return dict.popitem(self._filled())
+        return dict.popitem(self._created())
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        return dict.setdefault(self._filled() if key == "val" else self, key, default)
+        return dict.setdefault(self._created() if key == "val" else self, key, default)
 
     def __or__(self, other: Any) -> Any:
-        return dict.__or__(self._filled(), other)
+        return dict.__or__(self._created(), other)
 
     def __ror__(self, other: Any) -> Any:
-        return dict.__ror__(self._filled(), other)
+        return dict.__ror__(self._created(), other)
 
     def __eq__(self, other: object) -> bool:
-        return dict.__eq__(self._filled(), other)
+        return dict.__eq__(self._created(), other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __ne__(self, other: object) -> bool:
-        return dict.__ne__(self._filled(), other)
+        return dict.__ne__(self._created(), other)
 
     def __repr__(self) -> str:
-        return dict.__repr__(self._filled())
+        return dict.__repr__(self._created())
 
 
 for _class in (Meta, Waiting):

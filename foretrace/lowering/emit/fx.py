@@ -13,44 +13,35 @@ from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.names import called_like_a_keyword, calls_target, spelled
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value
-from foretrace.ir.program.recording import Graph, Input, Output
+from foretrace.ir.program.interface import Input, Output
+from foretrace.ir.program.names import Names, calls_target
+from foretrace.ir.program.nested import map_tree
+from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.emit.fake_vals import Vals
-from foretrace.lowering.emit.fx_size_nodes import SizeEmitter
+from foretrace.lowering.emit.fx_sizes import write_size
+from foretrace.lowering.emit.graph_module import LITERAL_TYPES, Complex, module_of, size_path
 from foretrace.lowering.emit.module_stack import ModuleStacks
 
-LITERALS = frozenset({
-    bool, int, float, str, bytes, type(None), type(...),
-    torch.dtype, torch.device, torch.layout, torch.memory_format, torch_api.OpOverload,
-})  # fmt: skip
-"""Types whose `repr` generated code reads as the same object"""
 Needs = Callable[[Op], Collection[Value]]
 
 
-class Complex(complex):
-    """A number that generated code reads as the same one.
-
-    Python reads `-1j` with the real part -0.0, and torch.fx has no word for an infinite part.
-    """
-
-    def __repr__(self) -> str:
-        return f"complex({self.real!r}, {self.imag!r})"
-
-
-class Emitter(SizeEmitter):
+class Emitter:
     """Builds one fx graph; kept ops become submodules with graphs of their own."""
 
     def __init__(self, symbols: Symbols, vals: Vals, needs: Needs) -> None:
-        super().__init__(symbols)
-        self.vals, self.needs, self.root = vals, needs, torch.nn.Module()
+        self.symbols, self.vals, self.needs = symbols, vals, needs
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.append = torch_api.Nodes(self.graph).append
+        self.names = Names()
+        self.nodes: dict[Value, fx.Node] = {}
+        self.sizes: dict[sympy.Basic, Any] = {}
         self.stacks = ModuleStacks()
+        self.data = symbols.data
         self.unbound = set(self.data)
         """those that data decides, until a node gives them their numbers"""
 
@@ -144,7 +135,13 @@ class Emitter(SizeEmitter):
     def size_placeholder(self, size: Size, name: str) -> None:
         """Add a placeholder for a size."""
         self.unbound -= free_symbols(size)
-        self.learn_size(size, self._placeholder(name))
+        self._learn_size(size, self._placeholder(name))
+
+    def _learn_size(self, size: Size, node: fx.Node) -> None:
+        """What is computed of a size begins here."""
+        node.meta["val"] = self.symbols.symbolic(size)
+        if isinstance(size, sympy.Expr):
+            self.sizes.setdefault(self.symbols.simplify(size), node)
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         meta = self.describe(node, op)
@@ -153,7 +150,7 @@ class Emitter(SizeEmitter):
             if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
                 found = sorted(filter(self._is_open, symbols), key=attrgetter("name"))
                 if found:
-                    meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
+                    meta["unbacked_bindings"] = {s: size_path(result, s) for s in found}
         if isinstance(result, Value):
             if result in op.outs:
                 self.nodes[result], meta["val"] = node, result
@@ -192,30 +189,28 @@ class Emitter(SizeEmitter):
         torch_api.set_meta(node, meta)
         return meta
 
-    # ---- arguments ----------------------------------------------------------------------------
-
     def _arguments(self, tree: Tree) -> Any:
         kind = type(tree)
         if kind is Value:
             return self.nodes[tree]
-        return tree if kind in LITERALS else map_tree(tree, self._argument)
+        return tree if kind in LITERAL_TYPES else map_tree(tree, self._argument)
 
     def _argument(self, leaf: Any) -> Any:
         kind = type(leaf)
         if kind is Value:
             return self.nodes[leaf]
-        if kind in LITERALS:
+        if kind in LITERAL_TYPES:
             return leaf
         if isinstance(leaf, Boolean) and not isinstance(leaf, sympy.Symbol):
-            return self.condition_node(leaf)
+            return self._condition(leaf)
         if isinstance(leaf, sympy.Basic):
-            return self.size_node(leaf)
+            return self._size(leaf)
         if kind is Subgraph:
-            return self._subgraph_node(leaf)
+            return self._subgraph(leaf)
         return Complex(leaf) if kind is complex else self._attribute(leaf)
 
-    def _subgraph_node(self, subgraph: Subgraph) -> fx.Node:
-        """A subgraph of an operator as a submodule, and the node that gets it."""
+    def _subgraph(self, subgraph: Subgraph) -> fx.Node:
+        """A program that an operator holds: a module, and the node that gets it."""
         numbers = (n for n in count() if not hasattr(self.root, f"{subgraph.name}_{n}"))
         name = self.names.new(f"{subgraph.name}_{next(numbers)}")
         inner = self.inner()
@@ -223,12 +218,97 @@ class Emitter(SizeEmitter):
         return self.append("get_attr", name, (), {}, name)
 
     def _attribute(self, item: Any) -> fx.Node:
-        """An argument that generated code has no literal for."""
+        """An argument that generated code cannot write."""
         name = self.names.new(type(item).__name__)
         setattr(self.root, name, item)
         return self.graph.create_node("get_attr", name, (), {}, name)
 
-    # ---- the whole ----------------------------------------------------------------------------
+    def _size(self, expr: Any) -> Any:
+        """The node that computes an expression; created once, from the sizes of the inputs."""
+        if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
+            return self.sizes[expr]
+        expr = self.symbols.simplify(expr)
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if expr not in self.sizes:
+            if isinstance(expr, sympy.Symbol):
+                self.sizes[expr] = self._symbol(expr)
+            else:
+                self.sizes[expr] = self._expression(expr)
+        return self.sizes[expr]
+
+    def _condition(self, condition: Boolean) -> Any:
+        """A condition as it was asked: what is known of sizes by now may follow from it."""
+        symbols = {symbol: self._size_of(symbol) for symbol in condition.free_symbols}
+        return write_size(condition, symbols, self._create_size)
+
+    def _size_of(self, symbol: sympy.Symbol) -> Any:
+        if symbol not in self.sizes:
+            self.sizes[symbol] = self._symbol(symbol)
+        return self.sizes[symbol]
+
+    def _symbol(self, symbol: sympy.Symbol) -> Any:
+        """The size of an input that the symbol is, or else that it follows from."""
+        sizes = [
+            (size if size == symbol else self.symbols.simplify(size), node, dim)
+            for value, node in self.nodes.items()
+            if self._gives_sizes(value, node)
+            for dim, size in enumerate(value.type.shape)
+            if not isinstance(size, int)
+        ]
+        for size, node, dim in sizes:
+            if size == symbol:
+                return self._size_node(symbol, node, dim)
+        for size, node, dim in sizes:
+            whole = sympy.Dummy("size", integer=True)
+            expr = solved(size, symbol, whole) if symbol in size.free_symbols else None
+            if expr is not None:
+                return write_size(
+                    expr, {whole: self._size_node(size, node, dim)}, self._create_size
+                )
+        return self._place(symbol)
+
+    def _gives_sizes(self, value: Value, node: fx.Node) -> bool:
+        """Whether sizes are read off a node: an input, or what data decides the sizes of."""
+        return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
+
+    def _place(self, symbol: sympy.Symbol) -> fx.Node:
+        """A stride of an input that no size explains (of rows with gaps), or its offset."""
+        for value, node in self.nodes.items():
+            if node.op == "placeholder" and symbol in value.type.stride:
+                dim = value.type.stride.index(symbol)
+                return self._size_node(symbol, node, dim, target=torch.ops.aten.sym_stride.int)
+            if node.op == "placeholder" and symbol == value.type.offset:
+                target = torch.ops.aten.sym_storage_offset.default
+                return self._size_node(symbol, node, target=target)
+        raise AssertionError(f"no input has the size {symbol}")
+
+    def _size_node(
+        self, size: sympy.Expr, node: fx.Node, *dim: int, target: Any = torch.ops.aten.sym_size.int
+    ) -> fx.Node:
+        name = self.names.new(f"{target_name(target)}_{size}")
+        after = self._last_placeholder() if node.op == "placeholder" else node
+        with self.graph.inserting_after(after):
+            created = self.graph.create_node("call_function", target, (node, *dim), {}, name)
+        created.meta["val"] = self.symbols.symbolic(size)
+        self.describe_size(created)
+        return created
+
+    def _last_placeholder(self) -> fx.Node:
+        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+
+    def _expression(self, expr: sympy.Basic) -> Any:
+        symbols = {symbol: self._size(symbol) for symbol in free_symbols(expr)}
+        return write_size(expr, symbols, self._create_size)
+
+    def _create_size(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        name = self.names.new(function.__name__)
+        node = self.graph.create_node("call_function", function, args, {}, name)
+        self.describe_size(node)
+        return node
+
+    def describe_size(self, node: fx.Node) -> None:
+        """Say where a node that computes a size comes from: from no line of the user."""
 
     def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
         """Close the graph."""
@@ -237,51 +317,12 @@ class Emitter(SizeEmitter):
         return module_of(self.root, self.graph, class_name)
 
 
-def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
-    """The pytree path from a call's result to the symbol's number, as torch writes it."""
-    if result is symbol:
-        return ()
-    parts = [(None, result)] if isinstance(result, Value) else list(enumerate(result))
-    place, value = next((i, v) for i, v in parts if isinstance(v, Value) and symbol in v.type.shape)
-    return torch_api.size_of_result(value.type.shape.index(symbol), place)
-
-
-def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A graph and its attributes as a module whose code Python can read."""
-    calls = {id(n.target): n.target for n in graph.nodes if n.op == "call_function"}
-    if any(map(called_like_a_keyword, calls.values())):
-        graph.on_generate_code(lambda _: spelled)
-    return torch_api.LazyGraphModule(root, graph, class_name=name)
-
-
-def interpretable(module: fx.GraphModule) -> fx.GraphModule:
-    """The module, with plain complex numbers in its graph, as operators take no subclass.
-
-    Its code is unchanged: it reads them to the last bit.
-    """
-    found = [node for node in module.graph.nodes if _complex((*node.args, *node.kwargs.values()))]
-    if found:
-        module.code  # noqa: B018 - it is written while the graph has them
-    for node in found:
-        node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
-    return module
-
-
-def _complex(arguments: Tree) -> bool:
-    return any(type(leaf) is Complex for leaf in leaves(arguments))
-
-
-def _plain(leaf: Any) -> Any:
-    return complex(leaf) if type(leaf) is Complex else leaf
-
-
 def emit_flat(emitter: Emitter, op: Op) -> None:
     """Emit an op of a kept op's body, opened to its leaves."""
     if op.leaf:
         emitter.emit(op)
-    else:
-        for inner in op.body or ():
-            emit_flat(emitter, inner)
+    for inner in op.body or ():
+        emit_flat(emitter, inner)
 
 
 def to_fx(
@@ -293,7 +334,7 @@ def to_fx(
         emitter.input(item)
     for op in graph.ops:
         emitter.emit(op)
-    module = emitter.finish(map(_returned, graph.outputs), graph.kind)
+    module = emitter.finish(map(_result_of, graph.outputs), graph.kind)
     torch_api.log_graph(graph.kind, module, symbols.log, _first_line(graph))
     return module
 
@@ -303,7 +344,7 @@ def _first_line(graph: Graph) -> tuple[str, int, str] | None:
     return next(((f.file, f.line, f.function) for f in frames if f is not None), None)
 
 
-def _returned(output: Output) -> Tree:
-    """What the graph returns for an output; the run adds objects that code has no literal for."""
+def _result_of(output: Output) -> Tree:
+    """What the graph returns for an output; objects that code cannot write are added by the run."""
     known = output.value is None or isinstance(output.value, (Value, sympy.Basic, bool, int, float))
     return output.value if known else None

@@ -36,11 +36,11 @@ class ModuleStacks:
         """`stack_trace`: the user's line, as a traceback has it; nothing where there is none."""
         known = self._lines.get(id(frame))
         if known is None:
-            known = self._lines[id(frame)] = _stack_trace(frame)
+            known = self._lines[id(frame)] = _formatted(frame)
         return known
 
 
-def _stack_trace(frame: Frame | None) -> dict[str, str]:
+def _formatted(frame: Frame | None) -> dict[str, str]:
     if frame is None:
         return {}
     head = f'  File "{frame.file}", line {frame.line}, in {frame.function}'

@@ -29,7 +29,7 @@ class Statement:
     """One call: its text, its results and operands, and the user's line."""
 
     text: str
-    outs: tuple[Value, ...]
+    results: tuple[Value, ...]
     read: tuple[Value, ...]
     frame: Frame | None
 
@@ -153,11 +153,11 @@ class Straight:
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))
         if isinstance(tree, Subgraph):
-            return self._subgraph_function(tree)
+            return self._subgraph(tree)
         return self.source.literal(tree)
 
-    def _subgraph_function(self, subgraph: Subgraph) -> str:
-        """A subgraph of an operator, as a nested function."""
+    def _subgraph(self, subgraph: Subgraph) -> str:
+        """A program that an operator holds, as a function inside this one."""
         inner, name = self.source.inner(), self.source.names.new(subgraph.name)
         values = {p: self.source.names.new(p.hint or "arg") for p in subgraph.values}
         params = [values[p] if p in values else str(p) for p in subgraph.params]
@@ -192,7 +192,7 @@ def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[
     """For each statement, the values whose last use it is."""
     seen, rows = set(kept), list[list[Value]]()
     for statement in reversed(statements):
-        both = dict.fromkeys((*statement.read, *statement.outs))
+        both = dict.fromkeys((*statement.read, *statement.results))
         rows.append([value for value in both if value not in seen])
         seen.update(both)
     return rows[::-1]

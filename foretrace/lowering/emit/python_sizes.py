@@ -48,7 +48,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
 
 
 def _text(item: Any) -> str:
-    """A part: text, or a number."""
+    """A part: text of an expression, or a number."""
     if isinstance(item, str):
         return item
     if isinstance(item, float) and not math.isfinite(item):

@@ -13,7 +13,7 @@ LEAVES = "a checkpoint made it, and it is used outside of it"
 
 
 class SavingNetwork:
-    """The network of values that the backward uses, and that ops which may run again read."""
+    """What the backward uses, and all from which it could be computed by ops that may run again."""
 
     def __init__(self, halves: Sides) -> None:
         self.halves, self.network = halves, Network()
@@ -56,7 +56,7 @@ class SavingNetwork:
         return nodes
 
     def _leaves(self, op: Op | None, value: Value, maker: Op) -> bool:
-        """Whether an op of a checkpoint that runs again returned the value, and `op` is outside."""
+        """Whether a checkpoint that `op` is not in computed the value, by an op that runs again."""
         if maker.origin.checkpoint is None or self.halves.forced(maker):
             return False
         return op is None or not self.halves.inside(op, value)
@@ -74,7 +74,7 @@ class SavingNetwork:
         self.reasons[value] = reason
 
     def _op(self, op: Op, outs: list[Value]) -> None:
-        """The op that returned some of what is needed: its results, and its own needs."""
+        """The op that computes a needed value: its results, and what it would need again."""
         inner = op.origin.checkpoint is not None
         reason = self.halves.forced(op) or ("" if inner else self.halves.costs(op))
         if reason:

@@ -58,7 +58,7 @@ class Network:
 
 
 def minimum_cut(network: Network) -> set[Node]:
-    """The nodes to save, of least weight together; uses the network up.
+    """The nodes to save, of least weight together; consumes the network.
 
     Every source has to have a finite weight.
     """

@@ -13,9 +13,10 @@ import sympy
 import torch
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.names import node_names
 from foretrace.ir.program.op import Choice, Op, Origin, Tree, Value, map_values
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.program.walk import bound_inside, leaves_that_run
 from foretrace.ir.symbols.shape_env import free_symbols
@@ -34,8 +35,8 @@ SAVED_COPY = "saved value"
 class Saved:
     """One value that the forward hands to the backward.
 
-    `bytes` is what a tensor takes in memory; of a size, which is a number, 0. `op` returned the
-    value in the forward; None for an input. `free`: it lives on anyway, as inputs, parameters do.
+    `bytes` is what a tensor takes in memory; of a size, which is a number, 0. `op` computed it
+    in the forward; None for an input. `free`: it lives on anyway, as inputs and parameters do.
     """
 
     value: Value | sympy.Expr
@@ -84,7 +85,7 @@ def partition(
         recorded: the program it is a cut of.
         semantics: what operators mean on the program's target.
         policy: "min_cut", "save_all", "recompute_all", or a predicate on an Op (True: save what
-            it returns; False: run it again).
+            it computed; False: run it again).
 
     Raises:
         Refusal: there is no such policy.
@@ -93,15 +94,15 @@ def partition(
     reasons = choose(halves, policy)
     ops, handed = second(halves, reasons)
     copies = {value: _copied(halves, value) for value in handed if value in halves.aliases}
-    outgoing = [copies[v][-1].outs[0] if v in copies else v for v in handed]
+    passed = [copies[v][-1].outs[0] if v in copies else v for v in handed]
     first = [*halves.early(), *(op for each in copies.values() for op in each)]
-    results = [*values_of(halves.outputs), *outgoing]
+    results = [*values_of(halves.outputs), *passed]
     first = with_saved(live(first, results, semantics), results)
     names = node_names(((i.value, i.role.name) for i in halves.inputs), first)
     names |= {item.value: item.role.name for item in halves.inputs}
     sizes = _missing_sizes(halves, ops, handed)
-    roles = [Role("saved", name) for name in (*(names[v] for v in outgoing), *map(str, sizes))]
-    outputs = [Output(v, role) for v, role in zip([*outgoing, *sizes], roles, strict=True)]
+    roles = [Role("saved", name) for name in (*(names[v] for v in passed), *map(str, sizes))]
+    outputs = [Output(v, role) for v, role in zip([*passed, *sizes], roles, strict=True)]
     inputs = [Input(v, role) for v, role in zip(handed, roles, strict=False)]
     inputs += [size_input(s, role) for s, role in zip(sizes, roles[len(handed) :], strict=True)]
     saved = [_saved(halves, v, reasons, copies) for v in handed]

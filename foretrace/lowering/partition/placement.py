@@ -1,4 +1,4 @@
-"""A joint graph seen as two: what the forward computes, and what only the backward can run.
+"""A joint graph seen as two: what the forward computed, and what only the backward can run.
 
 A value can be recomputed in the backward by running its op again on the same operands. So a
 partition is a set of values to hand over, such that all that the backward needs is handed over, or
@@ -97,7 +97,7 @@ class Sides:
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def inside(self, op: Op, value: Value) -> bool:
-        """Whether an op's operand comes from the op's own checkpoint, or from none."""
+        """Whether an operand was computed in the op's own checkpoint, or in none."""
         maker = self.makers.get(value)
         checkpoint = maker.origin.checkpoint if maker is not None else None
         return checkpoint is None or checkpoint is op.origin.checkpoint
@@ -120,7 +120,7 @@ class Sides:
     # ---- running again --------------------------------------------------------------------------
 
     def forced(self, op: Op) -> str:
-        """Why an op's results are saved whatever the policy says; empty if they need not be."""
+        """Why what the op computed is saved whatever the policy says; empty if it need not be."""
         return self.once(op) or (ASKED if op in self.asked else "")
 
     def once(self, op: Op) -> str:

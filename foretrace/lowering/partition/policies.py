@@ -10,19 +10,19 @@ from foretrace.lowering.partition.flow_network import SavingNetwork
 from foretrace.lowering.partition.placement import Sides
 
 Policy: TypeAlias = str | Callable[[Op], bool]
-"""A name of POLICIES, or a predicate on an Op: True saves its results, False runs it again.
+"""A name of POLICIES, or a predicate on an Op: True saves what it computed, False runs it again.
 
 A predicate is asked once of each op that could run in both halves, in the order of the program.
 """
 Decide: TypeAlias = Callable[[Op], str]
-"""Why the op's results are saved; empty if the op runs again."""
+"""Why what the op computed is saved; empty if the op runs again."""
 
 SAVE_ALL, MIN_CUT = "save_all", "min_cut"
 USED = "save_all saves what the backward uses"
 
 
 def choose(halves: Sides, policy: Policy) -> dict[Value, str]:
-    """The values that the forward hands over, each with the reason.
+    """The values computed in the forward that are handed over, each with the reason.
 
     Raises:
         Refusal: there is no such policy.
@@ -51,8 +51,8 @@ def check_policy(policy: Policy) -> None:
 def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
     """From the last op to the first: what is wanted is saved, or its op wants its operands.
 
-    Views are recomputed from their bases, as they take no memory of their own. So is
-    what a checkpoint computes, unless something outside of it reads it.
+    Views are recomputed from what they are views of, as they take no memory of their own. So is
+    what a checkpoint computed, unless something outside of it wants it.
     """
     wanted = set(values_of(halves.gradients))
     outside: set[Value] = set()

@@ -1,7 +1,7 @@
 """Recomputation of a step's forward for its backward, within the one graph of the step.
 
 A policy names the values that are kept, as for a pair; all else that a backward reads is recomputed
-just before, by the same ops on the same operands. An update is never repeated: what a step leaves
+just before, by the same ops on the same operands. An update is never recomputed: what a step leaves
 is there anyway. What ran in a checkpoint is recomputed under every policy, as in eager.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Choice, Op, Substitution, Value
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import binds, made_in
+from foretrace.ir.program.walk import binds, outs_in, rename
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
 from foretrace.lowering.partition.placement import Sides
@@ -53,7 +52,7 @@ class StepSides(Sides):
 def recomputed(
     graph: Graph, recorded: Recording, semantics: TargetSemantics, policy: Policy
 ) -> Graph:
-    """The step; what the policy does not keep is recomputed where a backward reads it.
+    """The step with what the policy does not keep recomputed where a backward reads it.
 
     Args:
         graph: a forward cut of a program that asks for gradients itself.
@@ -100,9 +99,9 @@ def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
 
 
 def _once_more(op: Op, new: dict[Value, Value]) -> Op:
-    """The op, on its recomputed operands if there are any; `new` gets its results."""
+    """The op, on what was recomputed of its operands if any was; `new` learns what it makes."""
     choice = Choice(AGAIN, "a second run", "the policy does not keep what it made")
-    for value in (*op.outs, *made_in(op.own or ())):
+    for value in (*op.outs, *outs_in(op.own or ())):
         new.pop(value, None)  # it runs a third time
     return Substitution(new).op(op).but(choice=choice, piece_of=op)
 

@@ -25,7 +25,7 @@ STATE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 5056, "cuda": 16})
 
 
 def opened(graph: Graph, symbols: Symbols) -> Graph:
-    """The graph with checkpoints' ops opened where a leaf of theirs draws again."""
+    """The graph with ops of checkpoints opened where a leaf of theirs is to draw again."""
     leaves, ops = Level(False), list[Op]()
     for op in graph.ops:
         composite = not op.leaf and op.origin.checkpoint is not None and op.because is None
@@ -47,8 +47,8 @@ def repeatable(op: Op, symbols: Symbols) -> bool:
     state = STATE_BYTES.get(_device(op) or "")
     if state is None or op.kwargs.get("generator") is not None:
         return False
-    parts: list[Size] = [value.type.bytes for value in op.outs]
-    return isinstance(op.result, Value) and symbols.hint(parts[0]) > state
+    sizes: list[Size] = [value.type.bytes for value in op.outs]
+    return isinstance(op.result, Value) and symbols.hint(sizes[0]) > state
 
 
 def _device(op: Op) -> str | None:
@@ -65,11 +65,11 @@ def state_of(op: Op) -> Value:
 
 
 def keeping_state(op: Op, state: Value) -> Op:
-    """The op, which also returns the generator's state from before it."""
-    parts: Tree = (state, op.result)
+    """The op, which gives the state of the generator from before it, too."""
+    result: Tree = (state, op.result)
     func: Any = torch_api.RUN_AND_SAVE_RNG_STATE
     args = (op.target, *op.args)
-    return op.but(target=func, args=args, result=parts, outs=(state, *op.outs))
+    return op.but(target=func, args=args, result=result, outs=(state, *op.outs))
 
 
 def from_state(op: Op, state: Value) -> Op:

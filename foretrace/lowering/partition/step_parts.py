@@ -10,9 +10,10 @@ from typing import Any
 import sympy
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.names import node_names
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, size_input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.cuts.dead_code import needs
@@ -31,7 +32,7 @@ def parts_of(graph: Graph, recorded: Recording) -> tuple[Graph, Graph, Graph]:
         recorded: the program.
 
     Raises:
-        Refusal: the program asks for no gradient, a backward reads the result of an update, as
+        Refusal: the program asks for no gradient, a backward reads what an update has computed, as
             where two models take turns, or random numbers would be drawn in another order.
     """
     sides = _sides(graph)
@@ -92,9 +93,9 @@ class _Part:
         self.reads = [v for v in dict.fromkeys(reads) if v not in self.outs]
 
     def _mine(self, tree: Any) -> bool:
-        """Whether the part returns an output: it is the last part that computes some of it."""
-        parts = [self.side[v] for v in values_in(tree) if v in self.side]
-        return max(parts, default=0 if not isinstance(tree, sympy.Basic) else 2) == self.number
+        """Whether the part gives an output: the last of those that make something of it."""
+        sides = [self.side[v] for v in values_in(tree) if v in self.side]
+        return max(sides, default=0 if not isinstance(tree, sympy.Basic) else 2) == self.number
 
     def _shown(self) -> Iterable[Value]:
         return (v for output in self.outputs for v in values_in(output.value))
@@ -109,17 +110,17 @@ class _Part:
         return sorted(named - there - own, key=str)
 
     def graph(self, *later: "_Part") -> Graph:
-        """The part's graph, which also returns the values that later parts read."""
-        inputs_by_value = {item.value: item for item in self.step.inputs}
+        """The part, which also gives what later ones read."""
+        input_of = {item.value: item for item in self.step.inputs}
         sizes = {item.size: item for item in self.step.inputs if item.size is not None}
-        inputs = [inputs_by_value.get(v) or Input(v, self._role(v)) for v in self.reads]
+        inputs = [input_of.get(v) or Input(v, self._role(v)) for v in self.reads]
         inputs += [sizes.get(n) or size_input(n, Role("saved", str(n))) for n in self.numbers]
         handed = dict.fromkeys(v for part in later for v in part.reads if v in self.outs)
         outputs = [Output(v, self._role(v)) for v in handed]
         numbers = {n for part in later for n in part.numbers} - sizes.keys()
         first = self.number == 0
         own = {symbol for op in self.ops for symbol in binds(op)}
-        there = {s for v in inputs_by_value for s in v.type.symbols} if first else set[Any]()
+        there = {s for v in input_of for s in v.type.symbols} if first else set[Any]()
         outputs += [
             Output(n, Role("saved", str(n))) for n in sorted(numbers & (own | there), key=str)
         ]

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from foretrace.autograd.backward.gradient_hooks import with_hooks
+from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
 from foretrace.autograd.eager_history.function_calls import check_calls
 from foretrace.autograd.eager_history.history_ops import HISTORY, left_in_memory, unmark
 from foretrace.autograd.eager_history.returned_leaves import check_used_once, returned_inputs
-from foretrace.autograd.eager_history.spell_history import EagerHistory, spell_history
 from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
@@ -43,23 +43,23 @@ def drop_unread_writes(graph: Graph, context: Context) -> Graph:
     return _with(graph, without_unread(graph.ops, wanted, context.semantics))
 
 
-@as_pass("spell history")
-def explicit_history(graph: Graph, context: Context) -> Graph:
+@as_pass("history as ops")
+def history_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of grad modes and of writes that autograd does not see."""
     history = replace(_history(context), visible=visible(graph.ops, values_of(graph.outputs)))
-    return _with(graph, flatten(spell_history(graph.ops, history), context.forward_level))
+    return _with(graph, flatten(emit_history(graph.ops, history), context.forward_level))
 
 
 @as_pass("separate reshaped")
 def separate_reshaped(graph: Graph, context: Context) -> Graph:
     """Copy what is read after its shape was changed in place."""
     over = context.overwritten
-    return _with(graph, over.apart(graph.ops)) if over.reshaped else graph
+    return _with(graph, over.with_copies(graph.ops)) if over.reshaped else graph
 
 
-@as_pass("spell memory")
-def explicit_memory(graph: Graph, context: Context) -> Graph:
-    """Leave in memory what a backward reads there; refuse a returned leaf that is used twice."""
+@as_pass("memory as ops")
+def memory_as_ops(graph: Graph, context: Context) -> Graph:
+    """Leave in memory what a backward is to find; refuse a returned leaf that is used twice."""
     recorded, left = context.recorded, context.overwritten.left
     if not left and all(output.same_as is None for output in recorded.outputs):
         return graph
@@ -91,7 +91,7 @@ def drop_dead(graph: Graph, context: Context) -> Graph:
 
 @as_pass(CUT_SUBGRAPHS)
 def cut_trained_subgraphs(graph: Graph, context: Context) -> Graph:
-    """Cut the subgraphs of ops at the same level, and write out their history."""
+    """Cut the programs that ops hold at the same level, and emit their history."""
     level, history = context.forward_level, EagerHistory(context.semantics, context.around, {})
     return _with(graph, cut_inside(graph.ops, level, context.semantics, history))
 

@@ -10,8 +10,9 @@ from foretrace.autograd.backward.gradient_hooks import Hooks, hooked, standing, 
 from foretrace.autograd.backward.unpack_hooks import saving_calls
 from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import Op, Origin, RuleName, Value
-from foretrace.ir.program.recording import Graph, Input, Output, Recording, Role, maker_of
+from foretrace.ir.program.recording import Graph, Recording, maker_of
 from foretrace.ir.program.tensor_type import TangentStrides, TensorType
 from foretrace.ir.program.verify import DIFFERENTIATED
 from foretrace.lowering.cuts.cut import cut_inside, flatten
@@ -102,17 +103,14 @@ def _walk(context: Context) -> Differentiation:
 
 
 NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
-"""The op that an output without one comes from: an input that is returned."""
+"""What an output that no op returns is because of: an input handed back."""
 
 
 # ---- where the backward walk starts --------------------------------------------------------------
 
 
 def _seed(
-    recorded: Recording,
-    walk: Differentiation,
-    loss: int | None,
-    tangent_strides: TangentStrides | None,
+    recorded: Recording, walk: Differentiation, loss: int | None, strides_of: TangentStrides | None
 ) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
@@ -125,7 +123,7 @@ def _seed(
     tangents = []
     followed = [output for output in recorded.returned if recorded.differentiable(output.value)]
     types = [output.value.type.without_gaps().with_grad(False) for output in followed]
-    for i, strides in enumerate(tangent_strides or [type.laid for type in types]):
+    for i, strides in enumerate(strides_of or [type.laid for type in types]):
         if strides is not None:
             tangent, output = Value(types[i].arrived(strides)), followed[i]
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))
@@ -155,14 +153,14 @@ def _loss_value(recorded: Recording, loss: Any) -> Value:
             f"output {loss} does not require grad, or is a view taken under no_grad, so it has no"
             " backward graph",
             kind="wrong loss",
-            at=recorded.made_at(value),
+            at=recorded.defined_at(value),
             do='choose another output, or use cut("aten")',
         )
     if value.type.shape and value.type.numel != 1:
         raise Refusal(
             f"output {loss} is {value.type!r}; only a scalar has an implicit gradient",
             kind="wrong loss",
-            at=recorded.made_at(value),
+            at=recorded.defined_at(value),
             do="return a scalar loss, or use loss=None and pass tangents=",
         )
     return value

@@ -1,6 +1,6 @@
 """The backward of a pair for some tangents with their strides, from the same saved values.
 
-Where an output gets no gradient, eager's backward does not pass through its ops: parameters
+Where an output gets no gradient, eager's backward does not pass through its op: parameters
 that only it reaches get None, and sums lack its part. Where a gradient lies otherwise than its
 output, sums over it run in another order. So the backward is differentiated again for the tangents
 that there are; the forward has run already, and what it saved is all there is.
@@ -14,7 +14,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.op import Op, Value, substitute
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.rewrite import rename
+from foretrace.ir.program.walk import rename
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.pipelines.kinds import DERIVED
@@ -29,7 +29,7 @@ def partial_backward(
     """The backward for the tangents that arrived, with their strides; inputs as of the pair's.
 
     Args:
-        joint: the graph that the pair was split from.
+        joint: the graph that the pair is cut from.
         pair: what the forward has saved.
         context: the program; `tangents` says which of them there are, and their strides.
         then: the passes that were run over the joint graph before it was split.
@@ -82,6 +82,6 @@ def _not_saved(value: Value, recorded: Recording) -> Refusal:
     return Refusal(
         f"a backward for some of the outputs alone needs {value!r}, which was not saved",
         kind="partial gradient",
-        at=recorded.made_at(value),
+        at=recorded.defined_at(value),
         do=('use foretrace.compile(..., backend="eager")', "use all outputs in the loss"),
     )

@@ -8,8 +8,9 @@ from foretrace.autograd.backward.unpack_hooks import read_by_hooks
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved
 from foretrace.forks import cached_property
+from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Graph, Output, Recording, Role
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import DIFFERENTIATED, Infer, verify_graph
 from foretrace.lowering.cuts.cut import Level, read_by_gradients, written_over
@@ -98,7 +99,7 @@ Watch: TypeAlias = Callable[[Pass, Graph, Graph], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassRun:
-    """One pass over the graph of a cut: the graph before it, and the graph after it."""
+    """One pass over the graph of a cut: its input and its output."""
 
     done: Pass
     before: Graph
@@ -162,7 +163,7 @@ def verifying(recorded: Recording, infer: Infer | None) -> Watch:
         if changed(before, after):
             subgraphs = DIFFERENTIATED if trees else ""
             verify_graph(
-                after, recorded, infer, stage=done.stage, subgraphs=subgraphs, made_by=done.name
+                after, recorded, infer, stage=done.stage, subgraphs=subgraphs, source=done.name
             )
 
     return verify

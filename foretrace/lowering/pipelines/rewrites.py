@@ -20,14 +20,14 @@ def open_subclasses(graph: Graph, context: Context) -> Graph:
 
 @as_pass("decompose")
 def open_by_table(graph: Graph, context: Context) -> Graph:
-    """Open the ops for which the user's table has a decomposition."""
+    """Open the ops for which the table of the caller has a decomposition."""
     if context.table is None:
         return graph
     return decompose(graph, context.table, context.semantics, context.level.kept)
 
 
-@as_pass("spell scalars")
-def explicit_scalars(graph: Graph, context: Context) -> Graph:
+@as_pass("scalars as ops")
+def scalars_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of what Python computes of numbers of data."""
     return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
 

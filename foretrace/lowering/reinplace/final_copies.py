@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Choice, Op, Origin, Value
-from foretrace.ir.program.recording import Graph, Mutation, Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.lowering.reinplace.in_place_calls import COPY
@@ -35,7 +36,7 @@ def written_at_end(
     Args:
         graph: a forward cut, down to leaves.
         recorded: the program.
-        may_raise: whether an operator may raise.
+        may_raise: whether an op may raise.
     """
     if len(recorded.asked) > len(recorded.asked_before):
         return graph, frozenset()  # it gives up in its middle
@@ -76,12 +77,12 @@ def _after_its_loss(op: Op) -> Iterator[Op]:
     one, same = Value(out.type), Value(out.type.but(dtype=torch.bool))
     choice = Choice("order", "after the loss", "what raises is to raise before the update")
 
-    def call(func: Any, args: tuple[Any, ...], value: Value) -> Op:
+    def piece(func: Any, args: tuple[Any, ...], value: Value) -> Op:
         return Op(func, args, {}, value, (value,), origin=op.origin, choice=choice, piece_of=op)
 
     yield op.but(outs=(one,), result=one)
-    yield call(aten.eq.Tensor, (loss, loss), same)
-    yield call(aten.where.self, (same, one, one), out)
+    yield piece(aten.eq.Tensor, (loss, loss), same)
+    yield piece(aten.where.self, (same, one, one), out)
 
 
 def _copied(recorded: Recording, mutation: Mutation) -> bool:
@@ -92,7 +93,7 @@ def _copied(recorded: Recording, mutation: Mutation) -> bool:
 
 
 class _After:
-    """Finds which of the ops that may raise a value depends on."""
+    """Knows which of the ops that may raise a value depends on."""
 
     def __init__(self, ops: Sequence[Op], stops: Callable[[Op], bool]) -> None:
         self.of, self.every = dict[Any, int](), 0

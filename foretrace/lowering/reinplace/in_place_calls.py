@@ -19,7 +19,7 @@ Lists: TypeAlias = dict[Op, tuple[Sequence[Value], Sequence[Op]]]
 
 
 def called(op: Op) -> Called:
-    """The in-place operator and its arguments; None for new content with an old history."""
+    """The in-place operator and its arguments; no operator for new content with an old history."""
     target = op.target
     if isinstance(target, Write) and target.func is COPY and not target.followed:
         _, inner, *rest = op.args
@@ -30,7 +30,7 @@ def called(op: Op) -> Called:
 
 
 class InPlaceCalls:
-    """Decides for a graph's ops that write whether the operator in place can be called."""
+    """Knows for which ops that write the operator in place can be called."""
 
     def __init__(self, graph: Graph) -> None:
         self.read = {v for op in graph.ops for v in op.operands}

@@ -7,8 +7,9 @@ from math import inf
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.recording import Graph, Recording
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +22,7 @@ class Memory:
 
 
 class Sharing:
-    """Which values of each op share memory; asked once."""
+    """Knows which values share memory by each op; computed once."""
 
     def __init__(self) -> None:
         self._known: dict[Op, Mapping[Value, list[Value]]] = {}
@@ -83,7 +84,7 @@ class Memories:
             self.of[value] = Memory(not bases and _plain(value), [value])
 
     def free(self, into: Iterable[Value], place: int) -> bool:
-        """Whether the memories of some values are distinct, and nothing reads them after an op."""
+        """Whether values lie in distinct memory that nothing reads after an op."""
         found = [self.of.get(value) for value in into]
         if len({id(memory) for memory in found}) < len(found):
             return False

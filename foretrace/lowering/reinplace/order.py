@@ -55,8 +55,8 @@ def ordered(
         recorded: the program.
         inputs: what may lie in the memory of inputs that are written.
         lists: operators on lists that may write.
-        sharing: what shares memory.
-        may_raise: whether an operator may raise.
+        sharing: which values share memory.
+        may_raise: whether an op may raise.
     """
 
     def writes(op: Op) -> bool:
@@ -89,9 +89,9 @@ def accumulated(graph: Graph, sharing: Sharing) -> Iterator[Op]:
 
 def _moved(graph: Graph, sharing: Sharing) -> dict[int, list[Op]]:
     """The ops that accumulate, by the place of what they wait for."""
-    readers, defined_at, moved = dict[Value, list[int]](), dict[Value, int](), dict[int, list[Op]]()
+    readers, maker_at, moved = dict[Value, list[int]](), dict[Value, int](), dict[int, list[Op]]()
     for place, op in enumerate(graph.ops):
-        defined_at.update(dict.fromkeys(op.outs, place))
+        maker_at.update(dict.fromkeys(op.outs, place))
         for value in op.operands:
             readers.setdefault(value, []).append(place)
     of_others = (item.value for item in graph.inputs if item.gradient_of is None)
@@ -99,7 +99,7 @@ def _moved(graph: Graph, sharing: Sharing) -> dict[int, list[Op]]:
     for place, op in enumerate(graph.ops):
         if not op.writes or draws(op) or op.operands[0] in others:
             continue
-        ready = max(defined_at.get(value, -1) for value in op.operands)
+        ready = max(maker_at.get(value, -1) for value in op.operands)
         between, read = graph.ops[ready + 1 : place], readers[op.operands[0]]
         alone = not any(ready < reader < place for reader in read)
         if ready >= 0 and between and alone and all(each.asked or each.writes for each in between):
@@ -115,9 +115,9 @@ def guards_of(recorded: Recording) -> set[str]:
 
 def asserts(op: Op, guards: Collection[str]) -> bool:
     """Whether it, or something in a program that it holds, asserts a guard."""
-    inner_ops = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
+    nested = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
     checks = not op.outs and len(op.args) > 1 and isinstance(op.args[1], str)
-    return (checks and op.args[1] in guards) or any(asserts(inner, guards) for inner in inner_ops)
+    return (checks and op.args[1] in guards) or any(asserts(inner, guards) for inner in nested)
 
 
 def _needed(ops: Iterable[Op], asked: Collection[Op], symbols: Symbols) -> set[Op]:

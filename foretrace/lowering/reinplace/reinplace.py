@@ -8,10 +8,10 @@ afterwards as it was: neither the value that is written over, nor a view of it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, substitute, values_in
-from foretrace.ir.program.recording import Graph, Output, Recording
-from foretrace.ir.program.rewrite import rename
-from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.walk import rename, subgraphs_of
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.lowering.reinplace.in_place_calls import (
     COPY,
@@ -155,7 +155,7 @@ class _Writing:
         """Whether an output that is no input would become one by writing in place."""
         if output.role.kind == "mutation" or output.same_as is not None:
             return False
-        if output.view_of is not None and not output.apart:
+        if output.view_of is not None and not output.separate:
             return False
         memories = (self.memories.of.get(value) for value in values_in(output.value))
         return any(m is not None and m.of_input and m.writable for m in memories)

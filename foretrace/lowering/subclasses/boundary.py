@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import Op, Value, substitute
-from foretrace.ir.program.recording import Graph, Input, Output, Role
-from foretrace.ir.program.rewrite import rename
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import rename
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
-GIVEN = ("saved", "tangent")
-"""Kinds of inputs of a backward"""
+SECOND_HALF = ("saved", "tangent")
+"""Kinds of inputs that a second half has"""
 Flat = Callable[..., Sequence[Any]]
 
 
@@ -61,7 +62,7 @@ class Edges:
         if not item.value.type.wrapped:
             yield item
             return
-        kind = item.role.kind if item.role.kind in GIVEN else "input"
+        kind = item.role.kind if item.role.kind in SECOND_HALF else "input"
         for value, name in self._leaves(item.value, item.role.name):
             if count > 0:
                 self._flagged[value] = Value(value.type.with_grad(True), value.hint)
@@ -102,10 +103,10 @@ class Edges:
             return run
         takes, gives = self.takes, self.gives
 
-        def call(*inputs: Any) -> list[Any]:
+        def call(*args: Any) -> list[Any]:
             flat = [
                 each
-                for item, type in zip(inputs, takes, strict=True)
+                for item, type in zip(args, takes, strict=True)
                 for each in _unwrapped(item, type)
             ]
             results = iter(run(*flat))

@@ -14,9 +14,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.nested import pairs
 from foretrace.ir.program.op import Op, Value, copy_ops, substitute
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.program.walk import leaf_ops, rename
 from foretrace.lowering.cuts.dead_code import live, values_of
 from foretrace.lowering.cuts.decomposition_tracer import Entries, EntryRecorder
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -31,8 +30,8 @@ def unwrapped(graph: Graph, semantics: TargetSemantics) -> Graph:
     Raises:
         Refusal: the class gives something that lies otherwise than the derivative takes it to.
     """
-    result = (out for op in graph.ops for out in op.outs)
-    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *result)):
+    outs = (out for op in graph.ops for out in op.outs)
+    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *outs)):
         return graph
     walk = _Opening(semantics)
     ops = list(walk.opened(graph.ops))
@@ -81,18 +80,18 @@ class _Opening:
         for value, tensor in pairs(op.result, answer):
             if value not in op.outs:
                 continue
-            result = tensor.ft_value if isinstance(tensor, Abstract) else None
-            if result is None or not _same_layout(result.type, value.type):
-                raise _otherwise(op, value, result)
-            self.now[value] = env.setdefault(result, Value(result.type, value.hint))
+            found = tensor.ft_value if isinstance(tensor, Abstract) else None
+            if found is None or not _same_facts(found.type, value.type):
+                raise _otherwise(op, value, found)
+            self.now[value] = env.setdefault(found, Value(found.type, value.hint))
         for each in copy_ops(ops, env, op):
             yield from leaf_ops((each,))
 
 
-def _same_layout(result: TensorType, wanted: TensorType) -> bool:
-    """Whether the types are equal for every reader: strides of sizes 1 do not matter."""
-    facts = [(t.shape, t.dtype, t.device, t.lazy) for t in (result, wanted)]
-    steps = zip(wanted.shape, result.stride, wanted.stride, strict=False)
+def _same_facts(found: TensorType, wanted: TensorType) -> bool:
+    """Whether what follows reads one as it would read the other."""
+    facts = [(t.shape, t.dtype, t.device, t.lazy) for t in (found, wanted)]
+    steps = zip(wanted.shape, found.stride, wanted.stride, strict=False)
     return facts[0] == facts[1] and all(n == 1 or mine == its for n, mine, its in steps)
 
 
@@ -106,12 +105,10 @@ WAYS = (
 )
 
 
-def _otherwise(op: Op, value: Value, result: Value | None) -> Refusal:
-    found = (
-        "nothing" if result is None else f"{result.type!r} with strides {list(result.type.stride)}"
-    )
+def _otherwise(op: Op, value: Value, found: Value | None) -> Refusal:
+    what = "nothing" if found is None else f"{found.type!r} with strides {list(found.type.stride)}"
     return Refusal(
-        f"{op.target} of a {_kinds(op)} gives {found}, and the derivative is that of"
+        f"{op.target} of a {_kinds(op)} gives {what}, and the derivative is that of"
         f" {value.type.plain!r} with strides {list(value.type.stride)}",
         kind="unsupported tensor",
         at=op.origin.frame,

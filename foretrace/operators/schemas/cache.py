@@ -137,7 +137,7 @@ class Cache(Generic[T]):
     def _report(self, questions: tuple[Question, ...]) -> None:
         """Report questions to the listeners of the ShapeEnv, as if they were asked now."""
         if self._symbols.noting is not None:
-            self._symbols.noting.tell(questions)
+            self._symbols.noting.notify(questions)
 
     def _conditional(self, key: Any, env: NotingShapeEnv) -> T | None:
         known = env.known_of(symbols_of(key))

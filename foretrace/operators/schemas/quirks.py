@@ -80,7 +80,7 @@ KEPT_OPERANDS = Quirk(
     since="2.13",
 )
 NO_VIEWS = Quirk(
-    "a view to the schema and none to autograd: it shares the version counter, and no history",
+    "is a view to the schema and none to autograd: it shares the version counter, and no history",
     _none("detach view.dtype"),
     "tools/autograd/derivatives.yaml: no differentiable output",
     "operators/schemas/schema.py",
@@ -137,7 +137,7 @@ IN_ORDER = Quirk(
     "operators/inference/eager_strides.py",
 )
 LOSSES = Quirk(
-    "the same, where nothing is broadcast",
+    "gives contiguous results on the CPU, where nothing is broadcast",
     _none("mse_loss_backward huber_loss_backward smooth_l1_loss_backward"),
     NATIVE + "BinaryOps.cpp, Loss.cpp",
     "operators/inference/eager_strides.py",
@@ -209,7 +209,7 @@ COMPLEX_IN_ORDER = Quirk(
 # ---- kernels that do otherwise than a call of them shows ----------------------------------------
 
 CASTS_BELOW = Quirk(
-    "its kernel calls operators that autocast casts to lower precision",
+    "has a kernel that calls operators that autocast casts to lower precision",
     _none("_trilinear convolution linalg_matrix_exp linalg_polar"),
     "aten/src/ATen/autocast_mode.h; seen by the profiler over OpInfo",
     "tracer/recorder/dispatch.py",
@@ -260,19 +260,19 @@ FIRST_GRADIENT_LIKE_OPERAND = Quirk(
     " class of its own",
     _none("linalg_householder_product ormqr"),
     "torch/csrc/autograd/FunctionsManual.cpp: householder_product_backward",
-    "autograd/derivatives/derive.py",
+    "autograd/derivatives/autograd_run.py",
 )
 BY_DATA = Quirk(
     "has a derivative that looks at data (a zero, a NaN); a graph computes both answers",
     _none("prod prod.dim_int max min median nanmedian"),
     "torch/csrc/autograd/FunctionsManual.cpp: prod_backward, evenly_distribute_backward",
-    "autograd/derivatives/registered_reductions.py",
+    "autograd/derivatives/registered_rules.py",
 )
 WRONG_NOISE = Quirk(
     "has a derivative that reads the noise that was passed, and not what it drew",
     _none("rrelu_with_noise_functional"),
     "tools/autograd/derivatives.yaml",
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/emit_history.py",
 )
 SCATTERED = Quirk(
     "has a wrong derivative for some dtypes and layouts of the base, or none (complex numbers); a"
@@ -284,7 +284,7 @@ SCATTERED = Quirk(
         "aten::as_strided_scatter": "as_strided",
     },
     "tools/autograd/derivatives.yaml",
-    "autograd/eager_history/spell_history.py",
+    "autograd/eager_history/trained_writes.py",
 )
 
 OF_SCHEMAS = (

@@ -7,7 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 
 aten = torch.ops.aten
 

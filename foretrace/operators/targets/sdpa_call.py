@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sympy
 import torch
 
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.ir.program.tensor_type import Size, TensorType
 
 BATCHED = 4

@@ -120,5 +120,5 @@ def _put_back(name: str, before: Any) -> None:
 def _put_back_warnings(before: list[Any]) -> None:
     if list(warnings.filters) != before:
         warnings.filters[:] = before  # type: ignore[index]
-        with warnings.catch_warnings():  # Python looks at its filters anew when it is left
+        with warnings.catch_warnings():  # Python reads its filters again when it is left
             pass

@@ -1,6 +1,6 @@
 """Python state outside of the arguments: what the program's own code reads of it and changes.
 
-While the program runs, the interpreter tells of every function that is entered. The bytecode of
+While the program runs, the interpreter reports each function that is entered. The bytecode of
 each names the globals and closure cells that it may read or bind. They are kept as they were before
 the function first ran, so that what the run changed is known, and can be put back.
 """
@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
-from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
-from foretrace.python_state.snapshot.restore import changes_of
+from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -28,8 +29,8 @@ MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 
 
-TELLING: Final = frozenset({"id", "type"})
-"""Names that tell an object from one that stands for it"""
+IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
+"""Names of what distinguishes an object from one that stands for it"""
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
@@ -42,20 +43,20 @@ class Refusing(Protocol):
         """A function in C is about to be called from a frame."""
 
     def marks(self, code: types.CodeType) -> bool:
-        """Whether it wants to be told of each call of a Python function."""
+        """Whether it wants to know each call of a Python function."""
 
     def entered(self, frame: types.FrameType) -> None:
         """Such a function begins."""
 
     def inspects(self, code: types.CodeType) -> bool:
-        """Whether it wants to be told of functions in C that this code calls."""
+        """Whether it wants to know the functions in C that this code calls."""
 
 
 class BackwardReads:
     """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
 
     def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         self.codes: dict[int, types.CodeType] = {}
 
@@ -66,7 +67,7 @@ class AccessMonitor(Unmonitored):
     def __init__(self) -> None:
         self.holes: Refusing | None = None
         """refuses what the run is about to do outside of a graph; None: it may"""
-        self.places: dict[tuple[int, str], Place] = {}
+        self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
         self.counts: set[str] = set()
@@ -76,7 +77,7 @@ class AccessMonitor(Unmonitored):
         another way (`vars(self)`)"""
         self.asks_types = False
         """whether the program's code has Python's own `type` at hand, by whatever name"""
-        self.tells_apart = False
+        self.asks_identity = False
         """whether it has `type` or `id`, or names either, whatever it is"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
@@ -88,11 +89,11 @@ class AccessMonitor(Unmonitored):
         """the functions that were called so"""
         self.later = BackwardReads()
         self._stop: Callable[[], Any] = nobody_watches
-        """lets the interpreter tell this of nothing, during the run"""
+        """stops the reports of the interpreter, during the run"""
         self._watch: Callable[[], Any] = nobody_watches
-        """lets it go on to tell"""
+        """lets them go on"""
         self._rests_at = list[types.CodeType]()
-        self.lent = dict[int, tuple[Any, Any]]()
+        self.borrowed = dict[int, tuple[Any, Any]]()
         """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
         """how deep work of ours is going on"""
@@ -103,7 +104,7 @@ class AccessMonitor(Unmonitored):
 
     def has_type(self) -> None:
         """Note that the program's code has Python's own `type` at hand."""
-        self.asks_types = self.tells_apart = True
+        self.asks_types = self.asks_identity = True
 
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
@@ -135,9 +136,9 @@ class AccessMonitor(Unmonitored):
         self.ended()()
 
     def ended(self) -> Callable[[], Any]:
-        """Work of ours has ended; what is given watches again, where it was the outermost.
+        """Work of ours has ended; the argument watches again, where it was the outermost.
 
-        Its caller calls it last: of each function that returns after it, the interpreter tells.
+        Its caller calls it last: the interpreter reports each function that returns after it.
         """
         self.resting -= 1
         return nobody_watches if self.resting else self._watch
@@ -158,7 +159,7 @@ class AccessMonitor(Unmonitored):
             self.resting = resting
 
     def names(self) -> dict[int, str]:
-        """What the globals and closure cells held, by id, with their names."""
+        """The former contents of globals and closure cells, by id, with their names."""
         return {id(place.before): place.name for place in self.places.values()}
 
     def changes(self) -> list[Change]:
@@ -181,7 +182,7 @@ class AccessMonitor(Unmonitored):
         return self.holes is not None and self.holes.inspects(code)
 
     def event(self, frame: types.FrameType, event: str, arg: object) -> None:
-        """What the interpreter tells."""
+        """The reports of the interpreter."""
         if event != "call":
             if event == "c_call" and self.holes is not None:
                 self.holes.called(frame, arg)
@@ -212,7 +213,7 @@ class AccessMonitor(Unmonitored):
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         own = {*_python_own(frame, reads_of(code))}
-        self.tells_apart |= bool(own) or not TELLING.isdisjoint(reads_of(code).globals)
+        self.asks_identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads_of(code).globals)
         self.asks_types |= "type" in own
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
@@ -249,8 +250,8 @@ class AccessMonitor(Unmonitored):
     ) -> None:
         known = name == ANNOTATED or (id(space), name) in notes.places
         if not known and type(space.get(name)) not in (Like, Chosen):
-            held = self._as_it_was(space.get(name, MISSING))
-            notes.places[id(space), name] = Place(name, space, held)
+            content = self._as_it_was(space.get(name, MISSING))
+            notes.places[id(space), name] = Location(name, space, content)
 
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
@@ -289,27 +290,27 @@ class AccessMonitor(Unmonitored):
         self._stop()
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:
-        """The cells of a function, with what they held if that is known."""
+        """The cells of a function, with their former contents where those are known."""
         if not isinstance(function, types.FunctionType):
             return
         for name, cell in cells_of(function).items():
             if name != "__class__" and (id(cell), "") not in self.places:
-                held = self._as_it_was(before.get(name, cell_content(cell)))
-                self.places[id(cell), ""] = Place(name, cell, held)
+                content = self._as_it_was(before.get(name, cell_content(cell)))
+                self.places[id(cell), ""] = Location(name, cell, content)
 
     def _as_it_was(self, item: Any) -> Any:
-        return self.lent[id(item)][1] if id(item) in self.lent else item
+        return self.borrowed[id(item)][1] if id(item) in self.borrowed else item
 
     def _closures(self) -> None:
         """The cells of functions that ran.
 
-        Not of functions that the run itself has made: what they close over is local to it.
+        Not of functions that the run itself creates: what they close over is local to it.
         """
         self._called()
         every = [each for code in self._codes for each in code.co_consts]
-        made = {id(each) for each in every if isinstance(each, types.CodeType)}
+        created = {id(each) for each in every if isinstance(each, types.CodeType)}
         for function, before in self._functions.values():
-            if id(function.__code__) not in made:
+            if id(function.__code__) not in created:
                 self._cells(function, before)
         self._frames.clear()
         self._functions.clear()
@@ -318,8 +319,8 @@ class AccessMonitor(Unmonitored):
         """Find the functions of the calls that have ended: what is left of a frame holds it."""
         running = []
         for frame, before in self._frames:
-            held, code = gc.get_referents(frame), frame.f_code
-            functions = (each for each in held if type(each) is types.FunctionType)
+            content, code = gc.get_referents(frame), frame.f_code
+            functions = (each for each in content if type(each) is types.FunctionType)
             found = [each for each in functions if each.__code__ is code]
             for function in found:
                 self._functions.setdefault(id(function), (function, before))
@@ -329,7 +330,7 @@ class AccessMonitor(Unmonitored):
 
 
 def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
-    """Which of TELLING a function that begins has, Python's own: in a global, a cell, an argument.
+    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
 
     What pytest puts into an `assert` is none of them.
     """
@@ -339,5 +340,5 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
     items += [builtins] if "builtins" in reads.imports else ()
     for item in items:
         if item is builtins or item is names:
-            yield from TELLING & reads.attributes
-        yield from (name for name in TELLING if item is names[name])
+            yield from IDENTITY_FUNCTIONS & reads.attributes
+        yield from (name for name in IDENTITY_FUNCTIONS if item is names[name])

@@ -8,8 +8,10 @@ deep. Plain data is kept as a copy, all else as the object that it is.
 import functools
 import itertools
 import types
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,23 +24,16 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     How,
     ModuleState,
+    ReadFact,
     ReadLocation,
 )
-from foretrace.ir.pydata.members import (
-    MISSING,
-    OWN,
-    attributes_of,
-    own_items,
-    own_kind,
-    own_length,
-    reached,
-)
-from foretrace.ir.pydata.places import Change, Entry, Place
+from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.snapshot.restore import Called
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -51,6 +46,8 @@ PARTS = ("func", "args", "keywords", "__self__", "__func__")
 DEFAULTS = ("__defaults__", "__kwdefaults__")
 """Attributes in C of functions; where there are none, the caller gives what is read"""
 NO_INSIDE = (type, torch.Tensor)
+Step: TypeAlias = tuple[str, Any, int]
+"""What an object is called, the object, and how many steps its attributes are followed from it"""
 SLOT = types.MemberDescriptorType
 
 
@@ -77,38 +74,21 @@ def read_outside(
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.inputs.set_on += reading.set_on(index, tensor)
-    requires.python.held, requires.python.met = reading.found, reading.met
+    requires.python.reads, requires.python.met = reading.found, reading.met
     requires.python.mentioned = reading.mentioned
 
 
 def _read(
     mentioned: Iterable[str],
-    places: Iterable[Place],
+    places: Iterable[Location],
     fn: Any,
     leaves: Iterable[tuple[str, Any]],
     requires: CallRequirements,
     open: set[int],
 ) -> "StateReads":
     reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
-    reading.modules(requires.python.modules)
-    reading.places(places)
-    reading.follow("the program", fn)
-    for name, leaf in leaves:
-        reading.follow(name, leaf)
+    reading.read(requires.python.modules, places, [("the program", fn), *leaves])
     return reading
-
-
-def bound_before(change: Change) -> ReadLocation:
-    """What was there, as read, where the run has bound a name."""
-    place = change.place
-    entry = isinstance(place, Entry) and plain(place.key)
-    name = f"{place.name}[{place.key!r}]" if entry else place.name
-    if isinstance(place.name, Called):
-        name = place.name.of(place.key if entry else "the optimizer's state")
-    how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
-    if isinstance(place.holder, dict):
-        how = "item"
-    return ReadLocation(name, how, place.holder, place.key, place.copy)
 
 
 class StateReads:
@@ -125,57 +105,61 @@ class StateReads:
     ) -> None:
         self._open, self._unread = open, unread
         self.mentioned = frozenset(mentioned) | {"forward"}
-        self.found = list[ReadLocation | AttributeNames | ContainerLength]()
+        self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
         self._seen: dict[int, Any] = {}
         self._slots: dict[type, list[str]] = {}
         """by class, for those that were looked at"""
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
-        """by class and attributes, which most objects of a class have alike"""
+        """by class and attributes, which most objects of a class share"""
 
-    def modules(self, states: Iterable[ModuleState]) -> None:
-        """The modules of the program."""
-        self._seen |= {id(state.module): state.module for state in states}
-        for state in states:
-            self._object(state.path or type(state.module).__name__, state.module, DEEPEST)
-
-    def places(self, places: Iterable[Place]) -> None:
-        """Globals and closure cells."""
-        for place in places:
-            if isinstance(place.holder, dict):
-                name = f"the global {place.name}"
-                self._take(name, "item", place.holder, place.name, place.before, DEEPEST)
-            elif place.before is not MISSING:
-                name = f"the closed-over {place.name}"
-                self._take(name, "cell", place.holder, None, place.before, DEEPEST)
+    def read(
+        self,
+        states: Iterable[ModuleState],
+        places: Iterable[Location],
+        items: Iterable[tuple[str, Any]],
+    ) -> None:
+        """Note what modules, globals and closure cells, and objects by name lead to."""
+        self._walk(self._of_modules(states))
+        self._walk(step for place in places for step in self._of_name(place))
+        self._walk(step for name, item in items for step in self._to(name, item, DEEPEST))
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input, but for the tensors that it wraps: these are its own."""
         own = flattened(tensor)[0] if wraps(type(tensor)) else ()
         space = vars(tensor).items()
         mentioned = [(n, item) for n, item in space if n in self.mentioned and n not in own]
-        for name, item in mentioned:
-            self.follow(name, item)
+        self.read((), (), mentioned)
         return [(index, n, snapshot(item) if plain(item) else item) for n, item in mentioned]
 
-    def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
-        """What an object leads to; that it is the same object is known already."""
+    # ---- the walk ----------------------------------------------------------------------------
+
+    def _walk(self, steps: Iterable[Step]) -> None:
+        deque(walk_nested(steps, self._inside, itemgetter(1), self._seen), maxlen=0)
+
+    def _inside(self, step: Step) -> Iterable[Step]:
+        name, item, depth = step
+        if issubclass(type(item), nn.Module):
+            return self._met_module(name, item)
+        if issubclass(type(item), OWN):
+            return self._items(name, item, depth)
+        return () if _of_a_library(item) else self._object(name, item, depth)
+
+    def _to(self, name: str, item: Any, depth: int) -> Iterable[Step]:
+        """The step to an object; none to what leads to nothing that is read.
+
+        That it is the same object is known already.
+        """
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
-            return
-        if self._data(item) and not _leads_on(item):
-            return
-        self._seen[id(item)] = item
-        if issubclass(kind, nn.Module):
-            self._met_module(name, item)
-        elif issubclass(kind, OWN):
-            self._items(name, item, depth)
-        elif not _of_a_library(item):
-            self._object(name, item, depth)
+            return ()
+        return () if self._data(item) and not _leads_on(item) else ((name, item, depth),)
 
-    def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
-        """One place, and what it leads to."""
+    def _take(
+        self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int
+    ) -> Iterable[Step]:
+        """Note one place; gives the steps that it leads to."""
         is_data = self._data(item)
         # a dict of numbers that holds a list which each call fills is no value to compare
         itself = id(item) in self._open or (not is_data and plain(item))
@@ -183,19 +167,36 @@ class StateReads:
         before = snapshot(item) if data else item
         self.found.append(ReadLocation(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
-            self._classes(item, 0)
-        elif depth and (not data or _leads_on(item)):
-            self.follow(name, item, depth - 1)
+            return self._classes(item, 0)
+        leads = depth and (not data or _leads_on(item))
+        return self._to(name, item, depth - 1) if leads else ()
 
     def _data(self, item: Any) -> bool:
-        """Whether it is plain data, none of which a call reads anew."""
-        if not plain(item):
-            return False
-        return not self._open or not any(id(x) in self._open for x in reached([item], _items, 9))
+        """Whether it is plain data, which a call does not read again."""
+        is_plain = plain(item)
+        if not (is_plain and self._open):
+            return is_plain
+        return not any(id(each) in self._open for each in walk_heap([item], _items, depth=9))
 
     # ---- objects -----------------------------------------------------------------------------
 
-    def _object(self, name: str, item: Any, depth: int) -> None:
+    def _of_modules(self, states: Iterable[ModuleState]) -> Iterator[Step]:
+        self._seen |= {id(state.module): state.module for state in states}
+        for state in states:
+            name = state.path or type(state.module).__name__
+            yield from self._object(name, state.module, DEEPEST)
+
+    def _of_name(self, place: Location) -> Iterable[Step]:
+        """A global or a closure cell."""
+        if isinstance(place.holder, dict):
+            name = f"the global {place.name}"
+            return self._take(name, "item", place.holder, place.name, place.before, DEEPEST)
+        if place.before is MISSING:
+            return ()
+        name = f"the closed-over {place.name}"
+        return self._take(name, "cell", place.holder, None, place.before, DEEPEST)
+
+    def _object(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """The attributes that the code mentions: the object's own, in slots, of its class."""
         space = attributes_of(item)
         if space is not None:
@@ -203,10 +204,11 @@ class StateReads:
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
                 self.found.append(AttributeNames(name, space, type(item), names))
             for key in keys:
-                self._take(f"{name}.{key}", "item", space, key, space[key], depth)
-        for key in (*_parts(item), *self._classes(type(item), depth)):
-            held = getattr(item, key, MISSING)
-            self._take(f"{name}.{key}", "attribute", item, key, held, depth)
+                yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
+        slots = yield from self._classes(type(item), depth)
+        for key in (*_parts(item), *slots):
+            content = getattr(item, key, MISSING)
+            yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
 
     def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
         """The attributes of an object, and those of them that the code mentions.
@@ -221,7 +223,7 @@ class StateReads:
             self._asked[shape] = known
         return known
 
-    def _classes(self, kind: type, depth: int) -> list[str]:
+    def _classes(self, kind: type, depth: int) -> Generator[Step, None, list[str]]:
         """A class of the user and what it inherits from; gives the names of slots."""
         known = self._slots.get(kind)
         if known is not None:
@@ -233,36 +235,37 @@ class StateReads:
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
-                    self._class(each, mentioned, depth)
+                    yield from self._class(each, mentioned, depth)
         return slots
 
-    def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
+    def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
         space = vars(kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
-                self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)
+                name = f"{kind.__name__}.{key}"
+                yield from self._take(name, "item", space, key, space[key], depth)
 
-    def _items(self, name: str, item: Any, depth: int) -> None:
+    def _items(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """A container of more than plain data; of a large one, how many items it has."""
         length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
         if own_kind(item) in (set, frozenset) and length == len(items):
-            members = tuple(held for _, held in items)
+            members = tuple(content for _, content in items)
             self.found.append(ContainerMembers(name, item, length, members))
-            for held in members if depth else ():
-                self.follow(f"a member of {name}", held, depth - 1)
+            for content in members if depth else ():
+                yield from self._to(f"a member of {name}", content, depth - 1)
             return
         self.found.append(ContainerLength(name, item, length))
-        for key, held in items if own_kind(item) not in (set, frozenset) else ():
+        for key, content in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := _shown(key)) is not None:
-                self._take(f"{name}[{shown}]", "item", item, key, held, depth)
+                yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
 
-    def _met_module(self, name: str, module: nn.Module) -> None:
+    def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
         states = [
             state_of(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
         ]
         self.met += states
-        self.modules(states)
+        yield from self._of_modules(states)
         for state in states:
             for table in torch_api.tensor_tables(state.module):
                 for key, tensor in table.items():

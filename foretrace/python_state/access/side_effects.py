@@ -1,7 +1,7 @@
 """What a program does that no graph can repeat, and that leaves nothing behind to be found later.
 
 It prints, reads the clock or a file, stops in a debugger, or asks for a break of the graph. The
-interpreter tells of each such call before it is made; where the rest of the program can be captured
+interpreter reports each such call before it runs; where the rest of the program can be captured
 around it, it is refused then, so that nothing is printed, read or advanced twice.
 """
 
@@ -22,7 +22,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
-TOLD: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
+REPORTED: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
 """Functions of `builtins` and `io`"""
 CLOCKS: Final = frozenset({"now", "utcnow", "today"})
 SYSTEM: Final = frozenset({
@@ -115,7 +115,7 @@ def check_iterators(
     Args:
         before: what the program can reach.
         outside: watches it; where it refuses no holes, nobody runs the program again.
-        lines: tells where.
+        lines: finds where.
 
     Raises:
         Refusal: there is one.
@@ -131,7 +131,7 @@ def check_iterators(
 
 
 def _iterators(before: HeapSnapshot) -> Iterator[tuple[Any, str]]:
-    """Those that the program is given or can reach, and files; no attribute that no code names.
+    """Arguments of the program, what it can reach, and files; no attribute that no code names.
 
     A private one may be a library's, whose code was not looked at: of a DataLoader's iterator.
     """
@@ -158,7 +158,7 @@ def _touches(kind: type, owner: Any, function: Any) -> bool:
 @cache
 def _of_module(module: str, name: str) -> bool:
     if module in ("builtins", "_io", "io"):
-        return name in TOLD
+        return name in REPORTED
     if module == "_thread":
         return name in BEGINS
     return module in SYSTEM and name not in HARMLESS
@@ -192,7 +192,7 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 @cache
 def _users(file: str) -> bool:
-    """Whether code of the user's is in it, or what is made of it: a dataclass calls factories."""
+    """Whether code of the user's is in it or called by it: a dataclass calls factories."""
     own = origin_of(file) == "user" and not file.startswith(IMPORTING)
     return own or file == LAYER_CALL
 

@@ -5,7 +5,7 @@ again with a symbol in the place of the number, so that the graph takes the one 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
@@ -15,11 +15,12 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from foretrace.ir.program.call_requirements import ReadLocation
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
-from foretrace.ir.pydata.places import NUMBERS, OPEN, Change, Contents, Entry, Place, StateRead
 from foretrace.ir.pydata.plain_data import plain
-from foretrace.python_state.snapshot.restore import Called, told_of
+from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
+from foretrace.python_state.snapshot.changes import Called, name_of_leaf
 
 
 def is_open(item: Any) -> bool:
@@ -37,27 +38,24 @@ def counted(before: Any, after: Any) -> bool:
 def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
     """The places that a run has bound to other numbers; which of their leaves these are."""
     for change in changes:
-        if change.rebound and type(change.place) in (Place, Entry, Contents):
-            (then, form), (now, other) = map(take_apart, (change.place.before, change.after))
+        if change.rebound and type(change.place) in (Location, Entry, Contents):
+            (then, form), (now, other) = map(named_leaves, (change.place.before, change.after))
             if form == other:
                 for number, ((_, old), (_, new)) in enumerate(zip(then, now, strict=True)):
                     if counted(old, new):
                         yield replace(change, after=None), number
 
 
-def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+def seen_to_differ(reads: Iterable[ReadLocation]) -> Iterator[tuple[Change, int]]:
     """The numbers that a capture has found in groups of optimizers, and that are others now.
 
     Also elsewhere, but these are guesses (`of_optimizer`).
     """
-    for each in held:
-        if not isinstance(each, ReadLocation):
-            continue
+    for each in reads:
         in_group = type(each.holder) is dict and "params" in each.holder
-        if in_group or type(each.before) in NUMBERS:
-            place = place_of(each)
-            if place is not None:
-                yield from counted_in([Change(place, place.now, rebound=True)])
+        place = each.location if in_group or type(each.before) in NUMBERS else None
+        if place is not None:
+            yield from counted_in([Change(place, place.now, rebound=True)])
 
 
 def of_optimizer(change: Change) -> bool:
@@ -66,17 +64,13 @@ def of_optimizer(change: Change) -> bool:
 
 
 def may_be_counted(
-    held: Iterable[object], names: Container[object]
+    reads: Iterable[ReadLocation], names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
     """The numbers at places whose names the code stores to, on whatever way."""
-    for each in held:
-        if not isinstance(each, ReadLocation) or type(each.before) not in (
-            *NUMBERS,
-            dict,
-            OrderedDict,
-        ):
+    for each in reads:
+        if type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
-        place, name = place_of(each), _variable(each) if each.how == "cell" else each.key
+        place, name = each.location, each.variable
         if place is not None and type(each.before) not in NUMBERS:
             yield from _entries_counted(each.name, place.now, names)
         elif place is not None and type(name) is str and name in names:
@@ -97,7 +91,7 @@ def _entries_counted(
 def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
     """The numbers that containers hold, where these are few: each is an input."""
     for place in contents:
-        leaves = take_apart(place.before)[0]
+        leaves = named_leaves(place.before)[0]
         for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
             if type(leaf) in NUMBERS:
                 yield Change(place, None, rebound=True), number
@@ -114,9 +108,8 @@ Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
 """
 
 
-def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+def scheduled(places: Sequence[ReadLocation]) -> Iterator[tuple[Change, int]]:
     """The numbers that a schedule changes between calls of the program, or on another way."""
-    places = [each for each in held if isinstance(each, ReadLocation)]
     found = (each.before for each in places if isinstance(each.before, LRScheduler))
     groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
     for each in places:
@@ -124,26 +117,10 @@ def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
             continue
         marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
         if marked or (each.key == "lr" and id(each.holder) in groups):
-            place = place_of(each)
-            (_, number), *_ = take_apart(each.before)[0] or [("", None)]
+            place = each.location
+            (_, number), *_ = named_leaves(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:
                 yield Change(place, None, rebound=True), 0
-
-
-def place_of(held: ReadLocation) -> Place | None:
-    """The place of what was found; None where it is an item of a list, or none of ours."""
-    if held.how == "item" and not isinstance(held.holder, dict):
-        return None
-    if held.how == "item" and type(held.key) is not str:
-        return Entry(held.name, held.holder, held.key, held.before)  # type: ignore[arg-type]
-    if held.how == "item":
-        return Entry(held.key, held.holder, held.key, held.before)  # type: ignore[arg-type]
-    return Place(str(held.key or _variable(held)), held.holder, held.before)
-
-
-def _variable(held: ReadLocation) -> str:
-    """The name of a closure cell, as it is told: `the closed-over best`."""
-    return held.name.rpartition(" ")[2]
 
 
 class SymbolicCounters:
@@ -205,7 +182,7 @@ class SymbolicCounters:
         self._guessed.clear()
         return had
 
-    def close(self, each: tuple[Place, int] | str) -> None:
+    def close(self, each: tuple[Location, int] | str) -> None:
         """Leave one as the number that it is."""
         self._closed.add(key := _key(each))
         if isinstance(each, str):
@@ -214,22 +191,22 @@ class SymbolicCounters:
             self._places[key[:2]][1].discard(each[1])
 
     @contextmanager
-    def lent(
+    def replaced(
         self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            outside: its `lent` takes each, and the number, by the id of the one.
+            outside: its `borrowed` takes each, and the number, by the id of the one.
             called: what dicts of optimizers are about, by id.
         """
-        given: dict[int, Any] = getattr(outside, "lent", {})
-        left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
+        borrowed_by_id: dict[int, Any] = getattr(outside, "borrowed", {})
+        left, borrowed = list[Change](), list[tuple[Location, Any, list[Any], str]]()
         try:
             for change, known in self._places.values():
-                place = anew(change.place)
-                leaves, structure = take_apart(place.before)
+                place = change.place.refreshed
+                leaves, structure = named_leaves(place.before)
                 every = [leaf for _, leaf in leaves]
                 # what an earlier capture has found there may be something else by now
                 numbers = {i for i, leaf in enumerate(every) if i in known and _counts(leaf)}
@@ -237,15 +214,15 @@ class SymbolicCounters:
                 for i in sorted(numbers):
                     read = StateRead(place, structure, tuple(opened), i, type(every[i]))
                     about, path = called.get(id(place.holder)), leaves[i][0]
-                    name = about.of(place.key, path) if about else told_of(change, path)
+                    name = about.of(place.key, path) if about else name_of_leaf(change, path)
                     every[i] = symbol(read, name)
                 put = structure.build(iter(every)) if numbers else place.before
-                lent.append((place, put, every, change.name))
-                given[id(put)] = put, place.before
+                borrowed.append((place, put, every, change.name))
+                borrowed_by_id[id(put)] = put, place.before
                 place.bind(put)
             yield left
         finally:
-            for place, put, every, name in lent:
+            for place, put, every, name in borrowed:
                 now = place.now
                 if not (now is put or isinstance(place, Contents)) or _others(now, every):
                     left.append(Change(place, now, rebound=True, path=name))
@@ -257,19 +234,12 @@ def _counts(item: object) -> bool:
 
 
 def _others(now: Any, then: list[Any]) -> bool:
-    leaves = [leaf for _, leaf in take_apart(now)[0]]
+    leaves = [leaf for _, leaf in named_leaves(now)[0]]
     return len(leaves) != len(then) or any(map(is_not, leaves, then))
 
 
-def _key(each: tuple[Change | Place, int] | str) -> Any:
+def _key(each: tuple[Change | Location, int] | str) -> Any:
     if isinstance(each, str):
         return each
     place = each[0].place if isinstance(each[0], Change) else each[0]
-    return id(place.holder), place.key, each[1]
-
-
-def anew(place: Place) -> Place:
-    """The place, as it is now."""
-    if isinstance(place, Entry):
-        return Entry(place.name, place.holder, place.key, place.now)
-    return type(place)(place.name, place.holder, place.now)
+    return *place.identity, each[1]

@@ -20,16 +20,11 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.members import (
-    attributes_of,
-    cell_content,
-    cells_of,
-    members,
-    own_kind,
-    reached,
-)
-from foretrace.ir.pydata.places import Change, Contents, Entry, Filling, State, StateRead
+from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.location import Contents, Entry, Filling
+from foretrace.ir.pydata.members import attributes_of, cell_content, cells_of, members, own_kind
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.state import Change, State, StateRead
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.returned_frames import let_go
@@ -46,7 +41,7 @@ from foretrace.tracer.recorder.function_target import Context, FunctionCall
 YOUNG_TO_OLD = 0, 1, 2
 """The generations of the collector"""
 METHODS = (staticmethod, classmethod, types.FunctionType)
-"""What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
+"""How a Function defined inside may close over a tensor; one from outside keeps no tensor"""
 
 
 LEFT_BEHIND = Stranded(
@@ -81,7 +76,7 @@ def check_none_escaped(types: Types, recorded: Recording, lines: Lines) -> None:
     """Refuse a program that stored a tensor where it outlives the run.
 
     Raises:
-        Refusal: it did; with the line that stored the tensor, or else the one that made it. Or it
+        Refusal: it did; with the line that stored the tensor, or else created it. Or it
             keeps the handle of a hook.
     """
     _check_handles(recorded)
@@ -105,13 +100,13 @@ def _kept_by_frames(types: Types, recorded: Recording) -> bool:
 
 def _check_handles(recorded: Recording) -> None:
     """Refuse a hook that whoever called the program could remove: each call has one of its own."""
-    collected(lambda: not any(op.target.held for op in recorded.hooks))
-    held = next((op for op in recorded.hooks if op.target.held), None)
-    if held is not None:
+    collected(lambda: not any(op.target.removable for op in recorded.hooks))
+    holding = next((op for op in recorded.hooks if op.target.removable), None)
+    if holding is not None:
         raise Refusal(
             "the program keeps or returns the handle of a hook, and a graph has no other to give",
             kind="side effect",
-            at=held.origin.frame,
+            at=holding.origin.frame,
             do=(
                 "do not keep what register_hook returns",
                 "or remove the hook before the program returns",
@@ -160,7 +155,7 @@ def _memoized(name: str, lines: Lines) -> Refusal:
 def _needed(recorded: Recording) -> Iterator[Abstract]:
     """Abstract tensors that the record itself holds."""
     calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
-    # what an autograd.Function is given, and keeps for its backward or around its methods
+    # what an autograd.Function takes, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
@@ -171,24 +166,24 @@ def _needed(recorded: Recording) -> Iterator[Abstract]:
 
 def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     """The abstract tensors that objects, containers and closures hold."""
-    return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
+    return (item for item in walk_heap(roots, _inside, depth=depth) if isinstance(item, Abstract))
 
 
 def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
     """The tensors that they hold, of the run or from outside, and the numbers of the run."""
-    every = reached(roots, _inside, depth)
+    every = walk_heap(roots, _inside, depth=depth)
     return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
 
 
-def held_before(function: type[Function], args: Any) -> bool:
-    """Whether a Function is given or holds a tensor or number of the run that it does not bind."""
-    forward, anew = function_of(function.forward), set[int]()
+def closes_over_run(function: type[Function], args: Any) -> bool:
+    """Whether a Function takes or holds a tensor or number of the run that it does not bind."""
+    forward, rebound = function_of(function.forward), set[int]()
     if forward is not None:
         found = instructions(forward.__code__)
         bound = {each.arg for each in found if each.kind == (STORE, CELL)}
         cells = cells_of(forward).items()
-        anew = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
-    return any(id(each) not in anew for each in _of_the_run((function, args)))
+        rebound = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
+    return any(id(each) not in rebound for each in _of_the_run((function, args)))
 
 
 def comes_to(forward: Any, recorded: Recording) -> bool:
@@ -199,9 +194,12 @@ def comes_to(forward: Any, recorded: Recording) -> bool:
     changes = [each for each in recorded.changes if each.itself or plain(each.after)]
     requires = recorded.requires
     filled: list[Change | State | StateRead] = [*changes, *recorded.states, *requires.python.forms]
-    held = {*map(id, requires.notes.filled), *(id(e.place.holder) for e in filled if _content(e))}
+    filled_ids = {
+        *map(id, requires.notes.filled),
+        *(id(e.place.holder) for e in filled if _content(e)),
+    }
     bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
-    function = function_of(forward) if held or bound else None
+    function = function_of(forward) if filled_ids or bound else None
     if function is None:
         return False
     found = [mentioned_by(function)]
@@ -211,12 +209,14 @@ def comes_to(forward: Any, recorded: Recording) -> bool:
     roots += [function.__globals__, *map(cell_content, function.__closure__ or ())]
 
     def named(item: Any) -> Iterable[Any]:
-        space = attributes_of(item) if item is not function.__globals__ else {}
+        if item is function.__globals__:
+            return ()  # what the code names of them is a root
+        space = attributes_of(item)
         return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
 
-    there = {id(each) for each in reached(roots, named, 4)}
+    there = {id(each) for each in walk_heap(roots, named, depth=4)}
     met = (id(e.holder) in there and (isinstance(e, Entry) or e.key in names) for e in bound)
-    return not held.isdisjoint(there) or any(met)
+    return not filled_ids.isdisjoint(there) or any(met)
 
 
 def _content(left: Change | State | StateRead) -> bool:
@@ -248,7 +248,7 @@ def _inside(item: Any) -> Iterable[Any]:
 
 def _leads_to(tensor: Abstract, root: Any) -> bool:
     """Whether containers, memos and plain objects lead to a tensor."""
-    return any(each is tensor for each in reached([root], _known_by, 3))
+    return any(each is tensor for each in walk_heap([root], _known_by, depth=3))
 
 
 def _known_by(item: Any) -> Iterable[Any]:

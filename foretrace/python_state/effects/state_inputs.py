@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import CellType
 from typing import Any, Protocol
 
 import torch
@@ -12,39 +11,34 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import (
     FIRST_CALL,
-    AttributeNames,
     CallRequirements,
-    ContainerLength,
     ContainerMembers,
+    ReadFact,
     ReadLocation,
 )
 from foretrace.ir.program.effects import LeaveState, of_kind
-from foretrace.ir.program.recording import Input, Role
-from foretrace.ir.pydata.containers import take_apart
-from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.places import (
-    Change,
+from foretrace.ir.program.interface import Input, Role
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.location import (
     Contents,
     Entry,
     Filling,
+    Location,
     OnArguments,
-    OnData,
-    OnGradient,
     OnInput,
-    Place,
-    StateRead,
-    content_of,
+    OnTensor,
 )
+from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.module_state import located
-from foretrace.python_state.snapshot.restore import told_of
+from foretrace.python_state.snapshot.changes import name_of_leaf
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput, Filling)
+ON_THE_CALL = (OnArguments, OnTensor, OnInput, Filling)
 """Places that each call has of its own, and those of which it asks nothing"""
 
 
@@ -72,15 +66,15 @@ def add_state_inputs(
         requires: takes further places of one tensor, and which inputs are of the second kind.
     """
     _read_left(kept, run, requires)
-    left = {(id(each.place.holder), each.place.key) for each in kept}
-    others = (each for each in moved if (id(each.place.holder), each.place.key) not in left)
+    left = {each.place.identity for each in kept}
+    others = (each for each in moved if each.place.identity not in left)
     _read_moved(others, run, requires)
 
 
 def _read_left(kept: Iterable[Change], run: Run, requires: CallRequirements) -> None:
     for change in requires.notes.changed:
         if change.itself and own_kind(change.after) in FILLED:
-            content = Contents(change.name, change.after, content_of(change.after))
+            content = Contents.of(change.name, change.after)
             requires.python.forms.append(_read(content, -1))
     counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
@@ -123,35 +117,35 @@ def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
     return True
 
 
-def _read(place: Place, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
+def _read(place: Location, number: int, every: tuple[Any, ...] | None = None) -> StateRead:
     """A leaf of what is in a place; `every`: all of them, with open numbers."""
-    leaves, structure = take_apart(place.before)
+    leaves, structure = named_leaves(place.before)
     return StateRead(place, structure, every or tuple([leaf for _, leaf in leaves]), number)
 
 
 def _tensors_in(
-    place: Place, every: tuple[Any, ...] | None = None
+    place: Location, every: tuple[Any, ...] | None = None
 ) -> Iterator[tuple[StateRead, torch.Tensor]]:
-    for number, (_, leaf) in enumerate(take_apart(place.before)[0]):
+    for number, (_, leaf) in enumerate(named_leaves(place.before)[0]):
         if isinstance(leaf, torch.Tensor):
             yield _read(place, number, every), leaf
 
 
-def seen_rebound(held: Iterable[object]) -> Iterator[Change]:
+def seen_rebound(reads: Iterable[ReadLocation]) -> Iterator[Change]:
     """The places where a capture has found tensors, and where there are others now."""
-    for each in held:
-        if isinstance(each, ReadLocation) and isinstance(each.before, (torch.Tensor, *CONTAINERS)):
-            yield from () if each.itself else _rebound(each)
+    for each in reads:
+        if isinstance(each.before, (torch.Tensor, *CONTAINERS)) and not each.itself:
+            yield from _rebound(each)
 
 
-def _rebound(held: ReadLocation) -> Iterator[Change]:
-    place, name = place_of(held), held.name
+def _rebound(read: ReadLocation) -> Iterator[Change]:
+    place, name = read.location, read.name
     now = MISSING if place is None else place.now
-    if isinstance(held.holder, (list, deque)) and held.key in range(len(held.holder)):
-        name = held.name.rpartition("[")[0]
-        place = Contents(name, held.holder, content_of(held.holder))
-        now = place.before[held.key]
-    if place is not None and _others(held.before, now):
+    if isinstance(read.holder, (list, deque)) and read.key in range(len(read.holder)):
+        name = read.name.rpartition("[")[0]
+        place = Contents.of(name, read.holder)
+        now = place.before[read.key]
+    if place is not None and _others(read.before, now):
         yield Change(place, None, rebound=True, path=name)
 
 
@@ -161,10 +155,10 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
     Not those of modules, nor of others that are trained: what trains them holds the very tensor.
     """
     tables = {id(t) for each in requires.python.met for t in torch_api.tensor_tables(each.module)}
-    for each in requires.python.held:
-        if isinstance(each, ReadLocation) and isinstance(tensor := each.before, torch.Tensor):
-            place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
-            name = place.name if each.how == "cell" and place is not None else each.key
+    for each in requires.python.locations:
+        if isinstance(tensor := each.before, torch.Tensor):
+            place, trained = each.location, tensor.requires_grad and tensor.is_leaf
+            name = each.variable
             known = type(name) is str and name in names and id(each.holder) not in tables
             if known and place is not None and not trained:
                 yield Change(place, None, rebound=True, path=each.name)
@@ -172,18 +166,18 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
 
 def _others(before: Any, now: Any) -> bool:
     """Whether tensors are others, alone or in a container that is nested as it was."""
-    (then, form), (found, other) = map(take_apart, (before, now))
+    (then, form), (found, other) = map(named_leaves, (before, now))
     pairs = [(a, b) for (_, a), (_, b) in zip(then, found, strict=False)]
     both = [type(a) is type(b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return before is not now and form == other and bool(both) and all(both)
 
 
 def drop_unread(
-    held: Iterable[ReadLocation | AttributeNames | ContainerLength],
+    facts: Iterable[ReadFact],
     inputs: Iterable[Input],
     real: Sequence[Any],
     requires: CallRequirements,
-) -> Iterator[ReadLocation | AttributeNames | ContainerLength]:
+) -> Iterator[ReadFact]:
     """What of the Python state has to be as it was: not the state that is read at each call.
 
     `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
@@ -192,54 +186,41 @@ def drop_unread(
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.python.tied]
     if not (reads or requires.python.forms):
-        yield from held
+        yield from facts
         return
-    places = {(id(read.place.holder), _key(read.place)) for read in reads}
+    places = {read.place.identity for read in reads}
     requires.inputs.set_on = [
         each for each in requires.inputs.set_on if (id(vars(real[each[0]])), each[1]) not in places
     ]
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     contents = [read for read in reads if isinstance(read.place, Contents)]
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
-    anew = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
-    for each in held:
-        place = (id(each.holder), each.key) if isinstance(each, ReadLocation) else None
-        itself = isinstance(each, ReadLocation) and each.itself
-        if itself or (place not in places and id(each.holder) not in inside):
-            tensors = [x for x in _tensors_of(each) if id(x) in anew]
-            requires.python.tied += [(_elsewhere(each, x), anew[id(x)]) for x in tensors]
+    by_id = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
+    for each in facts:
+        if each.itself or (each.identity not in places and id(each.holder) not in inside):
+            tensors = [x for x in each.tensors if id(x) in by_id]
+            requires.python.tied += [(_elsewhere(each, x), by_id[id(x)]) for x in tensors]
             if not tensors:
                 yield each
 
 
-def _elsewhere(
-    held: ReadLocation | AttributeNames | ContainerLength, tensor: torch.Tensor
-) -> StateRead:
+def _elsewhere(fact: ReadFact, tensor: torch.Tensor) -> StateRead:
     """The tensor in one more place, which is not left.
 
     Raises:
         Refusal: it is one of a set.
     """
-    if isinstance(held, ContainerMembers):
+    if isinstance(fact, ContainerMembers):
         raise Refusal(
-            f"the program leaves another tensor in the place of one that {held.name} holds",
+            f"the program leaves another tensor in the place of one that {fact.name} holds",
             kind="side effect",
             do="keep them in a list, or in a dict",
         )
-    place = place_of(held) if isinstance(held, ReadLocation) else None
-    if isinstance(place, Entry):
-        place.name = held.name
-    if place is not None:
-        return _read(place, 0)
-    place = Contents(held.name, held.holder, content_of(held.holder))
-    return next(read for read, each in _tensors_in(place) if each is tensor)
-
-
-def _tensors_of(held: ReadLocation | AttributeNames | ContainerLength) -> Iterator[torch.Tensor]:
-    """The tensors of which it says that they are the same."""
-    members = held.members if isinstance(held, ContainerMembers) else ()
-    every = (held.before,) if isinstance(held, ReadLocation) else members
-    return (each for each in every if isinstance(each, torch.Tensor))
+    location = fact.location if isinstance(fact, ReadLocation) else None
+    if location is not None:
+        return _read(location.named(fact.name) if isinstance(location, Entry) else location, 0)
+    content = Contents.of(fact.name, fact.holder)
+    return next(read for read, each in _tensors_in(content) if each is tensor)
 
 
 def open_holders(inputs: Iterable[Input], requires: CallRequirements) -> set[int]:
@@ -256,11 +237,7 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
     Raises:
         Refusal: with the line that filled it.
     """
-    found = {
-        id(held.before)
-        for held in requires.python.held
-        if isinstance(held, ReadLocation) and held.itself
-    }
+    found = {id(each.before) for each in requires.python.locations if each.itself}
     states = of_kind(requires.notes.effects, LeaveState)
     fillings = (e.state.place for e in states if isinstance(e.state.place, Filling))
     for place in (*(read.place for read in requires.python.forms), *fillings):
@@ -275,10 +252,6 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
             )
 
 
-def _key(place: Place) -> Any:
-    return None if isinstance(place.holder, CellType) else place.key
-
-
 def _containers(item: Any) -> Iterator[Any]:
     if isinstance(item, CONTAINERS):
         yield item
@@ -289,8 +262,6 @@ def _containers(item: Any) -> Iterator[Any]:
 def role_of(change: Change, path: str) -> Role:
     """What a leaf of a state is; of an optimizer's, `exp_avg of layers.0.weight`."""
     place = change.place
-    if isinstance(place, OnGradient):
-        return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
-    if isinstance(place, OnData):
-        return Role("state", f"memory of {place.name.removesuffix('.data')}")
-    return Role("state", told_of(change, path))
+    if isinstance(place, OnTensor):
+        return Role("state", f"{place.what} of {place.name.removesuffix(f'.{place.attribute}')}")
+    return Role("state", name_of_leaf(change, path))

@@ -6,31 +6,23 @@ an earlier call has left there is an input, read at each call.
 
 from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
+from types import CellType
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
-from foretrace.ir.program.recording import Input, Output, Role
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, shared_in, take_apart
+from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
+from foretrace.ir.program.interface import Input, Output, Role
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, named_leaves, shared_in
+from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.places import (
-    NUMBERS,
-    Change,
-    Contents,
-    Entry,
-    Kept,
-    OnArguments,
-    OnInput,
-    State,
-)
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.access.reads import bound_before
 from foretrace.python_state.effects.counters import counted, is_open
 from foretrace.python_state.effects.leaks import carried_in
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
@@ -41,6 +33,7 @@ from foretrace.python_state.effects.state_inputs import (
     Run,
     role_of,
 )
+from foretrace.python_state.snapshot.changes import Called
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.tracer.subclasses.dispatch import of_the_run
@@ -55,10 +48,10 @@ def collect_state_outputs(
 ) -> tuple[list[Change], list[Change]]:
     """The places that the run has bound to tensors or numbers of its own, and what it has filled.
 
-    Each holds again what it held. `requires` takes names that are bound to what was there.
+    Each gets its former content back. `requires` takes names that are bound to what was there.
 
     Returns:
-        Those that a call can bind anew; and those that hold what no call has, with their lines.
+        Those that a call can bind again; and those that hold what no call has, with their lines.
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
@@ -66,24 +59,24 @@ def collect_state_outputs(
     every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     sorted_out = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
-    for change, can_be_left, made, held in sorted_out:
+    for change, can_be_left, created, holds in sorted_out:
         new = change.place.before is MISSING and id(change.place.holder) in filled
         left = can_be_left or (new and plain(change.after))
         again = change.rebound and id(change.place.before) in filled and plain(change.after)
-        if change.itself or again:  # a new container may hold what the old one held
+        if change.itself or again:  # a new container may hold what the old one had
             requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
-            others.setdefault((id(change.place.holder), change.place.key), one)
+            others.setdefault(change.place.identity, one)
             continue
-        elif not (made and change.rebound and _as_before(change, real)):
-            if (made and not left) or not (held or left) or _as_before(change, real):
+        elif not (created and change.rebound and _as_before(change, real)):
+            if (created and not left) or not (holds or left) or _as_before(change, real):
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
-            kind.setdefault((id(change.place.holder), change.place.key), one)
+            kind.setdefault(change.place.identity, one)
         change.undo()
     notes = requires.notes
-    notes.changed = [e for e in notes.changed if (id(e.place.holder), e.place.key) not in found]
+    notes.changed = [e for e in notes.changed if e.place.identity not in found]
     return [*found.values()], [*others.values()]
 
 
@@ -110,43 +103,39 @@ def _everywhere(
 ) -> Iterator[Change]:
     """All that the run has bound or filled, as far as it lives on."""
     globals = outside.changes() if outside is not None else []
-    # what a container holds is told by `before`, which knows the very items
+    # the content of a container is compared by `before`, which knows the very items
     globals = [change for change in globals if not before.keeps(change.place)]
     for group in (globals, loan.bound(), before.bound(), _set_on(run, before.met)):
         for change in group:
-            yield before.itself(told(change, outside))
+            yield before.itself(with_name(change, outside))
 
 
 def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
-    """Whether a call can leave it; whether it holds what the run has made; or any tensor.
+    """Whether a call can leave it; whether it holds what the run has created; or any tensor.
 
     `known`: what was there before the run, so that a tensor among it is no other thread's.
     """
     after, content = change.after, isinstance(change.place, Contents)
     atom = type(after) in ATOMS
-    inside = [] if atom else [*carried_in([after]), *(x for _, x in take_apart(after)[0])]
-    made = any(isinstance(each, Abstract) or is_open(each) for each in inside)
-    held = made or any(isinstance(each, torch.Tensor) for each in inside)
-    left = held or content or isinstance(change.place, OnInput)
+    inside = [] if atom else [*carried_in([after]), *(x for _, x in named_leaves(after)[0])]
+    created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
+    holds = created or any(isinstance(each, torch.Tensor) for each in inside)
+    left = holds or content or isinstance(change.place, OnInput)
     shown = replace(change, after=_by_place(change)) if content else change
-    return change.rebound and left and all_given(shown, known), made, held
+    return change.rebound and left and all_known(shown, known), created, holds
 
 
-def told(change: Change, outside: AccessMonitor | None) -> Change:
+def with_name(change: Change, outside: AccessMonitor | None) -> Change:
     """The change; of what a global or a cell holds, by the name of that."""
     place = change.place
     if outside is None or not isinstance(place, (Contents, Entry)):
         return change
     name = outside.names().get(id(place.holder))
-    if name is None:
-        return change
-    if isinstance(place, Contents):
-        return replace(change, place=Contents(name, place.holder, place.before))
-    return replace(change, place=Entry(name, place.holder, place.key, place.before))
+    return change if name is None else replace(change, place=place.named(name))
 
 
 def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
-    """The inputs that the program has no stand-ins of: tensors that it met, and was not given.
+    """Inputs without stand-ins: tensors that the program met, and that are no arguments.
 
     `met`: what is kept of Python's state, by id; their attributes are, too.
     """
@@ -171,7 +160,7 @@ def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
 
 
 def arguments_changed(
-    given: list[Any],
+    arguments: list[Any],
     form: Structure,
     call: Any,
     real: Any,
@@ -183,36 +172,36 @@ def arguments_changed(
     It is `rebound` where a call can do it again.
 
     Args:
-        given: the leaves of the call, as it began.
+        arguments: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
         real: those of the caller.
         requires: takes the names of numbers that are others now.
         lines: of the program.
     """
-    now, now_form = take_apart(call)
-    pairs = zip((leaf for _, leaf in now), given, strict=False)
+    now, now_form = named_leaves(call)
+    pairs = zip((leaf for _, leaf in now), arguments, strict=False)
     if now_form == form and all(new is old for new, old in pairs):
         return []
     if now_form == form:
-        leaves = zip(requires.names, now, given, strict=True)
+        leaves = zip(requires.names, now, arguments, strict=True)
         requires.notes.counted += [name for name, (_, new), old in leaves if counted(old, new)]
-    names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
-    names += [name for name, _ in now[len(given) :]]
+    names = [name for (name, leaf), old in zip(now, arguments, strict=False) if leaf is not old]
+    names += [name for name, _ in now[len(arguments) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
     change = Change(OnArguments(name, {}, None), call, rebound=True)
     if shared_in(real):
         at = located(change, lines).at
         raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = all_given(change, set(map(id, given)))
+    kept = all_known(change, set(map(id, arguments)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def all_given(change: Change, known: AbstractSet[int]) -> bool:
-    """Whether all in a place is what the run has made, plain data, and what is `known`."""
-    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
+def all_known(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all in a place is what the run has created, plain data, and what is `known`."""
+    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
     return all(
-        isinstance(x, Kept) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
         for x in leaves
     )
 
@@ -225,19 +214,19 @@ def _by_place(change: Change) -> Any:
     if isinstance(after, set):
         return after
     pairs = isinstance(change.place.holder, dict)
-    old = dict[int, Kept]()
+    old = dict[int, ItemBefore]()
     for place, item in enumerate(before):
         for part, each in enumerate(item if pairs else (item,)):
             if type(each) not in NUMBERS:
-                old.setdefault(id(each), Kept(place, part) if pairs else Kept(place))
+                old.setdefault(id(each), ItemBefore(place, part) if pairs else ItemBefore(place))
     if pairs:
         return [tuple([old.get(id(each), each) for each in pair]) for pair in after]
     return [old.get(id(item), item) for item in after]
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
-    """Whether it holds the inputs that it held, as an LSTM its list of weights."""
-    (then, structure), (now, other) = map(take_apart, (change.place.before, change.after))
+    """Whether it still holds its inputs, as an LSTM its list of weights."""
+    (then, structure), (now, other) = map(named_leaves, (change.place.before, change.after))
     pairs = zip(then, now, strict=False)
     return structure == other and all(
         old is real.get(id(new), new) or (plain(old) and plain(new) and same(old, new))
@@ -247,11 +236,11 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 
 def states_of(
     left: Iterable[Change],
-    made: Callable[[Role, Any], Output],
+    new_output: Callable[[Role, Any], Output],
     first: int,
     lines: Callable[[], Lines],
 ) -> tuple[list[State], list[Output]]:
-    """The states, and their outputs, which `made` makes; `first`: the number of the first."""
+    """The states, and their outputs from `new_output`; `first`: the number of the first."""
     states, outputs, places = list[State](), list[Output](), dict[int, int]()
     for change in left:
         at = change.at or located(change, lines).at
@@ -259,17 +248,30 @@ def states_of(
         if like is not None and not isinstance(change.place, Contents):
             states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
             continue
-        leaves, structure = take_apart(_by_place(change))
+        leaves, structure = named_leaves(_by_place(change))
         begin = first + len(outputs)
-        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
+        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, ItemBefore)}
         for path, leaf in leaves:
-            if not isinstance(leaf, Kept):
+            if not isinstance(leaf, ItemBefore):
                 role = role_of(change, path)
-                outputs.append(made(role, leaf))
+                outputs.append(new_output(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
         states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
     return states, outputs
+
+
+def bound_before(change: Change) -> ReadLocation:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    if isinstance(place.name, Called):
+        name = place.name.of(place.key if entry else "the optimizer's state")
+    how: How = "cell" if isinstance(place.holder, CellType) else "attribute"
+    if isinstance(place.holder, dict):
+        how = "item"
+    return ReadLocation(name, how, place.holder, place.key, place.copy)
 
 
 def bound_to_data(

@@ -1,7 +1,7 @@
 """What code names: the globals, classes, files and functions behind the names in its bytecode.
 
 Asked of the same functions in every capture, so each answer is kept as long as its function lives.
-It has names and tables and no values: those are looked up anew.
+It has names and tables and no values: those are looked up at each use.
 """
 
 import functools
@@ -17,7 +17,8 @@ from foretrace.ir.source.code_owner import module_of, origin, origin_in
 from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 from foretrace.ir.symbols.builtin_call_sites import CASTS
 from foretrace.python_state.code.bytecode import imported
-from foretrace.python_state.snapshot.objects import ATOMS, states
+from foretrace.python_state.snapshot.objects import ATOMS
+from foretrace.python_state.snapshot.torch_objects import states
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
 """Libraries of which objects are followed as those of the user's classes are"""
@@ -52,12 +53,12 @@ UNNAMED = frozenset({
 
 @dataclass(slots=True)
 class Mentioned:
-    """What a function may reach by name outside of what it is given."""
+    """What a function may reach by name outside of its arguments."""
 
     values: list[tuple[Mapping[str, Any], str]] = field(default_factory=list)
     """tables and names of what may hold state"""
     bound: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """tables and names that the code may bind anew"""
+    """tables and names that the code may bind again"""
     classes: list[type] = field(default_factory=list)
     """classes of which it may set attributes"""
     functions: list[types.FunctionType] = field(default_factory=list)
@@ -93,13 +94,13 @@ class Mentioned:
 
     def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
         """Note the names in code; gives the functions and classes that they stand for."""
-        names, told = code.co_names, opcodes(code)
+        names, ops = code.co_names, opcodes(code)
         self.names.update(names)
-        if told & BINDS_GLOBAL:
+        if ops & BINDS_GLOBAL:
             self.bound += [(space, name) for name in names if name in space or name not in CASTS]
         here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
         here += ((sys.modules, name) for name in imported(code, space))
-        met, setting = set[int](), bool(told & SETS_ATTRIBUTE)
+        met, setting = set[int](), bool(ops & SETS_ATTRIBUTE)
         for table, name in here:  # and of what it finds: `package.file.Class.method`
             if isinstance(owner := table[name], OWNERS) and id(owner) not in met:
                 met.add(id(owner))
@@ -151,7 +152,7 @@ def is_users(file: types.ModuleType) -> bool:
 
 
 def functions_in(item: Any) -> list[types.FunctionType]:
-    """The functions that a method, a property, a partial or a memoized function is made of."""
+    """The functions that a method, a property, a partial or a memoized function calls."""
     if type(item) is types.FunctionType:
         return [item]
     if not isinstance(item, CODE):

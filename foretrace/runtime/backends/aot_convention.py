@@ -16,11 +16,13 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.recording import Graph, Input, Output, Role, size_input
+from foretrace.ir.program.interface import Input, Output, Role, size_input
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
-from foretrace.lowering.emit.fx import interpretable, to_fx
+from foretrace.lowering.emit.fx import to_fx
+from foretrace.lowering.emit.graph_module import interpretable
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.lowering.reinplace.in_place_calls import COPY
 

@@ -13,7 +13,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers

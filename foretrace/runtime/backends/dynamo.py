@@ -58,7 +58,7 @@ class DynamoConditions(GuardList):
         """No input shares memory with one that is written to; raises at the line of the write."""
         written = {mutation.index for mutation in self.recorded.mutations}
         if written and len(self.inputs) > 1:
-            lines = {m.index: self.recorded.made_at(m.value) for m in self.recorded.mutations}
+            lines = {m.index: self.recorded.defined_at(m.value) for m in self.recorded.mutations}
             checking = partial(check_shared_memory, at=lines.get)
             check = self.source.bind(checking, "check_shared_memory")
             here = self.source.bind(written, "written")

@@ -10,12 +10,14 @@ from torch import fx
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
-from foretrace.lowering.emit.fx import interpretable, to_fx
+from foretrace.lowering.emit.fx import to_fx
+from foretrace.lowering.emit.graph_module import interpretable
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.partition import Pair, partition

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.walk import makes_leaf
 from foretrace.lowering.emit.python_code import Instead, Straight
 from foretrace.lowering.emit.python_source import Source

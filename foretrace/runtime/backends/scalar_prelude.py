@@ -14,9 +14,10 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.interface import Input, Role, size_input
 from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.recording import Graph, Input, Recording, Role, size_input
+from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols

@@ -10,9 +10,9 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.arguments import named_arguments
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
-from foretrace.python_state.effects.counters import anew, of_optimizer, seen_to_differ
+from foretrace.python_state.effects.counters import of_optimizer, seen_to_differ
 from foretrace.python_state.effects.state_inputs import seen_rebound
 
 Sizes = dict[str, Asked]
@@ -30,16 +30,14 @@ class Found:
     locations: dict[Any, ReadLocation] = field(default_factory=dict)
     """the values that captures have read there, by holder and key"""
 
-    def note(self, last: list[object]) -> None:
-        """Note the state that now differs from what captures read; `last`: the last capture's."""
+    def note(self, last: list[ReadLocation]) -> None:
+        """Take what is now another than captures have found; `last`: what the last one has."""
         self.numbers += seen_to_differ(last)
-        self.locations |= {
-            (id(each.holder), each.key): each for each in last if isinstance(each, ReadLocation)
-        }
+        self.locations |= {each.identity: each for each in last}
         for each in seen_rebound(self.locations.values()):
-            self.tensors.setdefault((id(each.place.holder), each.place.key), each)
+            self.tensors.setdefault(each.place.identity, each)
         for key, each in self.tensors.items():
-            self.tensors[key] = replace(each, place=anew(each.place))
+            self.tensors[key] = replace(each, place=each.place.refreshed)
 
 
 CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Found], Captured]
@@ -60,8 +58,8 @@ class Varying:
     def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
         self.dynamic, self.capture = dynamic, capture
         self._found = Found()
-        self._last: list[object] = []
-        """what the last capture has read outside of the arguments"""
+        self._last: list[ReadLocation] = []
+        """what the last capture has found outside of the arguments"""
         self._seen: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, set[int]] = {}
 
@@ -70,7 +68,7 @@ class Varying:
         self._found.note(self._last)
         captured = self._at_sizes(fn, args, kwargs)
         requires = captured.recorded.requires
-        self._last = [*requires.python.held]
+        self._last = requires.python.locations
         changed = (each for each in requires.notes.counted if not isinstance(each, str))
         self._found.numbers += [each for each in changed if of_optimizer(each[0])]
         return captured

@@ -12,7 +12,8 @@ from typing import Any
 from foretrace import forks, torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Frame, Printed, Refusal, line_of
-from foretrace.ir.program.call_requirements import FIRST_CALL, ReadLocation, SymbolGuard, ValueGuard
+from foretrace.ir.program.call_requirements import FIRST_CALL
+from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import hide
 from foretrace.runtime.guards.cut_guards import refusal_of
@@ -253,8 +254,7 @@ class Compiled:
             Refusal: it finds nothing where it leaves something; such a line is reported once.
         """
         requires = captured.recorded.requires
-        guards = requires.python.held
-        first = next((h for h in guards if isinstance(h, ReadLocation) and h.makes), None)
+        first = next((each for each in requires.python.locations if each.makes), None)
         if first is not None and self._again is not None:
             refusal = Refusal(
                 f"the call makes {first.name}, which later ones find",

@@ -46,7 +46,7 @@ def check_tangents(graph: Graph, recorded: Recording, flat: Sequence[Any]) -> No
             "this graph spells no_grad as detach, which ends tangents",
             TRACED,
         )
-    has_views = any(item.view_of is not None for _, item in recorded.as_made)
+    has_views = any(item.view_of is not None for _, item in recorded.in_run_order)
     if has_views or any(mutation.hidden for mutation in recorded.mutations):
         raise _refused("an argument is written back without its tangent", TRACED)
     if any(map(_hidden, every_op(recorded.ops))):

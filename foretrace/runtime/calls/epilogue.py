@@ -10,8 +10,9 @@ from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
+from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Tree, Value, ViewStep
-from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols
@@ -39,11 +40,11 @@ def core_of(recorded: Recording) -> Recording:
             raise Refusal(
                 f"the program writes a value that autograd follows to {role}",
                 kind="followed write",
-                at=recorded.made_at(mutation.value),
+                at=recorded.defined_at(mutation.value),
                 do=('use backend="eager"', "write a detached value, or return it instead"),
             )
     own = [
-        o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
+        o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.separate)
     ]
     own += [m.value for m in recorded.mutations if m.rebound]
     values: dict[Tree, None] = dict.fromkeys(value for value in own if isinstance(value, Value))
@@ -54,8 +55,8 @@ def core_of(recorded: Recording) -> Recording:
 
 def _numbers_of(recorded: Recording) -> list[sympy.Symbol]:
     """The numbers that data decides and that the program returns, or has as sizes of a view."""
-    used: list[Any] = [output.value for _, output in recorded.as_made]
-    for _, output in recorded.as_made:
+    used: list[Any] = [output.value for _, output in recorded.in_run_order]
+    for _, output in recorded.in_run_order:
         seen, step = output.view_type, output.step
         used += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
         used += [] if step is None else list(step.args)
@@ -91,7 +92,7 @@ def call_core(
     count_effects(source, recorded, inputs)
     source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
     for value, name in zip(values, results, strict=True):
-        if recorded.made_leaf(value):
+        if recorded.is_new_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
     for mutation in left:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])

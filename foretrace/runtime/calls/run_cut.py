@@ -12,7 +12,8 @@ from foretrace import torch_api
 from foretrace.autograd.backward.gradient_hooks import hooked
 from foretrace.errors import Refusal
 from foretrace.ir.program.effect import Call, Phase
-from foretrace.ir.program.recording import Graph, Input, Mutation, Recording
+from foretrace.ir.program.interface import Input, Mutation
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers

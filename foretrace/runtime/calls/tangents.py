@@ -8,7 +8,8 @@ import sympy
 from torch import Tensor
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import Size, SubclassStrides
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import (

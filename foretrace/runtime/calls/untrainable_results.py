@@ -11,8 +11,9 @@ import torch
 
 from foretrace.autograd.backward.gradient_hooks import left_out
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Graph, Mutation, Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
@@ -116,7 +117,7 @@ def _spent(recorded: Recording, mutation: Mutation) -> Refusal:
     return Refusal(
         f"a gradient is asked of what a joint cut wrote to the {role}; its history was in the cut",
         kind="double backward",
-        at=recorded.made_at(mutation.value),
+        at=recorded.defined_at(mutation.value),
         do="detach() it before it is used again",
     )
 

@@ -16,7 +16,7 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.ir.source.short_tracebacks import hide
-from foretrace.python_state.effects.module_state import owners_of
+from foretrace.python_state.effects.module_owners import owners_of
 from foretrace.runtime.calls.compiled import Compiled
 from foretrace.runtime.calls.compiled_module import CompiledModule
 from foretrace.runtime.graph_breaks import recapture_policy as policy

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from foretrace.python_state.effects.module_state import owners_of
+from foretrace.python_state.effects.module_owners import owners_of
 
 
 def has_forward(module: nn.Module) -> bool:

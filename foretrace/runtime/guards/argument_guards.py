@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import Structure, plain_object, rebuild, same_keys, take_apart
+from foretrace.ir.pydata.containers import Structure, named_leaves, plain_object, rebuild, same_keys
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, message
@@ -114,10 +114,10 @@ class Arguments(Checks):
 
     def _opaque(self, place: str, item: Any, leaves: Any) -> None:
         """A container that is flattened at the call."""
-        found, structure = take_apart(item)
+        found, structure = named_leaves(item)
         taken, form = self.source.names.new("leaves"), self.source.names.new("form")
-        opened = self.source.bind(take_apart, "take_apart")
-        self.line(f"{taken}, {form} = {opened}({place})")
+        flattened = self.source.bind(named_leaves, "named_leaves")
+        self.line(f"{taken}, {form} = {flattened}({place})")
         known = self.source.bind(structure, "structure")
         self.add(f"{form} == {known}", f"'{place} is nested in another way'")
         for index, (_, leaf) in enumerate(found):
@@ -136,7 +136,7 @@ def _is_named_tuple(item: Any) -> bool:
 
 
 def _is_leaf(item: Any) -> bool:
-    leaves, _ = take_apart(item)
+    leaves, _ = named_leaves(item)
     return len(leaves) == 1 and leaves[0][1] is item
 
 

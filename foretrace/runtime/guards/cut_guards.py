@@ -12,14 +12,14 @@ from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, shared_in, take_apart
+from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import message, shown
 from foretrace.runtime.guards.guard_list import Broken, GuardList, reporting_lines
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
-from foretrace.session.run.aliased_inputs import apart, check_shared_memory
+from foretrace.session.run.aliased_inputs import check_shared_memory, without_views
 
 AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
@@ -75,8 +75,8 @@ class CallGuards:
             raise refusal_of(found)
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
-        shared = apart(tensors, self.recorded.requires)
-        check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
+        shared = without_views(tensors, self.recorded.requires)
+        check_shared_memory(shared, set(writes), lambda i: self.recorded.defined_at(writes[i]))
         return tensors, sizes
 
     def _check(self, *, hooks: bool) -> Callable[[list[Any]], Any]:
@@ -100,8 +100,8 @@ class CallGuards:
         return torch.set_grad_enabled(on)
 
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The leaves that are inputs; the others must be unchanged."""
-        leaves, structure = take_apart((args, kwargs))
+        """The leaves that are inputs; the others are as they were."""
+        leaves, structure = named_leaves((args, kwargs))
         requires, passed = self.recorded.requires, []
         if structure != requires.in_structure:
             raise broken("the arguments are nested in another way than those of the capture")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 from foretrace.ir.source.state_change_lines import attribute

@@ -13,10 +13,11 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import ReadLocation, ValueGuard, memory_of, one_memory
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.call_requirements import memory_of, one_memory
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import tensor_of
+from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
@@ -177,7 +178,7 @@ class GuardList(SizeGuards):
         """
         python, inputs = self.recorded.requires.python, self.recorded.inputs
         if python.rebound:
-            before = [each.before for each in python.held if isinstance(each, ReadLocation)]
+            before = [each.before for each in python.locations]
             elsewhere = self.source.bind(Elsewhere(before), "elsewhere")
             first = [self.inputs[index] for index in python.rebound]
             rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]

@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import ValueGuard
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import SHARED, shared_in
 from foretrace.lowering.cuts.selectors import every_op
 from foretrace.lowering.emit.python_source import INDENT, compiled

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import sympy
 
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import MANY

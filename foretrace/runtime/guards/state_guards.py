@@ -42,7 +42,7 @@ class StateGuards(Checks):
         self.mentioned = python.mentioned
         for state in (*python.modules, *python.met):
             self._module(state)
-        for guard in (*python.held, *(python.of_hooks if hooks else ())):
+        for guard in (*python.reads, *(python.of_hooks if hooks else ())):
             self._guard(guard)
         self._elsewhere(python)
 
@@ -107,9 +107,7 @@ class StateGuards(Checks):
         """Check that no module has a tensor that the program read only elsewhere."""
         tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
-        members = (each.members for each in python.held if isinstance(each, ContainerMembers))
-        before = [each.before for each in python.held if isinstance(each, ReadLocation)]
-        tensors = [x for x in (*before, *chain(*members)) if isinstance(x, torch.Tensor)]
+        tensors = chain.from_iterable(each.tensors for each in python.reads)
         others = [each for each in tensors if id(each) not in own]
         if others and own:
             elsewhere = self.source.bind(_NotInTables(others, tables).hold, "elsewhere")

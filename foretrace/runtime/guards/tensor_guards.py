@@ -14,7 +14,7 @@ from foretrace.runtime.guards.guard import shown
 from foretrace.session.run.aliased_inputs import overlapping
 
 SPARSE = "number of sparse dimensions"
-"""Of a compressed layout the fact is its name"""
+"""The name of a fact; for a compressed layout its value is the name of the layout"""
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
     {
         "class": lambda tensor: type(tensor).__name__,

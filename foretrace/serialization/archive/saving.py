@@ -10,7 +10,8 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.recording import Graph, Input, Recording
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.serialization.archive.modules import Parts, check_state

@@ -11,13 +11,15 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.ir.program.call_requirements import ModuleState, ValueGuard
+from foretrace.ir.program.call_requirements import ModuleState
+from foretrace.ir.program.interface import Input, Mutation, Output, Role, Target
 from foretrace.ir.program.op import (
     Checkpoint,
     ViewStep,
 )
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Overwritten, Role, Target
+from foretrace.ir.program.recording import Graph, Overwritten
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.symbols import Guard
@@ -99,7 +101,7 @@ ROWS: tuple[NodeSchema, ...] = (
             "same_as": PLACE,
             "view_of": PLACE,
             "view_type": optional(instance_of(TensorType)),
-            "apart": TRUTH,
+            "separate": TRUTH,
             "through": optional(instance_of(Output)),
             "step": optional(instance_of(ViewStep)),
         },
@@ -146,7 +148,7 @@ ROWS: tuple[NodeSchema, ...] = (
     ),
     NodeSchema(Guard, "guard", {"condition": _is_condition, "frame": optional(FRAME)}),
     NodeSchema(
-        ReturnedArgument, "handed", {"place": instance_of(tuple), "given": instance_of(tuple)}
+        ReturnedArgument, "handed", {"place": instance_of(tuple), "source": instance_of(tuple)}
     ),
     NodeSchema(
         Graph,

@@ -245,7 +245,7 @@ OPS: tuple[NodeSchema, ...] = (
             "choice": optional(instance_of(Choice)),
             "writes": TRUTH,
             "operands": sequence_of(VALUE),
-            "alike": optional(instance_of(Same, Outcome)),
+            "outcome": optional(instance_of(Same, Outcome)),
             "asked": TRUTH,
         },
         shared=frozenset({"args", "outs", "below"}),

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import ValueGuard
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 from foretrace.tracer.recorder.function_target import Context, FunctionCall
 
@@ -96,7 +96,7 @@ class OpaqueHook(HookCall):
         return self._removed
 
     @property
-    def held(self) -> bool:
+    def removable(self) -> bool:
         """No handle is left to remove it."""
         return False
 

@@ -13,8 +13,8 @@ import torch
 
 from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.location import Contents, Filling, Location
 from foretrace.ir.pydata.members import attributes_of
-from foretrace.ir.pydata.places import Contents, Filling, Place
 from foretrace.serialization.state.state_objects import Named, class_of
 
 KINDS: Mapping[str, type[Any]] = MappingProxyType({
@@ -33,8 +33,8 @@ class ContainerTable:
 
     def __init__(self, programs: Sequence[Recording]) -> None:
         self.states = [state for each in programs for state in each.states]
-        every = [each for recorded in programs for each in recorded.requires.python.held]
-        reads = [each for each in every if isinstance(each, ReadLocation)]
+        every = [each for recorded in programs for each in recorded.requires.python.reads]
+        reads = [each for recorded in programs for each in recorded.requires.python.locations]
         self._by_item: dict[int, list[ReadLocation]] = {}
         for each in reads:
             self._by_item.setdefault(id(each.before), []).append(each)
@@ -96,13 +96,13 @@ class ContainerTable:
 
     # ---- places ------------------------------------------------------------------------------
 
-    def spot(self, place: Place) -> Spot:
+    def spot(self, place: Location) -> Spot:
         """Where a place is in the file; the key is None for the whole content of a container."""
         holder = place.holder
         if isinstance(place, (Contents, Filling)):
             return self._container(holder, place.name), None
         is_object = id(holder) in self._owners or id(holder) in self._spaces
-        named = type(place) is Place or isinstance(holder, Named) or is_object
+        named = type(place) is Location or isinstance(holder, Named) or is_object
         if named and id(holder) not in self._whole:
             return self._of_name(str(place.key), holder, place.now)
         return self._container(holder, place.name), place.key

@@ -12,22 +12,17 @@ from foretrace.ir.program.call_requirements import AttributeNames, ContainerLeng
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
-from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import (
+from foretrace.ir.pydata.location import (
     CONTENTS,
-    OPEN,
     WAYS,
-    Change,
     Contents,
     Entry,
     Filling,
-    Kept,
+    Location,
     OnArguments,
-    Place,
-    State,
-    StateRead,
-    content_of,
 )
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
@@ -129,7 +124,7 @@ class StateDecoder:
         left = (*map(LeaveState, states), *map(ChangePlace, changes))
         recorded.effects = ordered((*recorded.effects, *left))
         self._guard_stand_ins()
-        requires.python.held += [self._guard(*each) for each in found["held"]]
+        requires.python.reads += [self._guard(*each) for each in found["held"]]
         need(all(0 <= index < len(inputs) for _, index in requires.python.tied), "tied")
 
     # ---- containers --------------------------------------------------------------------------
@@ -166,7 +161,7 @@ class StateDecoder:
 
     def _guard_stand_ins(self) -> None:
         """Require that a call finds the stand-ins where they are."""
-        known = self.recorded.requires.python.held
+        known = self.recorded.requires.python.reads
         for name, item in self.names.items():
             if isinstance(item, LoadedObject):
                 names = frozenset(vars(item))
@@ -194,7 +189,7 @@ class StateDecoder:
 
     # ---- places ------------------------------------------------------------------------------
 
-    def _place(self, found: Sequence[Any]) -> Place:
+    def _place(self, found: Sequence[Any]) -> Location:
         kind, name, number, key = found
         need(type(name) is str, "a place")
         on_call = next((each for each, word in ON_THE_CALL.items() if word == kind), None)
@@ -207,7 +202,7 @@ class StateDecoder:
         holder = self.holders[number]
         if kind == CONTENT:
             self.places.open.add((id(holder), CONTENTS))
-            return Contents(name, holder, content_of(holder))
+            return Contents.of(name, holder)
         if kind == FILLING:
             self.places.open.add((id(holder), CONTENTS))
             ways = WAYS.get(type(holder), {})
@@ -229,7 +224,7 @@ class StateDecoder:
         need(type(form) is Structure and 0 <= first <= first + count <= outputs, "a state")
         need(like is None or 0 <= like < before, f"a state like one of {before}")
         need(at is None or isinstance(at, Frame), "the line of a state")
-        items = {index: Kept(*path) for index, path in kept}
+        items = {index: ItemBefore(*path) for index, path in kept}
         need(all(type(index) is int for index in items), "a state")
         where = self._place(place)
         if isinstance(where, Filling):

@@ -13,30 +13,28 @@ import torch
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState
-from foretrace.ir.program.recording import Input, Recording
-from foretrace.ir.pydata.containers import LEAF, take_apart
-from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import (
-    OPEN,
-    Change,
+from foretrace.ir.program.interface import Input
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.containers import LEAF, named_leaves
+from foretrace.ir.pydata.location import (
     Contents,
     Filling,
+    Location,
     OnArguments,
     OnGradient,
     OnInput,
-    Place,
-    State,
-    StateRead,
     content_of,
 )
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.state import OPEN, Change, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
 from foretrace.serialization.state.savable import one_call, outside
 from foretrace.serialization.state.state_objects import Trained
 
-ON_THE_CALL: Mapping[type[Place], str] = MappingProxyType(
+ON_THE_CALL: Mapping[type[Location], str] = MappingProxyType(
     {OnInput: "input", OnGradient: "gradient", OnArguments: "arguments"}
 )
 """Places in the arguments of a call"""
@@ -85,7 +83,9 @@ class StateEncoder:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        self._guards = [each for each in map(self._guard, requires.python.held) if each is not None]
+        self._guards = [
+            each for each in map(self._guard, requires.python.reads) if each is not None
+        ]
         return found
 
     def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:
@@ -98,7 +98,7 @@ class StateEncoder:
 
     # ---- places ------------------------------------------------------------------------------
 
-    def _place(self, place: Place) -> tuple[Any, ...]:
+    def _place(self, place: Location) -> tuple[Any, ...]:
         kind = ON_THE_CALL.get(type(place))
         if kind is not None:
             return kind, str(place.name), getattr(place, "index", 0), None
@@ -171,7 +171,7 @@ class StateEncoder:
         number = self.holders.numbers.get(id(item))
         if number is not None:
             return HOLDER, number
-        pairs, form = take_apart(item)
+        pairs, form = named_leaves(item)
         if form == LEAF:
             return ITEM, item
         leaves = tuple([leaf for _, leaf in pairs])

@@ -7,11 +7,11 @@ from typing import Any, Final, NoReturn
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import LEAF, take_apart
+from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.source.call_site import asking_line
 from foretrace.serialization.state.state_objects import other_state, shown
 
@@ -137,14 +137,14 @@ def _found(read: StateRead) -> Any:
     now = read.place.now
     if read.structure is LEAF:
         return now
-    leaves, form = take_apart(now)
+    leaves, form = named_leaves(now)
     return leaves[read.number][1] if form == read.structure else MISSING
 
 
 def _bind(read: StateRead, item: Any) -> None:
     """Bind a place to another leaf; other leaves of its container stay."""
     if read.structure is not LEAF:
-        leaves, form = take_apart(read.place.now)
+        leaves, form = named_leaves(read.place.now)
         items = [leaf for _, leaf in leaves]
         items[read.number] = item
         item = form.build(iter(items))

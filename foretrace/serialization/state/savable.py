@@ -8,11 +8,13 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL, AttributeNames
 from foretrace.ir.program.effects import ReturnArgument
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input, Recording
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LIVE
-from foretrace.ir.pydata.places import OPEN, OnData, State, StateRead
+from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.state import OPEN, State, StateRead
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"
 
@@ -95,7 +97,7 @@ def _check_again(recorded: Recording) -> None:
     """
     requires = recorded.requires
     names = {
-        id(each.holder): each for each in requires.python.held if isinstance(each, AttributeNames)
+        id(each.holder): each for each in requires.python.reads if isinstance(each, AttributeNames)
     }
     reads = {
         (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)

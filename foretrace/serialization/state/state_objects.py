@@ -12,9 +12,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.location import CONTENTS, refill_content
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import CONTENTS
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.source.call_site import asking_line
 
@@ -72,7 +72,7 @@ class StateLoad:
             Refusal: the value has others.
         """
         if (id(now), CONTENTS) in self.places.open or type(now) not in CONTAINERS:
-            self._steps.append(partial(_refill, now, self._like(name, now, value)))
+            self._steps.append(partial(refill_content, now, self._like(name, now, value)))
         elif type(now) is list:
             if not isinstance(value, (list, tuple)) or len(value) != len(now):
                 raise other_state(f"{name} is {shown(value)}, in the artifact {shown(now)}")
@@ -100,7 +100,7 @@ class StateLoad:
         """A copy of a value, which must have the structure and the leaf types of `now`."""
         if now is MISSING:
             return _copied(value)
-        (mine, form), (theirs, other) = take_apart(now), take_apart(value)
+        (mine, form), (theirs, other) = named_leaves(now), named_leaves(value)
         fits = form == other and all(
             type(new) is type(old) and (not isinstance(old, torch.Tensor) or _fits(new, old))
             for (_, new), (_, old) in zip(theirs, mine, strict=True)
@@ -116,11 +116,6 @@ def _fits(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 def _copied(item: Any) -> Any:
     return item.detach().clone() if isinstance(item, torch.Tensor) else snapshot(item)
-
-
-def _refill(holder: Any, items: Any) -> None:
-    holder.clear()
-    (holder.update if isinstance(holder, (dict, set)) else holder.extend)(items)
 
 
 def _check_names(now: Collection[Any], value: Any, named: Callable[[Any], str]) -> None:

@@ -1,15 +1,15 @@
-"""What shares memory with what, as the ops of a record tell."""
+"""Which values share memory, by the ops of a record."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.ir.program.interface import Mutation, Output
 from foretrace.ir.program.op import ModuleCall, Op, Value
-from foretrace.ir.program.recording import Mutation, Output
 
 
 class Memory:
-    """Which value owns the memory of another, as far as ops tell."""
+    """Which value owns the memory of another, by the ops of a record."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self._makers = {out: op for op in as_written(ops) for out in op.outs}
@@ -30,7 +30,7 @@ class Memory:
         return value
 
     def _look(self, op: Op) -> None:
-        """Note the views among what an op is made of."""
+        """Note the views in the body of an op."""
         if op in self._read:
             return
         self._read.add(op)
@@ -43,7 +43,7 @@ class Memory:
     def shared(self, ends: Sequence[Output | Mutation], inputs: dict[Value, int]) -> list[Any]:
         """Of each end the input whose memory it is, or the first end that shares its memory.
 
-        What is handed back is not asked: the caller gets what he gave.
+        None for a returned input or its view: the caller gets what they passed.
         """
         owners = [None if _handed(end) else end.value for end in ends]
         owners = [self.owner(v) if isinstance(v, Value) else v for v in owners]

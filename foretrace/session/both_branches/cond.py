@@ -1,7 +1,7 @@
 """The two sides of a question as programs, and the `torch.cond` that holds them.
 
-A side is closed as a branch of `torch.cond` is, and gives tensors of its own: what is from outside,
-or a view of another result, is cloned. Where that could be told from eager, it is refused.
+A side is closed as a branch of `torch.cond` is, and its results are tensors of its own: a value
+from outside, or a view of another result, is cloned. Where that is observable, it is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ NAMES: Final = tuple(name for _, name in HIGHER_ORDER_SCHEMAS["cond"].subgraphs)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """What one run does between the question and the meeting."""
+    """What one run does between the question and the join point."""
 
     answer: bool
     ops: tuple[Op, ...]
@@ -46,7 +46,7 @@ class Side:
 
     @property
     def binds(self) -> set[sympy.Symbol]:
-        """The numbers of data that it makes."""
+        """The data-dependent numbers that it binds."""
         return {symbol for op in every_op(self.ops) for symbol in binds(op)}
 
 
@@ -69,7 +69,7 @@ class Around:
     written: Callable[[Value], bool]
     """whether a value's memory is an input's that gets a new content in the end"""
     check_unused: Callable[[Value], None]
-    """raises ProgramsDiffer of a value that is used after the meeting"""
+    """raises ProgramsDiffer of a value that is used after the join point"""
 
 
 class Sides:
@@ -99,7 +99,7 @@ class Sides:
                 )
 
     def refused(self, what: str, at: Frame | None, do: str = "") -> Refusal:
-        """A refusal that tells of both sides."""
+        """A refusal that names the lines of both sides."""
         do = do or "do it before the question, or after both sides"
         near = both_lines(self.mark, [(side.answer, side.frame) for side in self.both])
         return Refusal(what, kind=KIND, at=at or self.mark.origin.frame, near=near, do=(do, ONE))
@@ -107,9 +107,9 @@ class Sides:
     # ---- the op ---------------------------------------------------------------------------------
 
     def ops(self, around: "Around") -> list[Op]:
-        """The cond, and what takes the history of results that have none in eager.
+        """The cond, and a `detach` of each result that has no history in eager.
 
-        torch's own derivative of a cond fails where it gives integers too: these are given by a
+        torch's own derivative of a cond fails where it returns integers too: these are results of a
         cond of their own, which autograd does not follow.
 
         Raises:
@@ -123,7 +123,7 @@ class Sides:
         return found
 
     def _groups(self) -> list[list[Pair]]:
-        """The results, those apart of which there are no gradients where there are of others."""
+        """The results; those without gradients are a group of their own, where others have some."""
         if not any(pair.value.type.requires_grad for pair in self.pairs):
             return [list(self.pairs)] if self.pairs else []
         plain = [pair for pair in self.pairs if not pair.value.type.differentiable]
@@ -131,7 +131,9 @@ class Sides:
         return [rest, plain] if plain else [rest]
 
     def _cond(self, pairs: Sequence[Pair], origin: Origin, around: "Around") -> list[Op]:
-        sides = [_Giving(side, place, pairs, origin).own() for place, side in enumerate(self.both)]
+        sides = [
+            _OwnResults(side, place, pairs, origin).own() for place, side in enumerate(self.both)
+        ]
         values = self._operands(sides)
         self._check_followed(values, origin)
         numbers = _numbers(sides, values, around.symbols)
@@ -154,7 +156,7 @@ class Sides:
         ]
         programs.sort(key=lambda program: NAMES.index(program.name))
         operands, copies = _copied(values, origin, around.written)
-        outs = tuple(_given(pair, origin) for pair in pairs)
+        outs = tuple(_cond_result(pair, origin) for pair in pairs)
         args = (self.mark.args[0], *programs, (*operands, *numbers))
         cond = Op(COND, args, {}, list(outs), outs, origin=origin, choice=SIDES)
         return [*copies, cond, *_without_history(outs, pairs, origin)]
@@ -169,19 +171,19 @@ class Sides:
             )
 
     def _operands(self, sides: Sequence[Side]) -> list[Value]:
-        """What the sides read from around them, in the words of the first run."""
+        """What the sides read from outside, as values of the first run."""
         found = dict[Value, None]()
         for place, side in enumerate(sides):
-            made = {out for op in every_op(side.ops) for out in op.outs}
-            given = [value for value in side.results if value not in made]
-            for value in (*read_outside(side.ops), *given):
+            inside = {out for op in every_op(side.ops) for out in op.outs}
+            outside = [value for value in side.results if value not in inside]
+            for value in (*read_outside(side.ops), *outside):
                 found[self.known.back.get(value, value) if place else value] = None
         return list(found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Giving:
-    """A side that is to give some of the results."""
+class _OwnResults:
+    """A side that is to return some of the results."""
 
     side: Side
     place: int
@@ -216,25 +218,25 @@ class _Giving:
         return _clone(value, self.origin)
 
 
-def _given(pair: Pair, origin: Origin) -> Value:
-    """What the cond gives: autograd has it as one node, which gives all results."""
+def _cond_result(pair: Pair, origin: Origin) -> Value:
+    """A result of the cond: autograd has one node for all of them."""
     type = pair.value.type
-    apart = origin.grad_mode and type.differentiable and not type.requires_grad
-    return Value(type.with_grad(True)) if apart else pair.value
+    follows = origin.grad_mode and type.differentiable and not type.requires_grad
+    return Value(type.with_grad(True)) if follows else pair.value
 
 
 def _numbers(
     sides: Sequence[Side], values: Sequence[Value], symbols: Symbols
 ) -> list[sympy.Symbol]:
-    """The symbols that the sides name and that no tensor they are given has as a size."""
+    """The symbols that the sides use and that are no size of their operands."""
     leaves = (leaf for side in sides for leaf in leaves_that_run(side.ops))
     named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
-    made = {symbol for side in sides for symbol in side.binds}
-    for guard in symbols.assertions() if made else ():
-        named |= guard.symbols if guard.symbols & made else set()
+    bound = {symbol for side in sides for symbol in side.binds}
+    for guard in symbols.assertions() if bound else ():
+        named |= guard.symbols if guard.symbols & bound else set()
     used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
     there = {symbols.simplify(size) for value in values for size in value.type.shape}
-    return sorted(used - there - made, key=str)
+    return sorted(used - there - bound, key=str)
 
 
 def _copied(
@@ -259,7 +261,7 @@ def _clone(value: Value, origin: Origin) -> Op:
 
 
 def _as_known(known: TwoRuns, values: Iterable[Value], place: int) -> list[Value]:
-    """Values in the words of one of the runs."""
+    """Values as one of the runs has them."""
     return [known.there.get(value, value) if place else value for value in values]
 
 
@@ -270,7 +272,7 @@ def _without_history(outs: Iterable[Value], pairs: Iterable[Pair], origin: Origi
 
 
 def _forbidden(op: Op) -> str:
-    """What an op does that a branch of a cond may not do; empty if nothing."""
+    """What an op does that a branch of a cond must not do; empty if nothing."""
     if draws(op):
         return "draws random numbers, which the backward of a cond would draw again"
     return "makes a leaf of autograd" if makes_leaf(op) else ""

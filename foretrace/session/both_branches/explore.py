@@ -1,6 +1,6 @@
-"""All ways through a program that yes or no of data opens, each run once, in one record.
+"""All paths through a program that data-dependent branches open, each run once, in one record.
 
-Nothing is taken for granted of a way that has not run: what Python does there, only a run tells.
+Only a run shows what Python does on a path.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Raises:
-    """What a program raises on one way through it."""
+    """What a program raises on one path."""
 
     refusal: Refusal
 
@@ -30,10 +30,10 @@ def explored(run: Callable[[AnswerPath | None], Captured], branches: Branches) -
 
     Args:
         run: records the program with these answers; None: with those that its example gives.
-        branches: "both": a cond is in the place of each question that data answers.
+        branches: "both": each question that data answers becomes a cond.
 
     Raises:
-        Refusal: a way through it is refused, there are too many, or two do not meet.
+        Refusal: a path is refused, there are too many, or two do not join.
     """
     if branches == "guard":
         return run(None)
@@ -43,11 +43,11 @@ def explored(run: Callable[[AnswerPath | None], Captured], branches: Branches) -
     return found
 
 
-def _from(run: Callable[[AnswerPath | None], Captured], given: tuple[bool, ...]) -> Found:
-    """The record of all ways that begin with these answers."""
-    path = AnswerPath(given)
+def _from(run: Callable[[AnswerPath | None], Captured], prefix: tuple[bool, ...]) -> Found:
+    """The record of all paths that begin with these answers."""
+    path = AnswerPath(prefix)
     found = _tried(run, path)
-    for number in reversed(range(len(given), len(path.answers))):
+    for number in reversed(range(len(prefix), len(path.answers))):
         before, answer = path.answers[:number], path.answers[number]
         other = _from(run, (*before, not answer))
         found = _both(found, other, number, answer)
@@ -66,7 +66,7 @@ def _tried(run: Callable[[AnswerPath | None], Captured], path: AnswerPath) -> Fo
 
 
 def _both(one: Found, other: Found, number: int, answer: bool) -> Found:
-    """The record of two ways that part at a question; of one, where the other raises."""
+    """The record of two paths that part at a question; of one, where the other raises."""
     if isinstance(one, Captured) and isinstance(other, Captured):
         return Captured(merged(one.recorded, other.recorded, number, answer), one.semantics)
     if isinstance(one, Captured) and isinstance(other, Raises):

@@ -55,12 +55,12 @@ def uses_after(joined: Iterable[Op], ends: Sequence[Value]) -> Counter[Value]:
 
 
 def check_order(pairs: Iterable[Pair], known: TwoRuns, counts: Counter[Value]) -> None:
-    """Hold apart the names of one tensor whose gradients autograd adds up one after the other.
+    """Refuse two values for one tensor whose gradients autograd adds up one after the other.
 
-    A tensor that goes on under two names, as itself and as a result of a side, has two sums there.
+    A tensor that goes on as itself and as a result of a side has two sums of gradients there.
 
     Raises:
-        ProgramsDiffer: where the second name is used first.
+        ProgramsDiffer: where the second value is used first.
     """
     pairs = [pair for pair in pairs if pair.value.type.requires_grad]
     for run in (0, 1):

@@ -1,4 +1,4 @@
-"""What two runs do from some place on, written down once.
+"""The ops that two runs have in common from some place on, copied once.
 
 A value that only one of the runs has, and that both need in the same place, is a pair: a result of
 the two sides.
@@ -34,7 +34,7 @@ Place: TypeAlias = tuple[int, int]
 
 @dataclass(eq=False)
 class Pair:
-    """A result of the sides: what each gives for it, and the value that goes on."""
+    """A result of the sides: the value of each, and the joined value."""
 
     one: Value
     other: Value
@@ -44,14 +44,14 @@ class Pair:
 
 
 class Joining(TwoRuns):
-    """Compares what two runs do from some place on, and copies it in the values that go on.
+    """Compares two runs from some place on, and copies their ops over joined values.
 
     `there` and `back` have what both make from there on.
 
     Args:
         known: what they have in common before.
         closed: nothing is paired: both have to read the same.
-        numbers: of the other run's numbers that data decides after the meeting, what the first has.
+        numbers: by the other run's data-dependent numbers after the join point, the first run's.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Joining(TwoRuns):
         self.known, self.closed = known.copy(), closed
         self.numbers = {} if numbers is None else numbers
         self.now: dict[Value, Value] = {}
-        """by the values that the first run makes from there on, those that go on"""
+        """by the values that the first run computes from there on, the joined ones"""
         self.pairs: dict[tuple[Value, Value], Pair] = {}
         self.ops_of: dict[Op, Op] = {}
         """each op, as either run had it, and its copy"""
@@ -74,7 +74,7 @@ class Joining(TwoRuns):
         self.place: Place | None = None
         self._placed: dict[Value, Place | None] = {}
         self.read: list[Value] = []
-        """the values that go on in the place of those that were compared, in order"""
+        """the joined values of those that were compared, in order"""
 
     def walk(self, ones: Sequence[Op], others: Sequence[Op], level: int) -> list[Op]:
         """The ops of two lists at one depth; each is a place.
@@ -95,12 +95,12 @@ class Joining(TwoRuns):
     # ---- values ---------------------------------------------------------------------------------
 
     def value(self, one: Value, other: Value) -> bool:
-        """Two values that are read are one from there on."""
+        """Join two values that are read."""
         self.read.append(self.joined(one, other))
         return True
 
     def joined(self, one: Value, other: Value) -> Value:
-        """The value in the place of two.
+        """The joined value of two.
 
         Raises:
             ProgramsDiffer: each has another partner, or they cannot be results of the sides.
@@ -119,7 +119,7 @@ class Joining(TwoRuns):
         return pair.value
 
     def _where(self, one: Value, other: Value) -> Place | None:
-        """The place to begin behind: here, or where what only one needs is made."""
+        """The place after which to begin: here, or where what only one needs is computed."""
         places = (self.place, self._placed.get(one), self._placed.get(other))
         return next((place for place in places if place is not None), None)
 
@@ -130,7 +130,7 @@ class Joining(TwoRuns):
         return _followed_by_either(one, other)
 
     def bind(self, one: Value, other: Value) -> bool:
-        """Let one value go on in the place of two that both make."""
+        """Join two values that both runs compute."""
         if not super().bind(one, other):
             return False
         self.now.setdefault(one, _followed_by_either(one, other))
@@ -162,14 +162,14 @@ class Joining(TwoRuns):
         if not self.tree(one.result, other.result):
             raise self.differ("", one, other)
         copied = _Joined(self, self.read).op(one)
-        copied.choice, copied.alike = model.choice, model.alike
+        copied.choice, copied.outcome = model.choice, model.outcome
         if one.own is None:
             copied.below = model.definition
         self.ops_of[one] = self.ops_of[other] = copied
         self.read = outer
 
     def _model(self, one: Op, other: Op) -> Op:
-        """The one of them whose operands are as those now: as many, and as many followed."""
+        """The op whose operands match the joined ones: in number, and in which are followed."""
         values = self.read[: len(values_in((one.args, one.kwargs)))]
         flags = [value.type.requires_grad for value in dict.fromkeys(values)]
         for op in (one, other) if not self._renamed(other) else (one,):
@@ -180,7 +180,7 @@ class Joining(TwoRuns):
     # ---- arguments ------------------------------------------------------------------------------
 
     def copied_tree(self, one: Tree, other: Tree) -> Any:
-        """The structure in the place of two.
+        """The joined structure of two.
 
         Raises:
             ProgramsDiffer: they are not one.
@@ -191,7 +191,7 @@ class Joining(TwoRuns):
         return _Joined(self, self.read).tree(one)
 
     def copied_step(self, one: ViewStep, other: ViewStep) -> ViewStep:
-        """The view in the place of two.
+        """The joined view of two.
 
         Raises:
             ProgramsDiffer: they are not one.
@@ -202,7 +202,7 @@ class Joining(TwoRuns):
         return _Joined(self, self.read).step(one)
 
     def subgraph(self, one: Subgraph, other: Subgraph) -> bool:
-        """Whether two programs are one: closed, so they know nothing of what is around."""
+        """Whether two programs are equal; they are closed, so values around them play no part."""
         inside = Joining(TwoRuns(), closed=True, numbers=self.numbers)
         inside.place = self.place
         if not inside.program(one, other):
@@ -217,7 +217,7 @@ class Joining(TwoRuns):
     # ---- numbers that data decides --------------------------------------------------------------
 
     def _meet_numbers(self, one: Op, other: Op) -> None:
-        """Let the numbers that an op makes in both runs be one."""
+        """Unify the data-dependent numbers that an op binds in both runs."""
         mine, theirs = binds(one), binds(other)
         if not (mine or theirs):
             return
@@ -229,7 +229,7 @@ class Joining(TwoRuns):
         }
 
     def _renamed(self, op: Op) -> bool:
-        """Whether an op of the other run speaks of numbers that the first calls otherwise."""
+        """Whether an op of the other run uses numbers that have another symbol in the first."""
         values = (*op.outs, *op.operands) if self.numbers else ()
         return any(value.type.symbols & self.numbers.keys() for value in values)
 
@@ -254,7 +254,7 @@ def _followed_by_either(one: Value, other: Value) -> Value:
 
 
 class _Joined(Rewriter):
-    """Copies what the first run has in the values that go on, which were read in this order."""
+    """Copies ops of the first run over the joined values, in the order of their reads."""
 
     def __init__(self, joining: Joining, read: Iterable[Value]) -> None:
         super().__init__(joining.now)

@@ -1,7 +1,7 @@
-"""Where two runs that differ from a question on do the same again: as early as they can.
+"""The join point of two runs that differ from a question on: the earliest place of equal ops.
 
-What is left of both is walked in step, from the innermost module call that asked outwards. Where
-they are not one, all up to there belongs to the sides.
+The rest of both is compared op by op, from the innermost module call that asked outwards. Where
+they differ, all up to there belongs to the sides.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from foretrace.tracer.data_dependence.answer_path import BranchMarker
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A list of ops in which a question was asked, itself or by a module call in it."""
+    """A list of ops in which a question was asked, directly or in a module call."""
 
     ops: Sequence[Op]
     index: int
@@ -25,12 +25,12 @@ class Level:
 
     @property
     def before(self) -> Sequence[Op]:
-        """What had run."""
+        """The ops before it."""
         return self.ops[: self.index]
 
     @property
     def rest(self) -> Sequence[Op]:
-        """What runs afterwards."""
+        """The ops after it."""
         return self.ops[self.index + 1 :]
 
 
@@ -67,11 +67,11 @@ class Met:
     """what both do from there on: at that level, then at each further out"""
 
     def head(self, levels: Levels) -> list[Op]:
-        """What a run did in that list before the question; calls that it has left are opened."""
+        """The ops of that list before the question; module calls that have ended are opened."""
         return [op for level in levels[self.level :] for op in level.before]
 
     def side(self, levels: Levels) -> list[Op]:
-        """What a run did from the question to the meeting."""
+        """The ops from the question to the join point."""
         inner = [op for level in levels[: self.level : -1] for op in level.rest]
         rest = levels[self.level].rest
         return [*inner, *rest[: len(rest) - self.count]]
@@ -94,10 +94,10 @@ class Met:
 
 
 def in_common(ones: Levels, others: Levels, known: TwoRuns) -> None:
-    """Let what both runs did before the question be one.
+    """Unify what both runs did before the question.
 
     Raises:
-        ProgramsDiffer: they have not done the same.
+        ProgramsDiffer: they did not do the same.
     """
     if len(ones) != len(others):
         raise ProgramsDiffer
@@ -107,7 +107,7 @@ def in_common(ones: Levels, others: Levels, known: TwoRuns) -> None:
 
 
 def meet(ones: Levels, others: Levels, known: TwoRuns, end: Callable[[Met], T]) -> T:
-    """What becomes of two runs from the earliest place on from which both do the same.
+    """Join two runs at the earliest place from which both do the same.
 
     Args:
         ones: where the question is in the one run.

@@ -1,4 +1,4 @@
-"""Two records of one program that answer a question otherwise, made one with both sides."""
+"""Merges two records of one program that answer a question differently."""
 
 from dataclasses import dataclass, replace
 from itertools import count
@@ -6,8 +6,9 @@ from itertools import count
 from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import Value, values_in
-from foretrace.ir.program.recording import Input, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
 from foretrace.session.both_branches.gradient_order import (
@@ -35,7 +36,7 @@ from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 
 LET_BOTH = "let both sides give tensors of their own, of equal dtypes, sizes and strides"
 RETURN_CLONE = "return a clone of what a side uses more than once"
-ALIKE = "do it before the question, or after both sides"
+OUTSIDE_SIDES = "do it before the question, or after both sides"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +59,7 @@ def merged(one: Recording, other: Recording, number: int, answer: bool) -> Recor
 
 
 class _Merging:
-    """Two runs while they are made one."""
+    """Two runs while they are merged."""
 
     def __init__(self, one: Run, other: Run) -> None:
         self.one, self.other = one, other
@@ -75,7 +76,7 @@ class _Merging:
         try:
             check_python(one, other, self._all_inputs(known)[1])
         except ProgramsDiffer as differ:
-            raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
+            raise self._refused(differ.what, line_of(differ.at), OUTSIDE_SIDES) from None
         try:
             return meet(self.one.levels, self.other.levels, known, self._one)
         except ProgramsDiffer as differ:

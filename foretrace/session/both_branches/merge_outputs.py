@@ -1,11 +1,12 @@
-"""What two runs leave, in words of both: outputs, new contents, what was written over."""
+"""Outputs, mutations and overwritten values of two runs, merged."""
 
 from dataclasses import replace
 from typing import Any
 
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.interface import Input, Mutation, Output
 from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
+from foretrace.ir.program.recording import Overwritten, Recording
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.join import Joining
 from foretrace.session.both_branches.op_equality import described
@@ -15,7 +16,7 @@ class Leavings:
     """The ends of two runs, while they are joined.
 
     Args:
-        one: the run whose words are kept.
+        one: the run whose names are kept.
         other: the other.
         joining: what both have done.
         inputs: those of both; the first are those of the first run.
@@ -52,7 +53,7 @@ class Leavings:
         handed = [(o.same_as, o.view_of) for o in (one, self._here(other))]
         if handed[0] != handed[1]:
             raise ProgramsDiffer(f"{name} is an input, or a view of one, on one of them alone")
-        facts = [(o.view_type, o.apart, o.through is None, o.step is None) for o in (one, other)]
+        facts = [(o.view_type, o.separate, o.through is None, o.step is None) for o in (one, other)]
         value = self._value(name, one.value, other.value)
         if facts[0] != facts[1]:
             raise ProgramsDiffer(f"{name} is a view of a written input in two ways")
@@ -76,7 +77,7 @@ class Leavings:
         """Refuse what would share other memory in eager.
 
         Raises:
-            ProgramsDiffer: of an output, or a buffer that was bound anew.
+            ProgramsDiffer: of an output, or a buffer that was rebound.
         """
         here = {item.value: index for index, item in enumerate(self.inputs)}
         found = Memory(ops).shared(ends, here)
@@ -103,10 +104,10 @@ class Leavings:
     # ---- new contents ---------------------------------------------------------------------------
 
     def mutations(self) -> list[Mutation]:
-        """What inputs hold after the run.
+        """The new contents of inputs.
 
         Raises:
-            ProgramsDiffer: a write of one run alone cannot be told of both.
+            ProgramsDiffer: a write of one run alone cannot be a write of both.
         """
         ones = {m.index: m for m in self.one.mutations}
         others = {self.places[m.index]: m for m in self.other.mutations}
@@ -118,15 +119,15 @@ class Leavings:
         facts = {(m.hidden, m.rebound, m.kept) for m in (one, other) if m is not None}
         if some is None or len(facts) > 1:
             raise ProgramsDiffer(f"the {name} is written to in two ways")
-        held = self.inputs[index].value
-        theirs = self.joining.known.there.get(held, held)
+        old = self.inputs[index].value
+        theirs = self.joining.known.there.get(old, old)
         value = self._value(
-            f"the new value of {name}", one.value if one else held, other.value if other else theirs
+            f"the new value of {name}", one.value if one else old, other.value if other else theirs
         )
-        made_by_sides = any(pair.value is value for pair in self.joining.pairs.values())
-        if made_by_sides and (some.rebound and not (one and other)):
+        of_sides = any(pair.value is value for pair in self.joining.pairs.values())
+        if of_sides and (some.rebound and not (one and other)):
             raise ProgramsDiffer(f"the {name} is bound to another tensor on one of them alone")
-        if made_by_sides and value.type.requires_grad:
+        if of_sides and value.type.requires_grad:
             raise ProgramsDiffer(f"the {name}, which requires grad, is written to")
         return Mutation(index, value, *next(iter(facts)))
 
@@ -149,14 +150,14 @@ class Leavings:
         """The values that both runs know, as each has them and as they are now."""
         joining = self.joining
         known = [(one, other, one) for one, other in joining.known.there.items()]
-        made = [(one, other, joining.now[one]) for one, other in joining.there.items()]
+        joined = [(one, other, joining.now[one]) for one, other in joining.there.items()]
         pairs = [(pair.one, pair.other, pair.value) for pair in joining.pairs.values()]
-        return [*known, *made, *pairs]
+        return [*known, *joined, *pairs]
 
     def _over(
         self, mine: tuple[Value, Overwritten | None], theirs: tuple[Value, Overwritten | None]
     ) -> Overwritten:
-        """What became of a value of both: where autograd tells of the write of one, of both."""
+        """What became of a value of both: a write that autograd sees in one run is seen in both."""
         both = [over for _, over in (mine, theirs) if over is not None]
         some, now = both[0], None
         if all(over.now is not None for over in both):

@@ -19,7 +19,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.symbols import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
-"""What a run calls symbols of another"""
+"""By the symbols of one run, those of the other"""
 Places: TypeAlias = Mapping[int, int]
 """Where the inputs of the other run are among those of both"""
 
@@ -41,9 +41,9 @@ def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
     """Let the sizes of the one run be as the other has assumed, too.
 
     Args:
-        one: the run whose words are kept.
-        other: the other; what it has made in its side has names of its own.
-        numbers: what the one run calls numbers that data decides in both.
+        one: the run whose symbols are kept.
+        other: the other; what its side computes has symbols of its own.
+        numbers: by the other run's data-dependent numbers that both have, the first run's.
     """
     one.symbols.adopt(other.symbols, other.symbols.data - numbers.keys())
     known = {guard.condition for guard in (*one.symbols.guards(), *one.symbols.assertions())}
@@ -54,7 +54,7 @@ def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
 
 
 Merge: TypeAlias = Callable[[Any, Any, Places], Any]
-"""What both runs require, given what each requires and the places of inputs"""
+"""What both runs require, by what each requires and the places of inputs"""
 
 
 def required_of_both(one: Recording, other: Recording, places: Places) -> CallRequirements:
@@ -63,9 +63,9 @@ def required_of_both(one: Recording, other: Recording, places: Places) -> CallRe
     return merged
 
 
-def _name(held: Any) -> Any:
-    key = (held.how, repr(held.key)) if isinstance(held, ReadLocation) else None
-    return type(held), held.name, id(held.holder), key
+def _name(read: Any) -> Any:
+    key = (read.how, repr(read.key)) if isinstance(read, ReadLocation) else None
+    return type(read), read.name, id(read.holder), key
 
 
 def of_the_call(mine: Any, theirs: Any, places: Places) -> Any:
@@ -102,7 +102,7 @@ def reads_of_inputs(mine: Any, theirs: Any, places: Places) -> list[Any]:
     return [*mine, *((read, places[index]) for read, index in theirs)]
 
 
-def _held(mine: Any, theirs: Any, places: Places) -> list[Any]:
+def _reads(mine: Any, theirs: Any, places: Places) -> list[Any]:
     return list({_name(each): each for each in (*theirs, *mine)}.values())
 
 
@@ -163,8 +163,8 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
     PythonGuards: {
         "modules": of_the_call,
         "met": _met,
-        "held": _held,
-        "of_hooks": _held,
+        "reads": _reads,
+        "of_hooks": _reads,
         "mentioned": any_of,
         "forms": each_of,
         "tied": reads_of_inputs,

@@ -1,4 +1,4 @@
-"""Two runs of one program, as they are compared: without the values that they compute with."""
+"""Compares two runs of one program, without the data that they compute with."""
 
 from copy import copy
 from typing import Any, Self
@@ -6,8 +6,8 @@ from typing import Any, Self
 import torch
 
 from foretrace.ir.program.equality import Equality, ProgramsDiffer
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Origin, Target, Value
-from foretrace.ir.program.recording import Input
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.recorder.autograd_hooks import HookCall
@@ -15,9 +15,9 @@ from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 class TwoRuns(Equality):
-    """What two runs do that have had the same answers; `there` and `back` have their values.
+    """The equality of two runs that have had the same answers; `there` and `back` map values.
 
-    A value that no op makes is one of the other run's only where somebody has said so, or where
+    A value that no op computes equals one of the other run only where they were unified, or where
     both are constants of the same bits.
     """
 
@@ -86,7 +86,7 @@ class TwoRuns(Equality):
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two tensors that a program has made from Python numbers are one, to the last bit."""
+    """Whether two constants that a program has built from Python numbers are equal, bit for bit."""
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]

@@ -1,4 +1,4 @@
-"""A question of which one answer raises: the graph asserts the other, and raises as eager does."""
+"""A question of which one answer raises: the graph asserts the other answer."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,9 +7,9 @@ from traceback import walk_tb
 import torch
 
 from foretrace.errors import Refusal, is_library
-from foretrace.ir.program.call_requirements import WRITTEN
 from foretrace.ir.program.op import ModuleCall, Op, Value
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.value_guard import WRITTEN
 from foretrace.ir.source.call_site import LIBRARY_DIRS
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.data_dependence.value_guards import ASSERT
@@ -27,12 +27,12 @@ def said_by_program(refusal: Refusal) -> bool:
 
 
 def asserted(recorded: Recording, number: int, holds: bool, raised: Refusal) -> Recording:
-    """The record with an assertion in the place of a question's mark.
+    """The record with an assertion in place of a question's mark.
 
     Args:
-        recorded: the way that does not raise.
-        number: of the question.
-        holds: its answer on that way.
+        recorded: the path that does not raise.
+        number: the question's.
+        holds: its answer on that path.
         raised: what the program raises on the other.
     """
     text = f"{raised.what}, where the answer is {not holds}; question {number + 1}, at {raised.at}"

@@ -24,13 +24,13 @@ def check_shared_memory(
     at: Callable[[int], Frame | None] = lambda _: None,
     minded: Callable[[], Collection[int]] = tuple,
 ) -> None:
-    """Refuse a write to an input whose memory another input shares; parts that lie apart do not.
+    """Refuse a write to an input whose memory another input shares; disjoint parts do not.
 
     Args:
         real: the inputs.
         written: those that are written to.
         at: the line of the write.
-        minded: gives those of which autograd minds a write that their version counter tells of.
+        minded: returns those of which autograd minds a write that their version counter counts.
 
     Raises:
         Refusal: there is one.
@@ -122,20 +122,20 @@ def _above_writes(ops: Iterable[Op]) -> Iterator[Op]:
             yield from _above_writes(op.region or ())
 
 
-def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:
-    """Refuse a set of tensors, which stay as they are there, where one is an input, too.
+def check_no_set_of_inputs(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:
+    """Refuse a set or deque of tensors, which keeps the real ones, where one is an input, too.
 
     Args:
         leaves: the arguments.
-        known: the ids of the tensors in whose place the program has others.
+        known: the ids of the tensors for which the program has stand-ins.
 
     Raises:
         Refusal: the program would find that the tensor is not in the set.
     """
     for name, leaf in leaves:
         kept = isinstance(leaf, (set, frozenset, deque))
-        held = [item for _, item in own_items(leaf)] if kept else ()
-        if any(isinstance(each, torch.Tensor) and id(each) in known for each in held):
+        items = [item for _, item in own_items(leaf)] if kept else ()
+        if any(isinstance(each, torch.Tensor) and id(each) in known for each in items):
             raise Refusal(
                 f"{name} holds a tensor that the program also has by another way, and would not be"
                 " found in it",
@@ -144,7 +144,7 @@ def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) ->
             )
 
 
-def apart(inputs: Sequence[Any], requires: CallRequirements) -> list[Any]:
+def without_views(inputs: Sequence[Any], requires: CallRequirements) -> list[Any]:
     """Inputs without those that are views of another in the graph, or that nothing reads."""
     on = requires.inputs
     views = {index for found in on.together.values() for index in found} | on.idle
@@ -162,24 +162,24 @@ def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Ten
             group = groups.setdefault(leaf.untyped_storage().data_ptr(), {})
             group.setdefault(id(leaf), (name, leaf))
     found = [[*group.values()] for group in groups.values() if len(group) > 1]
-    return [group for group in found if _alike([tensor for _, tensor in group])]
+    return [group for group in found if _of_one_form([tensor for _, tensor in group])]
 
 
-def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+def _of_one_form(tensors: Sequence[torch.Tensor]) -> bool:
     whole = tensors[0].untyped_storage().nbytes() % tensors[0].element_size() == 0
     lazy = any(each.requires_grad or each.is_conj() or each.is_neg() for each in tensors)
     return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
 
 
 def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """The tensors that have memory, or that a given one holds, each with the index of that."""
-    for index, given in enumerate(real):
-        if not isinstance(given, torch.Tensor):
+    """The tensors that have memory, or that a subclass wraps, each with its input's index."""
+    for index, item in enumerate(real):
+        if not isinstance(item, torch.Tensor):
             continue
-        yield from ((index, part) for part in plain_parts(given) if _has_memory(part))
+        yield from ((index, part) for part in plain_parts(item) if _has_memory(part))
 
 
-def _has_memory(given: Any) -> bool:
-    fake = torch_api.is_fake(given)
-    known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
-    return known and given.layout is torch.strided and not wraps(type(given))
+def _has_memory(item: Any) -> bool:
+    fake = torch_api.is_fake(item)
+    known = isinstance(item, torch.Tensor) and not fake and item.device.type != "meta"
+    return known and item.layout is torch.strided and not wraps(type(item))

@@ -1,8 +1,8 @@
-"""Containers that a program puts things into, and of which it reads nothing.
+"""Containers that a program fills, and of which it reads nothing.
 
-`log.append(loss.item())` leaves a list that holds more each time. Once a run has left a container
-other than it was, something else stands for it in one more run, which knows how to take things and
-notes whatever else is asked of it. If nothing is, what the container holds is no guard.
+`log.append(loss.item())` leaves a longer list each time. Once a run has changed a container, one
+more run has a stand-in for it, which takes items and notes whatever else is asked of it. If nothing
+is, the content of the container is no guard.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +16,14 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import take_apart
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
-from foretrace.ir.pydata.places import WAYS, Change, Contents, Filling, Place, content_of
-from foretrace.ir.pydata.returned import apart_from
+from foretrace.ir.pydata.returned import unshared
+from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import place_of
 from foretrace.python_state.effects.leaks import collected
-from foretrace.python_state.effects.state_outputs import all_given
+from foretrace.python_state.effects.state_outputs import all_known
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 MANY: Final = frozenset({"extend", "extendleft"})
@@ -93,18 +93,18 @@ class StandIn(metaclass=_Asks):
 
 
 torch_api.register_container(StandIn, StandIn.note, StandIn.note)
-"""Else torch's pytree would take it for a leaf by its type, and tell nobody"""
+"""Else torch's pytree would take it for a leaf by its type, unnoticed"""
 
 
 class AppendOnlyContainers:
     """The containers of one program of which it may read nothing, as far as its runs have shown."""
 
     def __init__(self) -> None:
-        self._guessed: dict[int, tuple[str, Any, list[Place]]] = {}
+        self._guessed: dict[int, tuple[str, Any, list[Location]]] = {}
         """by id: what it is called, itself, and the places that hold it"""
         self._closed: dict[int, Any] = {}
         """those that the program reads"""
-        self._lent: dict[int, StandIn] = {}
+        self._stand_ins: dict[int, StandIn] = {}
         """what stands for them in a run"""
         self._parted: dict[int, ref[StandIn]] = {}
         """the same, when nobody needs it any more"""
@@ -115,41 +115,41 @@ class AppendOnlyContainers:
         for place in [state.place for state in recorded.states]:
             new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, recorded.requires.python.held)
+                self._take(place.name, place.holder, recorded.requires.python.locations)
         return len(self._guessed) > known
 
-    def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:
-        found = [each for each in held if isinstance(each, ReadLocation) and each.before is holder]
-        places = [each for each in map(place_of, found) if each is not None]
+    def _take(self, name: str, holder: Any, reads: Iterable[ReadLocation]) -> None:
+        found = [each for each in reads if each.before is holder]
+        places = [each for each in (each.location for each in found) if each is not None]
         if places and len(places) == len(found):
-            by_key = {(id(each.holder), each.key): each for each in places}
+            by_key = {each.identity: each for each in places}
             self._guessed[id(holder)] = name, holder, [*by_key.values()]
 
     def drop(self) -> list[Contents]:
         """Close those that were read, or else all; gives what they hold."""
-        every = [*self._lent, *self._parted]
-        dropped = [key for key, each in self._lent.items() if each.read] or every
-        self._lent, self._parted = {}, {}
+        every = [*self._stand_ins, *self._parted]
+        dropped = [key for key, each in self._stand_ins.items() if each.read] or every
+        self._stand_ins, self._parted = {}, {}
         return [self._close(key) for key in dropped]
 
     def _close(self, key: int) -> Contents:
         name, holder, _ = self._guessed.pop(key)
         self._closed[key] = holder
-        return Contents(name, holder, content_of(holder))
+        return Contents.of(name, holder)
 
     @contextmanager
-    def lent(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:
+    def replaced(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:
         """Inside, the program finds what stands for them."""
-        self._lent, self._parted = {}, {}
-        given = {} if outside is None else outside.lent
+        self._stand_ins, self._parted = {}, {}
+        monitored = {} if outside is None else outside.borrowed
         for key, (_, holder, places) in [*self._guessed.items()]:
             if before.holders_of(holder) != len(places):  # it may be found by another way
                 self._close(key)
                 continue
-            stand_in = self._lent[key] = StandIn(type(holder))
-            given[id(stand_in)] = stand_in, holder
-        lent = [(each, self._guessed[key][-1]) for key, each in self._lent.items()]
-        pairs = [(place, each) for each, places in lent for place in places]
+            stand_in = self._stand_ins[key] = StandIn(type(holder))
+            monitored[id(stand_in)] = stand_in, holder
+        each = self._stand_ins.items()
+        pairs = [(place, stand_in) for key, stand_in in each for place in self._guessed[key][-1]]
         try:
             for place, stand_in in pairs:
                 place.bind(stand_in)
@@ -157,13 +157,13 @@ class AppendOnlyContainers:
         finally:
             for place, stand_in in pairs:
                 stand_in.read |= place.now is not stand_in
-                place.bind(given[id(stand_in)][1])
+                place.bind(monitored[id(stand_in)][1])
 
-    def left(self, given: Any, changed: list[Change], known: set[int]) -> list[Change]:
+    def left(self, ends: Any, changed: list[Change], known: set[int]) -> list[Change]:
         """What each has taken in the run.
 
         Args:
-            given: what the program was given, and what it gives.
+            ends: its arguments and results.
             changed: what else it has left.
             known: the ids of what there was before it.
 
@@ -172,25 +172,26 @@ class AppendOnlyContainers:
         """
         found = list[Change]()
         others = {id(each.place.holder) for each in changed}
-        for key, stand_in in self._lent.items():
+        for key, stand_in in self._stand_ins.items():
             name, holder, _ = self._guessed[key]
             ways = [way for way, _ in stand_in.puts]
             items = [item for _, item in stand_in.puts]
             change = Change(Filling(name, holder, ways), items, rebound=True)
-            if stand_in.read or key in others or not _made_anew(change, known):
+            if stand_in.read or key in others or not _rebuildable(change, known):
                 stand_in.note()
             found += [change] if items else []
-        check_apart(found, [given, *(each.after for each in changed)], known)
+        check_separate(found, [ends, *(each.after for each in changed)], known)
         return found
 
     def part(self, outside: AccessMonitor | None) -> list[Any]:
         """Let go of what stands for them; gives the containers."""
-        filled = [self._guessed[key][1] for key in self._lent]
-        for each in self._lent.values():
+        filled = [self._guessed[key][1] for key in self._stand_ins]
+        for each in self._stand_ins.values():
             each.puts.clear()
             if outside is not None:
-                del outside.lent[id(each)]
-        self._parted, self._lent = {key: ref(each) for key, each in self._lent.items()}, {}
+                del outside.borrowed[id(each)]
+        self._parted = {key: ref(each) for key, each in self._stand_ins.items()}
+        self._stand_ins = {}
         return filled
 
     def check_none_left(self) -> None:
@@ -210,17 +211,17 @@ def _read_by(recorded: Recording) -> set[int]:
     return {id(place.holder) for place in reads if isinstance(place, Contents)}
 
 
-def check_apart(filled: list[Change], others: list[Any], known: set[int]) -> None:
-    """Refuse what a run has put into containers and left elsewhere, too: a call makes two of it.
+def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> None:
+    """Refuse what a run has put into containers and left elsewhere, too: a call builds two of it.
 
     Raises:
-        Refusal: it is no tensor or number, of which a call makes one.
+        Refusal: it is no tensor or number, of which a call has one.
     """
     new, ends = list[Any](), [each.place.holder for each in filled]
     for change in filled:
         before = {id(item) for item in _items(change.place.before)}
         new += [item for item in _items(change.after) if id(item) not in before]
-    if new and not apart_from(new, others, known, set(map(id, ends))):
+    if new and not unshared(new, others, known, set(map(id, ends))):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect",
@@ -235,7 +236,7 @@ def _items(content: Any) -> Iterator[Any]:
         yield from item if type(item) is tuple else (item,)
 
 
-def _made_anew(change: Change, known: set[int]) -> bool:
-    """Whether a call can make all that is put there: no leaf is a container, as a set is one."""
-    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
-    return all_given(change, known) and not any(map(own_kind, leaves))
+def _rebuildable(change: Change, known: set[int]) -> bool:
+    """Whether a call can build all that is put there: no leaf is a container, as a set is one."""
+    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
+    return all_known(change, known) and not any(map(own_kind, leaves))

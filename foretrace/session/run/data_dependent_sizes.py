@@ -56,12 +56,12 @@ def _fits(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an overload takes these arguments."""
     arguments = torch_api.schema_of(func).arguments
     positional = [each.name for each in arguments if not each.kwarg_only]
-    given = {**dict(zip(positional, args, strict=False)), **kwargs}
-    if len(args) > len(positional) or len(given) < len(args) + len(kwargs):
+    bound = {**dict(zip(positional, args, strict=False)), **kwargs}
+    if len(args) > len(positional) or len(bound) < len(args) + len(kwargs):
         return False
     known = {each.name: each for each in arguments}
     required = {name for name, each in known.items() if not each.has_default_value()}
     tensors = {name for name, each in known.items() if isinstance(each.type, torch.TensorType)}
-    if not required <= given.keys() <= known.keys() or any(each.is_out for each in arguments):
+    if not required <= bound.keys() <= known.keys() or any(each.is_out for each in arguments):
         return False
-    return all(isinstance(item, torch.Tensor) == (name in tensors) for name, item in given.items())
+    return all(isinstance(item, torch.Tensor) == (name in tensors) for name, item in bound.items())

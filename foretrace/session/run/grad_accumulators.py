@@ -12,9 +12,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Input
-from foretrace.ir.pydata.places import Change, OnData
+from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias, alias_of
@@ -45,8 +46,8 @@ class Taken:
     """what sees the giver's memory, whatever becomes of the giver"""
     at: Frame | None
 
-    def owner(self, given: Container[int]) -> Abstract:
-        """What had that memory first, and lies there so; none of those that were `given` theirs."""
+    def owner(self, takers: Container[int]) -> Abstract:
+        """The tensor that had that memory first in this layout, but for `takers` of theirs."""
         found, alias = self.seen, alias_of(self.seen)
         like = alias.last.type
         while (above := alias.parent) is not None:
@@ -54,7 +55,7 @@ class Taken:
             if alias.distance or (lies.shape, lies.stride) != (like.shape, like.stride):
                 break
             tensor = above.tensor()
-            found = found if tensor is None or id(tensor) in given else tensor
+            found = found if tensor is None or id(tensor) in takers else tensor
             alias = above
         return found
 
@@ -82,7 +83,7 @@ class RunLeaves:
     def switch(self, tensor: Abstract, wanted: bool) -> bool:
         """Let a leaf be followed by autograd, or not; of an input, each call leaves it so.
 
-        Not one that the program has made and used: what autograd knows of it would stay.
+        Not one that the program has created and used: what autograd knows of it would stay.
         """
         recorder = self.run.recorder
         if tensor.ft_gradient is None and recorder.used(value_of(tensor, recorder)):
@@ -105,9 +106,9 @@ class RunLeaves:
     def memories(self) -> list[Change]:
         """The memory that inputs have, which was that of others; nothing where it is their own."""
         places = {i: OnData(f"{self.run.inputs[i].role.name}.data", i) for i in self.taken}
-        given = {id(self.run.placeholders[index]) for index in self.taken}
+        takers = {id(self.run.placeholders[index]) for index in self.taken}
         return [
-            Change(places[index], taken.owner(given), True, taken.at)
+            Change(places[index], taken.owner(takers), True, taken.at)
             for index, taken in self.taken.items()
             if alias_of(self.run.placeholders[index]).root is not taken.before
         ]
@@ -116,11 +117,11 @@ class RunLeaves:
         """The leaf that has a value; None for what is no leaf.
 
         Raises:
-            Refusal: its gradient goes on to what made an argument, outside of the program.
+            Refusal: its gradient goes on to the history of an argument, outside of the program.
         """
-        made = self.run.recorder.autograd.leaves.get(value)
-        if made is not None:
-            return made()
+        leaf = self.run.recorder.autograd.leaves.get(value)
+        if leaf is not None:
+            return leaf()
         index = self._place(value)
         if index is None:
             return None
@@ -148,7 +149,7 @@ class RunLeaves:
         self.hooked[index] = tuple(before), tuple(after)
         return run.real[index], before, after
 
-    def told(self) -> bool:
+    def has_hooks(self) -> bool:
         """Whether an input has a hook that sees its gradient."""
         return any(
             isinstance(each, torch.Tensor) and torch_api.has_hooks(each) for each in self.run.real

@@ -3,8 +3,8 @@
 An eager backward beside the program makes another gradient each time, so it is read at each call,
 and whether there is one is a guard. A real tensor that the program reached, such as a parameter in
 an optimizer, is asked by Python for its `.grad` before the recorder knows of it: for the run,
-`torch.Tensor.grad` is a property that tells. So are `data` and `requires_grad`, by which Python
-changes a tensor without a call of an operator, and casts, which autocast makes as well.
+`torch.Tensor.grad` is a property that reports it. So are `data` and `requires_grad`, by which
+Python changes a tensor without a call of an operator, and casts, which autocast makes as well.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,10 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import Size, TensorType
-from foretrace.ir.pydata.places import Change, OnGradient
+from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line, clears
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
@@ -29,9 +30,9 @@ from foretrace.tracer.functionalization.builder import Unmonitored
 
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
-TOLD = ("is_leaf", "grad_fn", "_version", "_base", "_is_view")
-"""What a stand-in tells of a tensor that wraps others"""
-ABOVE = ("grad", *torch_api.HOOKING, *TOLD)
+OF_AUTOGRAD = ("is_leaf", "grad_fn", "_version", "_base", "_is_view")
+"""What a stand-in knows of a tensor that wraps others"""
+ABOVE = ("grad", *torch_api.HOOKING, *OF_AUTOGRAD)
 """What is asked of autograd, which is above the class of a tensor that wraps others"""
 
 
@@ -48,11 +49,11 @@ class Gradients:
 
     Args:
         inputs: the inputs so far.
-        real: what was given for each.
+        real: the caller's object for each.
         stands: what stands for each.
         make: makes an input of a gradient: what stands for it.
         lift: makes one of another tensor that the program reached.
-        wrapping: tells of tensors that wrap others.
+        wrapping: knows tensors that wrap others.
         outside: who watches the program; None: all that is asked is asked by work of ours.
     """
 
@@ -134,18 +135,18 @@ class Gradients:
             self.found.setdefault(index, None)
             return None
         count, of = len(self.inputs), self.inputs[index]
-        like = of.value.type if of.value.type.symbols and _alike(real, grad) else None
-        made = self.make(grad, f"{of.role.name}.grad", like)
+        like = of.value.type if of.value.type.symbols and _same_layout(real, grad) else None
+        stand_in = self.make(grad, f"{of.role.name}.grad", like)
         new = len(self.inputs) > count  # `is`, as a tensor compares its elements
-        place = count if new else next(i for i, p in enumerate(self.placeholders) if p is made)
+        place = count if new else next(i for i, p in enumerate(self.placeholders) if p is stand_in)
         if new:
             live = grad if of.argument is None else None
             self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
         self.found[index] = place
-        return made
+        return stand_in
 
     def set(self, index: int, new: Any) -> None:
-        """Each call binds it anew.
+        """Bind the `.grad` of an input, as each call does.
 
         Raises:
             TypeError, RuntimeError: eager refuses it, too.
@@ -164,11 +165,10 @@ class Gradients:
 
     def left(self) -> list[Change]:
         """The gradients that the program has bound, but for those that were there before."""
-        given = [*self.placeholders]
         return [
             Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, True, at)
             for (index, new), at in zip(self.bound.items(), self._at.values(), strict=True)
-            if (place := self.found.get(index)) is None or given[place] is not new
+            if (place := self.found.get(index)) is None or self.placeholders[place] is not new
         ]
 
     # ---- real tensors ------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Gradients:
         Raises:
             Refusal: it is about a gradient, which would be of its class.
         """
-        if name not in (*TOLD, "grad"):
+        if name not in (*OF_AUTOGRAD, "grad"):
             raise _of_a_class(tensor, name)
         return self.wrapping.shown(getattr(self.wrapping.known(tensor), name))
 
@@ -257,7 +257,7 @@ def _of_a_class(tensor: torch.Tensor, name: str) -> Refusal:
     )
 
 
-def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
+def _same_layout(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
     def facts(each: torch.Tensor) -> tuple[Any, ...]:
         return each.shape, each.stride(), each.storage_offset(), each.dtype, each.device
 

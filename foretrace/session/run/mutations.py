@@ -10,8 +10,8 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import Reshape
+from foretrace.ir.program.interface import Input, Mutation, Output, Role
 from foretrace.ir.program.op import Op, Value, ViewStep, Write, values_in
-from foretrace.ir.program.recording import Input, Mutation, Output, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -70,23 +70,23 @@ def mutations_of(
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(makers, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
-    return [*found, *_bound_anew(recorder, inputs, placeholders, loan)]
+    return [*found, *_rebound(recorder, inputs, placeholders, loan)]
 
 
 def idle(
-    ops: list[Op], inputs: list[Input], placeholders: list[Any], given: list[tuple[str, Any]]
+    ops: list[Op], inputs: list[Input], placeholders: list[Any], returned: list[tuple[str, Any]]
 ) -> frozenset[int]:
-    """State of earlier calls that no op reads, and that is not among what the run has `given`."""
+    """State of earlier calls that no op reads and the run does not return."""
     reads = [i for i, item in enumerate(inputs) if item.read is not None and item.number is None]
     if not reads:
         return frozenset()
     used = {value for op in ops for value in op.operands}
-    handed = {id(leaf) for _, leaf in given}
-    apart = [i for i in reads if inputs[i].value not in used and id(placeholders[i]) not in handed]
-    return frozenset(apart)
+    ids = {id(leaf) for _, leaf in returned}
+    unread = [i for i in reads if inputs[i].value not in used and id(placeholders[i]) not in ids]
+    return frozenset(unread)
 
 
-def _bound_anew(
+def _rebound(
     recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: SwappedModuleTensors
 ) -> Iterator[Mutation]:
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
@@ -120,31 +120,31 @@ def _untouched(value: Value, placeholder: Abstract) -> bool:
     return kept and placeholder.ft_alias is None and placeholder.ft_value is value
 
 
-def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) -> None:
+def check_together(recorder: Recorder, leaves: list[Any], inputs: list[Input]) -> None:
     """Refuse outputs that share memory of the program's, and have histories of their own there.
 
     Raises:
         Refusal: it was written to, and a graph gives each in memory of its own.
     """
-    owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
-    for each in given if recorder.aliasing.overwritten else ():
+    owners, initial = dict[Alias, Alias](), {item.value for item in inputs}
+    for each in leaves if recorder.aliasing.overwritten else ():
         alias = each.ft_alias if isinstance(each, Abstract) else None
-        if alias is None or alias.root.initial in apart or alias.root.initial is alias.root.last:
+        if alias is None or alias.root.initial in initial or alias.root.initial is alias.root.last:
             continue
         owner, _ = holder(recorder, alias)
         if owners.setdefault(alias.root, owner) is not owner:
-            held = recorder.aliasing.overwritten.values()
+            overwritten = recorder.aliasing.overwritten.values()
             raise Refusal(
                 "two outputs share memory that the program has written to, and each has a history"
                 " of its own",
                 kind="aliased outputs",
-                at=next((h.origin.frame for h in held if h.alias.root is alias.root), None),
+                at=next((h.origin.frame for h in overwritten if h.alias.root is alias.root), None),
                 do="return a clone of one of them, or write to a clone",
             )
 
 
 def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> bool:
-    """Whether autograd has followed none of the writes that made the one of the other."""
+    """Whether autograd has followed none of the writes that lead from one to the other."""
     while new is not before and new.type.requires_grad and new in makers:
         op = makers[new]
         if not isinstance(op.target, Write) or op.target.followed:
@@ -177,13 +177,13 @@ def taken(
 
 
 def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
-    """The call that made a view, if that is what autograd has still, and it asks for no more."""
+    """The call of a view, if that is what autograd still has, and it takes no other tensor."""
     step = alias.step
     if step is None or step.several or step.kwargs:
         return None
     maker = _maker(recorder, alias.last)
-    made = maker is not None and maker.target is step.func
-    return step if made and values_in(step.args) == [step.base] == [*step.args[:1]] else None
+    called = maker is not None and maker.target is step.func
+    return step if called and values_in(step.args) == [step.base] == [*step.args[:1]] else None
 
 
 def begins_read(
@@ -203,8 +203,8 @@ def begins_read(
     return found
 
 
-def viewed_anew(placeholders: list[Any]) -> dict[int, Frame | None]:
-    """The same of written ones that autograd views by strides; a forward cut views copies."""
+def strided_views(placeholders: list[Any]) -> dict[int, Frame | None]:
+    """Written inputs that autograd views by strides; a forward cut views copies."""
     return _noted(placeholders, "ft_viewed")
 
 
@@ -226,7 +226,7 @@ def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW
 
 
 def line_of(recorder: Recorder, value: Value) -> Frame | None:
-    """The line that made a value."""
+    """The line that computed a value."""
     maker = _maker(recorder, value)
     return None if maker is None else maker.origin.frame
 
@@ -235,8 +235,8 @@ def _maker(recorder: Recorder, value: Value) -> Op | None:
     return next((op for op in recorder.scope.log if value in op.outs), None)
 
 
-def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
-    """Let what stands for a tensor have the Python attributes that were set on it."""
+def copy_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
+    """Copy the Python attributes of a tensor to its stand-in."""
     if not torch_api.is_fake(tensor):
         vars(placeholder).update(vars(tensor))
 

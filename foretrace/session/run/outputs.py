@@ -1,4 +1,4 @@
-"""What a run gives: values, and where in memory that it was given they lie."""
+"""The outputs of a run: values, and their views of inputs."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,8 +9,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
-from foretrace.ir.program.recording import Output, Role
-from foretrace.ir.pydata.containers import Structure, take_apart
+from foretrace.ir.program.interface import Output, Role
+from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.source.call_site import definition, place_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Share
@@ -30,21 +30,23 @@ LATER: Final[dict[type, tuple[str, str]]] = {
 """What a call gives without having computed, in words, and when it does"""
 
 
-def computed(fn: Any, result: Any, given: Iterable[Any]) -> tuple[list[tuple[str, Any]], Structure]:
+def computed(
+    fn: Any, result: Any, passed: Iterable[Any]
+) -> tuple[list[tuple[str, Any]], Structure]:
     """The leaves of a result, and its structure.
 
     Args:
         fn: the program.
-        result: what it gives.
-        given: what it was given, which it may give back.
+        result: what it returns.
+        passed: its arguments, which it may return.
 
     Raises:
         Refusal: it is an `async def` or a generator function, or returns what one gives.
     """
-    leaves, structure = take_apart(result)
+    leaves, structure = named_leaves(result)
     later = [leaf for _, leaf in leaves if type(leaf) in LATER]
     if later:
-        known = set(map(id, given))
+        known = set(map(id, passed))
         _check_computed(fn, [leaf for leaf in later if id(leaf) not in known])
     return leaves, structure
 
@@ -72,7 +74,7 @@ class Outputs:
 
     Args:
         recorder: what recorded it.
-        given: what the program computed with in the place of each input; lifting adds some.
+        stand_ins: what the program computed with for each input; lifting adds some.
         lift: makes an input of a real tensor.
         written: the inputs that it wrote to.
         before: by what stood for it, each input that has other memory by now.
@@ -81,12 +83,12 @@ class Outputs:
     def __init__(
         self,
         recorder: Recorder,
-        given: Callable[[], list[Any]],
+        stand_ins: Callable[[], list[Any]],
         lift: Callable[[torch.Tensor], Abstract],
         written: Collection[int],
         before: Mapping[Alias, int],
     ) -> None:
-        self.recorder, self.given = recorder, given
+        self.recorder, self.stand_ins = recorder, stand_ins
         self.lift, self.written, self.before = lift, written, before
 
     def of(self, role: Role, leaf: Any) -> Output:
@@ -102,7 +104,7 @@ class Outputs:
         return self._tensor(role, known_as(leaf, self.recorder))
 
     def _tensor(self, role: Role, placeholder: Abstract) -> Output:
-        recorder, placeholders = self.recorder, self.given()
+        recorder, placeholders = self.recorder, self.stand_ins()
         if placeholder.ft_gradient is None and getattr(placeholder, "ft_grad", None) is not None:
             raise self._of_gradient(role, placeholder)
         value = returned_value(placeholder, recorder)
@@ -126,29 +128,29 @@ class Outputs:
         retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
         followed = value.type.requires_grad and not placeholder.ft_leaf
         if retyped or (followed and alias.share is Share.MEMORY):
-            held = recorder.aliasing.overwritten.values()
+            overwritten = recorder.aliasing.overwritten.values()
             raise Refusal(
                 "the program returns a view of an input it writes to, of another type or history",
                 kind="aliased outputs",
-                at=next(h.origin.frame for h in held if h.alias is owner),
+                at=next(h.origin.frame for h in overwritten if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        apart = followed and alias.apart
+        separate = followed and alias.own_history
         through, step = None, None
-        if followed and not apart:
+        if followed and not separate:
             through, step = taken(alias, value, view_of, base, recorder)
-        return Output(value, role, None, view_of, seen, apart, through, step)
+        return Output(value, role, None, view_of, seen, separate, through, step)
 
     def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:
         """The refusal of a leaf that has a gradient; as state, later calls find both."""
         recorder = self.recorder
         with torch.enable_grad():
-            made = recorder.autograd.place(value_of(leaf, recorder))
+            value = recorder.autograd.place(value_of(leaf, recorder))
         later = (FIRST_CALL,) if role.kind == "state" else ()
         return Refusal(
             f"the {role} is a tensor that the program has made, and has a gradient, which a"
             " graph gives apart",
             kind="side effect",
-            at=line_of(recorder, made),
+            at=line_of(recorder, value),
             do=("give both: tensor.detach(), tensor.grad", *later),
         )

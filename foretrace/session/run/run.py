@@ -1,4 +1,4 @@
-"""Run the user's program once over abstract tensors, and keep what it did."""
+"""Run the user's program once over abstract tensors, and record what it did."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -11,31 +11,27 @@ from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import (
-    ChangePlace,
-    LeaveState,
-    ReturnArgument,
-    ordered,
-)
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
+from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import values_in
-from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
-from foretrace.ir.pydata.containers import Structure, take_apart
-from foretrace.ir.pydata.places import Change, Contents, OnArguments
+from foretrace.ir.pydata.containers import Structure, named_leaves
+from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.returned import handed_back
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.python_state.access.reads import bound_before, read_outside
+from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
+from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import (
     SwappedModuleTensors,
     borrowed,
     located,
-    names_of_tensors,
-    owners_of,
     watched,
 )
 from foretrace.python_state.effects.state_inputs import (
@@ -46,16 +42,17 @@ from foretrace.python_state.effects.state_inputs import (
 )
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
+    bound_before,
     bound_to_data,
     collect_state_outputs,
     states_of,
     themselves,
-    told,
+    with_name,
 )
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
-from foretrace.session.run.aliased_inputs import apart, check_shared_memory, minded_writes
-from foretrace.session.run.append_only import check_apart
+from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
+from foretrace.session.run.append_only import check_separate
 from foretrace.session.run.mutations import (
     begins_read,
     check_attributes_kept,
@@ -119,21 +116,21 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         requires.python.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
-        given = capture.arguments(leaves, requires)
+        passed = capture.arguments.stand_ins(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
         away, steps = _is_absent(target.device), capture.steps.following(before.casts)
         with running(recorder, loan.paths(), away, capture.engine), steps:
-            given = capture.opened(given, loan)
-            call = call_args, call_kwargs = in_structure.build(iter(given))
+            passed = capture.arguments.opened(passed, loan)
+            call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            with watching, capture.gradients.reading(), capture.lent(before) as counting:
+            with watching, capture.gradients.reading(), capture.replaced_state(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
-            outs, out_structure = computed(fn, result, given)
+            outs, out_structure = computed(fn, result, passed)
             requires.notes.effects += _returned(result, call, [])
             kept, others = collect_state_outputs(before, loan, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             requires.notes.effects += _returned(result, (), _filled(kept))
-            changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
+            changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, (result, call), kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
@@ -143,7 +140,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
-    _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
+    _note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
@@ -173,7 +170,7 @@ def _filled(kept: list[Change]) -> list[Any]:
 def _put(
     capture: Session,
     before: HeapSnapshot,
-    given: Any,
+    ends: Any,
     kept: list[Change],
     requires: CallRequirements,
     lines: Callable[[], Lines],
@@ -183,7 +180,7 @@ def _put(
     Args:
         capture: the run.
         before: what was there before it.
-        given: its result and its arguments.
+        ends: its result and its arguments.
         kept: what it has left as state.
         requires: takes the containers.
         lines: of the program.
@@ -191,8 +188,8 @@ def _put(
     known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
-    check_apart(filled, [given, *others], known)
-    put = capture.assumed.fills.left(given, changed, known)
+    check_separate(filled, [ends, *others], known)
+    put = capture.assumed.fills.left(ends, changed, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
@@ -211,7 +208,7 @@ def _repeated(
     return again
 
 
-def _note_held(
+def _note_reads(
     fn: Any,
     leaves: list[tuple[str, Any]],
     capture: Session,
@@ -220,7 +217,7 @@ def _note_held(
     left: list[Change],
     lines: Callable[[], Lines],
 ) -> None:
-    """What the program may have read of Python state, and what it has changed of plain data there.
+    """Note what the program may have read of Python state, and which plain data it has changed.
 
     Args:
         fn: the program.
@@ -231,7 +228,7 @@ def _note_held(
         left: what else was changed, and is undone.
         lines: the lines of its functions.
     """
-    left = [located(told(change, capture.outside), lines) for change in left]
+    left = [located(with_name(change, capture.outside), lines) for change in left]
     requires.notes.changed += left
     requires.notes.counted += counted_in((*requires.notes.changed, *kept))
     if capture.outside is None:
@@ -239,22 +236,25 @@ def _note_held(
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    held = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
-    held += [bound_before(change) for change in left if change.rebound]
-    requires.python.held = [*held, *capture.ties(held)]
-    requires.notes.counted += scheduled(requires.python.held)
+    reads = [
+        *data,
+        *drop_unread(requires.python.reads, capture.inputs, capture.real, requires),
+    ]
+    reads += [bound_before(change) for change in left if change.rebound]
+    requires.python.reads = [*reads, *capture.ties(reads)]
+    requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
-    return [leaf for change in kept for leaf in take_apart(change.after)[0]]
+    return [leaf for change in kept for leaf in named_leaves(change.after)[0]]
 
 
 def _mutations(
     capture: Session,
     loan: SwappedModuleTensors,
     requires: CallRequirements,
-    given: list[tuple[str, Any]],
+    returned: list[tuple[str, Any]],
 ) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(
@@ -264,11 +264,11 @@ def _mutations(
     for views in requires.inputs.together.values():
         requires.inputs.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
-    read = idle(recorder.scope.log, capture.inputs, placeholders, given)
+    read = idle(recorder.scope.log, capture.inputs, placeholders, returned)
     requires.inputs.idle = read.difference(written)
     capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
     check_shared_memory(
-        apart(capture.real, requires),
+        without_views(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
         cache(lambda: minded_writes(recorder.scope.log, [item.value for item in capture.inputs])),
@@ -287,11 +287,11 @@ def _outputs(
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
     before = {taken.before: i for i, taken in capture.leaves.taken.items()}
-    made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
-    outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
-    left, states = states_of(kept, made.of, len(outputs), lines)
-    given = [leaf for _, leaf in (*outs, *_leaves(kept))]
-    check_together(capture.recorder, given, capture.inputs)
+    build = Outputs(capture.recorder, capture.arguments.current, capture.lift, written, before)
+    outputs = [build.of(Role("output", name), leaf) for name, leaf in outs]
+    left, states = states_of(kept, build.of, len(outputs), lines)
+    leaves = [leaf for _, leaf in (*outs, *_leaves(kept))]
+    check_together(capture.recorder, leaves, capture.inputs)
     check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
     requires.notes.effects += map(LeaveState, left)
     return [*outputs, *states]

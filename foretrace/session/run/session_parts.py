@@ -1,18 +1,20 @@
-"""Parts of a session: what it assumes, what it knows of tensors, and what it answers for them."""
+"""Parts of a session: what it assumes, knows of tensors and answers, and its watched recorder."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 
-from foretrace.ir.program.recording import Input
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.tensor_type import Size
-from foretrace.ir.pydata.places import Change, Place
+from foretrace.ir.pydata.state import Change
+from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
@@ -24,7 +26,7 @@ from foretrace.tracer.recorder.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a run takes for known of the Python state that the program finds."""
+    """What a run assumes of the Python state that the program finds."""
 
     counts: SymbolicCounters = field(default_factory=SymbolicCounters)
     """numbers that earlier runs have shown to be counted with"""
@@ -38,7 +40,7 @@ class Assumed:
 
 @dataclass(slots=True, eq=False)
 class KnownTensors:
-    """What a run knows of the tensors that it is given or reaches, and how it calls them."""
+    """What a run knows of the tensors that it is passed or reaches, and their names."""
 
     names: dict[int, str] = field(default_factory=dict)
     """of tensors that the program may reach from outside, by id"""
@@ -50,12 +52,6 @@ class KnownTensors:
     """ids of module tensors that the program has as they are"""
     rebound: set[int] = field(default_factory=set)
     """indices of inputs that the program binds to other tensors"""
-    as_given: list[Any] = field(default_factory=list)
-    """the placeholders of arguments; in the place of those that share memory, their views"""
-    views: dict[int, tuple[Abstract, torch.Tensor]] = field(default_factory=dict)
-    """for such a placeholder, by id: that of the memory, and the real tensor"""
-    counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = field(default_factory=list)
-    """numbers that the program counts with, and the symbols in their places"""
     lines: dict[tuple[int, tuple[type, ...]], Lines] = field(default_factory=dict)
     """the lines of the program's functions, by how many ran and which classes there are"""
 
@@ -68,12 +64,6 @@ class KnownTensors:
         self.taken.add(found)
         return found
 
-    def forget(self) -> None:
-        """Let go of the abstract tensors, at the end of a run."""
-        self.as_given.clear()
-        self.views.clear()
-        self.abstract.clear()
-
 
 class RunAnswers(TensorAnswers):
     """Those of one run.
@@ -82,7 +72,7 @@ class RunAnswers(TensorAnswers):
         recorder: what records the program.
         inputs: the inputs so far.
         gradients: what knows the memory of inputs.
-        leaves: what changes leaves; None where no call can change what it was given.
+        leaves: what changes leaves; None where no call can change its arguments.
     """
 
     def __init__(
@@ -107,7 +97,7 @@ class RunAnswers(TensorAnswers):
         return self._leaves is not None
 
     def version(self, tensor: Abstract) -> int:
-        """How often memory was written to that the program has made."""
+        """How often memory of the program's own was written to."""
         if self._recorder.autograd.inferred:  # an inference tensor has no version counter
             raise view_unknown()
         return written(tensor, self._recorder.scope.log, self._inputs)
@@ -115,3 +105,36 @@ class RunAnswers(TensorAnswers):
     def storage_size(self, tensor: Abstract, needed: Size, number: int) -> Size:
         """As `Gradients.room`."""
         return self._gradients.room(tensor, needed, number)
+
+
+RECORD = Recorder.__torch_dispatch__
+"""Not by `super()`, which takes a tenth of a microsecond at each op"""
+
+
+class WatchedRecorder(Recorder):
+    """Records as its base does, and lets nobody watch meanwhile."""
+
+    above = Recorder.above + 1
+    """One more frame of ours is between"""
+
+    unwatched: AccessMonitor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record one call, unseen: nobody has watched since torch asked for this mode."""
+        outside = self.unwatched
+        outside.resting += 1
+        try:
+            return RECORD(self, func, types, args, kwargs)
+        finally:
+            outside.ended()()
+
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+        found = function_of(function)
+        if found is not None:
+            with self.unwatched:
+                self.unwatched.will_run(found)
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Inside, the program's own code runs again: it is watched."""
+        return self.unwatched.again()

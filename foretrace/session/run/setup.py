@@ -8,15 +8,14 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.registered_norms import NORM_RULES
-from foretrace.autograd.derivatives.registered_packed import PACKED_RULES
-from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
+from foretrace.autograd.derivatives.registered_rules import REGISTERED_RULES
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.recording import Recording, Target
+from foretrace.ir.program.interface import Target
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import leaves_of
-from foretrace.ir.pydata.places import Change
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
@@ -34,7 +33,7 @@ Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""
 Branches: TypeAlias = Literal["guard", "both"]
 """Of a yes or no that data decides: the side that `values` answers is recorded, or both are"""
-RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
+RULES: RuleTable = RuleTable(REGISTERED_RULES)
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 
@@ -52,7 +51,7 @@ def set_up(
 
     Args:
         target: the device to capture for.
-        sizes: tells which sizes are symbols, given where symbols are made.
+        sizes: which sizes are symbols, as a function of the table of symbols.
         sources: finds the user's lines; None: on Python's stack.
         mode: a front end's, in whose ShapeEnv the symbols are.
         label: the device that all tensors say they are on; None: each its own.
@@ -149,7 +148,7 @@ def record_to_fixpoint(
             counts.close_all()
             return done
         more = known.note(run, done.recorded)
-        if not (more or run.close_fixed()):
+        if not (more or run.arguments.close_fixed()):
             return done
 
 
@@ -159,7 +158,7 @@ class Assumptions:
     def __init__(self, counts: SymbolicCounters, guesses: bool) -> None:
         self.counts, self.fills, self.guesses = counts, AppendOnlyContainers(), guesses
         self.bound = dict[Any, Change]()
-        """places of tensors that the code may bind anew on another way"""
+        """places of tensors that the code may rebind on another path"""
         self.binds = True
         """whether such are guessed"""
 
@@ -169,7 +168,7 @@ class Assumptions:
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
-        if (failed or tells_apart(run)) and (read := self.fills.drop()):
+        if (failed or distinguishes(run)) and (read := self.fills.drop()):
             if self.guesses:  # what a program fills and reads holds other numbers each time
                 self.counts.guess(numbers_in(read))
             return True
@@ -186,24 +185,24 @@ class Assumptions:
         more = self.counts.note(requires.notes.counted)
         if outside is None or self.counts.never:
             return more
-        if not tells_apart(run):
+        if not distinguishes(run):
             more |= self.fills.guess(recorded)
         if not self.guesses:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
-                may_be_counted(requires.python.held, outside.counts | outside.stores)
+                may_be_counted(requires.python.locations, outside.counts | outside.stores)
             )
         found = may_be_bound(requires, outside.stores) if self.binds else ()
-        new = {(id(c.place.holder), c.place.key): c for c in found}
+        new = {c.place.identity: c for c in found}
         more |= not new.keys() <= self.bound.keys()
         self.bound |= new
         return more
 
 
-def tells_apart(run: Session) -> bool:
-    """Whether the program may tell a container from what stands for it: by its type, or `id`."""
-    return run.outside is not None and run.outside.tells_apart
+def distinguishes(run: Session) -> bool:
+    """Whether the program may distinguish a container from its stand-in: by its type, or `id`."""
+    return run.outside is not None and run.outside.asks_identity
 
 
 def asks_types(run: Session) -> bool:

@@ -1,4 +1,4 @@
-"""What the program does to torch itself while it runs: refused, or followed; and put back."""
+"""Patches of torch while a program runs: what they replace is refused or followed, and restored."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from foretrace.autograd.backward.pack_hooks import Packing
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
 from foretrace.ir.program.op import Checkpoint, Op, target_name
-from foretrace.ir.pydata.members import cell_content, cells_of, held_by
-from foretrace.ir.pydata.places import Place
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.members import cell_content, cells_of, lookup
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -92,18 +92,18 @@ def _forks(recorder: Recorder) -> NoReturn:
 
 
 class Checkpoints:
-    """The functions under `torch.utils.checkpoint`: what they do is told its region; they run once.
+    """The functions under `torch.utils.checkpoint`: their ops name the region; they run once.
 
-    Eager's backward runs them again, and reads what their names stand for by then.
+    Eager's backward runs them again, and reads what their names refer to by then.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
+        self.read: list[tuple[Checkpoint, Frame | None, list[Location]]] = []
 
-    def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
-        """What is run around a function; the outermost of nested regions makes all inside again."""
-        fn, context_fn, args, same_draws = torch_api.checkpoint_call(given_args, given_kwargs)
+    def around(self, *call_args: Any, **call_kwargs: Any) -> Iterator[None]:
+        """Runs around a function; the outermost of nested regions recomputes all inside."""
+        fn, context_fn, args, same_draws = torch_api.checkpoint_call(call_args, call_kwargs)
         recorder = self.recorder
         check_mode(recorder, "a checkpoint")
         if recorder.autograd.saving is not None:
@@ -113,8 +113,8 @@ class Checkpoints:
         region = scope.checkpoint
         if region is None and recorder.grad_mode():
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            given = [known_as(t, recorder) for t in tensors]
-            inputs = tuple([value_of(tensor, recorder) for tensor in given])
+            stand_ins = [known_as(t, recorder) for t in tensors]
+            inputs = tuple([value_of(tensor, recorder) for tensor in stand_ins])
             region = Checkpoint(saves, inputs)
             self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
         count = len(scope.log)
@@ -161,19 +161,19 @@ def _check_drawn_again(op: Op, same_draws: bool) -> None:
         )
 
 
-def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
+def _named_by(fn: Any, seen: set[int]) -> Iterator[Location]:
     """What a function's code names: closure cells, globals, attributes of objects that it has."""
     function = function_of(fn)
     if function is None or id(function) in seen:
         return
     seen.add(id(function))
     names = function.__code__.co_names
-    places = [Place(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
+    places = [Location(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
     yield from places
-    objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
-    for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
+    objects = [lookup(fn, "__self__"), fn, *(place.before for place in places)]
+    for space in (function.__globals__, *(lookup(item, "__dict__") for item in objects)):
         known = names if isinstance(space, dict) else ()
-        yield from (Place(name, space, space[name]) for name in known if name in space)
+        yield from (Location(name, space, space[name]) for name in known if name in space)
     for item in objects[2:]:
         yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
@@ -194,8 +194,8 @@ def _engine(engine: Engine) -> Callable[..., Any]:
     return run
 
 
-def _followed_by_level(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and torch_api.followed_by_level(given)
+def _followed_by_level(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and torch_api.followed_by_level(tensor)
 
 
 def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
@@ -289,7 +289,7 @@ def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
 
 
 class Resting(forks.Shared):
-    """Python's collector rests while a thread is inside: nearly all that is made there is kept."""
+    """Python's collector rests while a thread is inside: nearly all objects of a run are kept."""
 
     before_it = False
     """whether it was enabled"""

@@ -18,7 +18,7 @@ DROPOUT: Final = "dropout_p"
 
 
 class Draws:
-    """Random numbers as eager draws them: in the program's order, from copies of the generators."""
+    """Draws random numbers as eager does: in the program's order, from copies of the generators."""
 
     def __init__(self, ops: Sequence[Op] = ()) -> None:
         self.ops = list(ops)
@@ -27,22 +27,22 @@ class Draws:
         self._copies: dict[torch.Generator, torch.Generator] = {}
 
     def note(self, op: Op) -> None:
-        """One more draw, the latest."""
+        """Add the latest draw."""
         if op not in self._places:
             self._places[op] = len(self.ops)
             self.ops.append(op)
 
     def knows(self, op: Op) -> bool:
-        """Whether its place among the draws is known, and its numbers can be had."""
+        """Whether its place among the draws is known, and the CPU draws its numbers."""
         return op in self._places and all(out.type.device.type == CPU for out in op.outs)
 
     def before(self, op: Op) -> list[Value]:
-        """What the draw before it gave."""
+        """The first result of the draw before it."""
         place = self._places.get(op, 0)
         return list(self.ops[place - 1].outs[:1]) if place else []
 
     def run(self, op: Op, args: Any, kwargs: Any) -> Any:
-        """Draw; the generators themselves stay as they are."""
+        """Run a draw; the generators themselves stay as they are."""
         args, kwargs = map_tree((args, kwargs), self._copied)
         before = DEFAULT.get_state()
         try:
@@ -64,7 +64,7 @@ def draws(op: Op) -> bool:
         return False
     if op.template is not None:
         return any(map(draws, op.template))
-    if any(draws(inner) for held in subgraphs_of(op) for inner in held.ops):
+    if any(draws(inner) for subgraph in subgraphs_of(op) for inner in subgraph.ops):
         return True
     schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
     if schema is None or not schema.random:

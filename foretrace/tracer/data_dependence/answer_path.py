@@ -1,7 +1,7 @@
-"""One path through a program: a run is given answers to yes or no that data decides.
+"""One path through a program: answers to the yes-or-no questions that data decides.
 
-Nobody looks at data for them. Each question leaves a mark in the record, by which the runs that
-differ from there on are put together (`session/both_branches/`).
+A path is chosen without data. Each question leaves a marker op in the record, at which the runs
+that differ from there on are merged (`session/both_branches/`).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.recorder.recorder import Recorder
 
 QUESTIONS: Final = 8
-"""So many questions are asked on one way through a program: each doubles the runs."""
+"""Limit of questions on one path through a program: each doubles the runs."""
 SYMBOLS: Final = 10_000
 """More symbols than data decides between two questions"""
 KIND: Final = "both sides"
@@ -25,7 +25,7 @@ ONE: Final = 'or leave branches="guard": the example answers, and the answer is 
 
 
 class BranchMarker:
-    """Target of the mark that a question leaves: `number` were asked before it."""
+    """Target of the op that marks a question; `number` were asked before it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -35,15 +35,15 @@ class BranchMarker:
 
 
 class AnswerPath:
-    """The answers that a run is given, and the questions that it asks.
+    """The answers of one run to questions about data, in the order that it asks them.
 
     Args:
-        given: the first answers. The first run is given none: the example answers as far as it can.
-            A later one is told yes where it is told nothing.
+        prefix: the first answers. Without one, the example answers as far as it
+            can. With one, later answers are yes.
     """
 
-    def __init__(self, given: tuple[bool, ...] = ()) -> None:
-        self.given = given
+    def __init__(self, prefix: tuple[bool, ...] = ()) -> None:
+        self.prefix = prefix
         self.answers: list[bool] = []
         self.frames: list[Frame | None] = []
         self._known: dict[Any, bool] = {}
@@ -54,7 +54,7 @@ class AnswerPath:
 
     @property
     def names_from(self) -> int:
-        """The number from which symbols are named: no other row of answers has the same."""
+        """The first number for names of symbols, unique to this row of answers."""
         row = int("1" + "".join(str(int(answer)) for answer in self.answers), 2)
         return row * SYMBOLS
 
@@ -81,8 +81,8 @@ class AnswerPath:
         number = len(self.answers)
         if number == QUESTIONS:
             raise self._too_many(recorder.sources.here())
-        told = True if example is None or self.given else example
-        found = self.given[number] if number < len(self.given) else told
+        default = True if example is None or self.prefix else example
+        found = self.prefix[number] if number < len(self.prefix) else default
         self.answers.append(found)
         self.frames.append(recorder.sources.here())
         self._known[form] = found
@@ -98,7 +98,7 @@ class AnswerPath:
             do=("ask fewer: choose with torch.where, or write the loop with torch.while_loop", ONE),
         )
 
-    # ---- what a value is made of ----------------------------------------------------------------
+    # ---- what a value follows from --------------------------------------------------------------
 
     def _follow(self, constants: Constants, log: list[Op]) -> None:
         self._note(constants, log[self._seen :])
@@ -111,7 +111,7 @@ class AnswerPath:
             if not new:
                 continue
             drawn = draws(op)
-            called = op if drawn else (op.target, id(op.alike))
+            called = op if drawn else (op.target, id(op.outcome))
             form = self._call(constants, called, op.args, op.kwargs)
             if drawn:
                 self._of_data.add(form)
@@ -133,6 +133,6 @@ class AnswerPath:
         """The number of a value; an input is what only a call decides."""
         new = value not in self._numbers.known
         number = self._numbers.of(value)
-        if new and value not in constants.given:
+        if new and value not in constants.literals:
             self._of_data.add(number)
         return number

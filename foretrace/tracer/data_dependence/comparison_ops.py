@@ -1,7 +1,7 @@
 """A comparison of a number that data decides, as a condition that the graph computes.
 
 `n = x.sum().item()` is a symbol, and `if n > 3:` a question to the ShapeEnv. Where both sides are
-recorded, what the program itself compares is a tensor of the graph.
+recorded, the comparison is a tensor of the graph.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ COMPARED: Mapping[type, Any] = MappingProxyType(
         sympy.Unequality: aten.ne.Tensor,
     }
 )
-"""What each relation of numbers is between tensors"""
+"""The operator for each relation of numbers"""
 
 
 def asked_by_program(relation: Any, symbols: Symbols) -> bool:
@@ -39,9 +39,9 @@ def asked_by_program(relation: Any, symbols: Symbols) -> bool:
 def condition_of(relation: Any, recorder: Recorder) -> Value:
     """The comparison as a tensor of the graph."""
     sides = tuple(_tensor(side, recorder) for side in relation.args)
-    return recorder.made(COMPARED[type(relation)], *sides)
+    return recorder.computed(COMPARED[type(relation)], *sides)
 
 
 def _tensor(number: Any, recorder: Recorder) -> Value:
     number = int(number) if isinstance(number, sympy.Integer) else number
-    return recorder.made(aten.scalar_tensor.default, number, dtype=torch.int64)
+    return recorder.computed(aten.scalar_tensor.default, number, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What a program computes of floats that data decides: each step an op of the record.
+"""Python arithmetic on floats that data decides: each step is an op of the record.
 
 `v = x.max().item()` is a symbol, and so is `v * 2`: the op between them calls Python's own `*`
 when a graph runs. Nothing is simplified, so the floats are eager's to the last bit. What Python
@@ -26,7 +26,7 @@ from foretrace.ir.symbols.sym_float import EXACT, Float
 from foretrace.ir.symbols.sym_int import as_int
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
-from foretrace.tracer.concrete.concrete_values import depends_on_inputs
+from foretrace.tracer.concrete.unknown_values import depends_on_inputs
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.recorder.recorder import Recorder
 
@@ -38,14 +38,14 @@ COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
     math.isnan: aten.isnan.default, math.isinf: aten.isinf.default,
     math.isfinite: aten.isfinite.default,
 })  # fmt: skip
-"""What each question about numbers is between tensors"""
+"""The operator for each question about numbers"""
 LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType(
     {
         min: torch.sym_min,
         max: torch.sym_max,
     }
 )
-"""Of two floats they are Python's own"""
+"""For two floats, they compute what Python's own do"""
 LARGEST: Final = 1 << 53
 """Up to here each integer is a float; Python compares larger ones with floats exactly"""
 IS_NONZERO: Final = aten.is_nonzero.default
@@ -60,9 +60,9 @@ class Steps:
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
         self._casts: Callable[[], list[NameOfModule]] = list
-        """the globals in which `int` and `float` may be ours while the program runs, or may not"""
+        """the globals in which `int` and `float` are replaced in the run, or may not be"""
         self._not_ours: dict[tuple[int, str], str] = {}
-        """why, by the id of such globals and the name"""
+        """why they are not replaced, by the id of such globals and the name"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
 
@@ -98,13 +98,13 @@ class Steps:
         if self._open is not None and self._followed is not None:
             self._followed.follow_all()
 
-    def _float(self, given: Any) -> Any:
-        number = self._held(given)
+    def _float(self, argument: Any) -> Any:
+        number = self._number_of(argument)
         whole = issubclass(type(number), torch.SymInt) and self._follows(number)
         return torch.sym_float(number) if whole else number
 
-    def _int(self, given: Any) -> Any:
-        number = self._held(given)
+    def _int(self, argument: Any) -> Any:
+        number = self._number_of(argument)
         if issubclass(type(number), torch.SymFloat) and self._follows(number):
             return as_int(math.trunc(number))
         return number
@@ -116,18 +116,22 @@ class Steps:
                 return self.step(LEAST[function], *args)  # files of torch.export have this one
         return function(*args, **kwargs)
 
-    def _held(self, given: Any) -> Any:
+    def _number_of(self, argument: Any) -> Any:
         """The number that a tensor holds; anything else as it is."""
-        reached = isinstance(given, torch.Tensor) and plain_class(type(given))
-        known = isinstance(given, Abstract) or reached
+        reached = isinstance(argument, torch.Tensor) and plain_class(type(argument))
+        known = isinstance(argument, Abstract) or reached
         if not known or not torch_api.is_active(self.recorder):
-            return given
-        return given if given.dtype.is_complex or given.dtype is torch.bool else given.item()
+            return argument
+        return (
+            argument
+            if argument.dtype.is_complex or argument.dtype is torch.bool
+            else argument.item()
+        )
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """What an operator gives whose function of torch's would ask for the number.
+        """The result of an operator whose torch function would ask for the number.
 
         The call comes to the recorder as it is; autocast and transforms of functions want it first.
         """
@@ -146,7 +150,7 @@ class Steps:
         return any(map(torch_api.is_from_data, symbols))
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the function gives: a new number, or the answer to what it asks."""
+        """The result of the function: a new number, or the answer to a question."""
         with self.recorder.unwatched:
             return self._step(function, args, kwargs)
 
@@ -174,7 +178,7 @@ class Steps:
         return self.symbols.symbolic(symbol)
 
     def _stays(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        """Whether it gives a number of the same kind with others: a root may be complex."""
+        """Whether it returns the same kind of number for other arguments: a root may be complex."""
         if function is not operator.pow:
             return True
         base, power = args
@@ -185,7 +189,7 @@ class Steps:
         return bool(base >= 0)
 
     def _value(self, number: Any) -> Any:
-        """A number as ops have it."""
+        """A number as an argument of an op."""
         kind = type(number)
         if kind in EXACT:
             return number
@@ -197,22 +201,22 @@ class Steps:
     # ---- what is asked --------------------------------------------------------------------------
 
     def number(self, symbol: Any) -> float:
-        """The number itself; that it is the same is a guard."""
+        """The number itself, which becomes a guard."""
         by = "" if symbol in self.fixed else self._asked_by()
         self.fixed.add(symbol)
         with self.recorder.unwatched:
-            found, made = self.symbols.floats.known[symbol], self.recorder.made
+            found, computed = self.symbols.floats.known[symbol], self.recorder.computed
             tensor, said = self._tensor(symbol), f"{by}== {found!r}"
             if math.isnan(found):
-                self._answer(made(aten.isnan.default, tensor), "isnan", sides=False)
+                self._answer(computed(aten.isnan.default, tensor), "isnan", sides=False)
             else:
-                self._answer(made(aten.eq.Scalar, tensor, found), said, sides=False)
+                self._answer(computed(aten.eq.Scalar, tensor, found), said, sides=False)
             if found == 0:
-                self._answer(made(aten.signbit.default, tensor), "signbit", sides=False)
+                self._answer(computed(aten.signbit.default, tensor), "signbit", sides=False)
         return found
 
     def _asked_by(self) -> str:
-        """What asks for a number as it has to be Python's own, and why; "" if nothing such."""
+        """The function of Python's own that asks for a number, and why it does; "" if none does."""
         at = users_frame() if self._not_ours else None
         name = "" if at is None else called_at(at.f_code, at.f_lasti)
         why = self._not_ours.get((id(at.f_globals), name)) if at is not None else None
@@ -242,9 +246,9 @@ class Steps:
         first, *others = values
         if others and (type(others[0]) is int or (type(others[0]) is float and not _whole(first))):
             of_scalar = COMPARED[function].overloadpacket.Scalar
-            return self.recorder.made(of_scalar, self._tensor(first), others[0])
+            return self.recorder.computed(of_scalar, self._tensor(first), others[0])
         # torch compares a tensor of integers with a float scalar as float32
-        return self.recorder.made(COMPARED[function], *map(self._tensor, values))
+        return self.recorder.computed(COMPARED[function], *map(self._tensor, values))
 
     def _answer(self, asked: Value, said: str, *, sides: bool) -> bool:
         answer: bool = self.questions.answer(
@@ -255,7 +259,7 @@ class Steps:
     def _tensor(self, number: Any) -> Value:
         dtype = torch.int64 if _whole(number) else torch.float64
         kind = {"dtype": dtype, "device": torch.device("cpu")}
-        return self.recorder.made(aten.scalar_tensor.default, number, **kind)
+        return self.recorder.computed(aten.scalar_tensor.default, number, **kind)
 
 
 def _type_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Yes or no that the program asks of values: answered, kept as a guard, asserted by the record.
+"""Yes-or-no questions about values: answered, kept as guards, asserted in the graph.
 
-An assertion is an op of the record at the place of the question, so that every cut has it
-(decision 022). Where both sides of a question are recorded, a run is told the answer (`path.py`).
+An assertion is an op at the place of the question, so that every cut has it (decision 022). Where
+both sides of a question are recorded, the run's `AnswerPath` answers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,11 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import SymbolGuard, ValueGuard
 from foretrace.ir.program.op import Op, Tree, Value, target_name
+from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.symbols.substitution import Numbers
-from foretrace.tracer.concrete.concrete_values import Constants, Root, content, depends_on_inputs
+from foretrace.tracer.concrete.concrete_values import Constants, Root, content
+from foretrace.tracer.concrete.unknown_values import depends_on_inputs
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 from foretrace.tracer.data_dependence.comparison_ops import asked_by_program, condition_of
 from foretrace.tracer.recorder.recorder import Recorder
@@ -26,7 +27,7 @@ ASSERT = aten._assert_async.msg
 
 Call = tuple[Any, Tree, dict[str, Tree]]
 Number = tuple[Any, bool]
-"""One that is read, and whether inputs decide it"""
+"""A number that is read, and whether inputs decide it"""
 
 
 class ValueGuards:
@@ -35,7 +36,7 @@ class ValueGuards:
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
         self.path: AnswerPath | None = None
-        """the answers that this run is given, where both sides are recorded"""
+        """the answers of this run, where both sides are recorded"""
         self.answered: list[ValueGuard] = []
         self._calls: dict[ValueGuard, Call] = {}
         self._inputs: dict[Value, int] = {}
@@ -43,13 +44,13 @@ class ValueGuards:
         self._asserted: set[Any] = set()
 
     def follow(self, path: AnswerPath | None, recorder: Recorder) -> None:
-        """Let this run be told its answers; None: it answers from the example."""
+        """Answer this run's questions by a path; None: by the example."""
         self.path = path
         if path is not None:
             recorder.types.symbols.compare_by(partial(self.compared, recorder))
 
     def finish(self, recorder: Recorder) -> list[ValueGuard]:
-        """Let go of what answered; gives the guards."""
+        """Release the values of the run; returns the guards."""
         self.constants.finish(recorder.scope.log)
         return self.answered
 
@@ -57,30 +58,30 @@ class ValueGuards:
         self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree], *,
         sides: bool = True, said: str = "",
     ) -> Any:  # fmt: skip
-        """What a call returns whose operands are constants, or lent.
+        """What a call returns whose operands are constants, or follow from inputs.
 
-        `sides`: whether both sides of it may be recorded, where that is wanted. `said`: how the
-        question is told, if not by the operator.
+        `sides`: whether both sides of it may be recorded, where that is wanted. `said`: the text of
+        the question, if not the operator's name.
 
         Raises:
-            Refusal: an operand has no value, or a number depends on one that is lent.
+            Refusal: an operand has no value, or a number depends on an input.
         """
         constants, call = self.constants, (func, args, kwargs)
         constants.follow(recorder.scope.log, recorder.scope.bodies)
         if sides and self.path is not None and self._has_sides(self.path, recorder, call):
-            return self._told(self.path, recorder, call)
+            return self._answer_on_path(self.path, recorder, call)
         answer = constants.run(*call)
         if _of_other_sizes(recorder, *call[:2]):
             return answer
         roots = constants.roots_of(call[1:])
-        lent = any(not isinstance(root, sympy.Symbol) for root in roots)
-        if lent and (not isinstance(answer, bool) or None in recorder.scope.bodies):
+        inputs = any(not isinstance(root, sympy.Symbol) for root in roots)
+        if inputs and (not isinstance(answer, bool) or None in recorder.scope.bodies):
             raise depends_on_inputs(func)
         if roots:
             form = constants.numbers.call(func, call[1:])
             known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
             self._known[form] = known
-            if lent and form not in self._asserted:
+            if inputs and form not in self._asserted:
                 self._assert(recorder, call, known)
                 if not recorder.scope.bodies:
                     self._asserted.add(form)
@@ -92,27 +93,24 @@ class ValueGuards:
         Raises:
             Refusal: an operand has no value.
         """
-        constants = self.constants
-        constants.follow(recorder.scope.log, recorder.scope.bodies)
-        found = constants.run(func, args, kwargs)
-        roots = constants.roots_of((args, kwargs))
-        self._note_inputs(roots)
+        found = self.example(recorder, func, args, kwargs)
+        roots = self.constants.roots_of((args, kwargs))
         return found, any(not isinstance(root, sympy.Symbol) for root in roots)
 
     def of_numbers(
         self, recorder: Recorder, call: Call, numbers: Sequence[Any], answer: bool, said: str
     ) -> bool:
-        """Keep the answer, which is known, to what is asked of numbers that data decides.
+        """Guard a known answer about numbers that data decides.
 
         Args:
             recorder: what records the program.
             call: the question, as it is asked of a tensor of the graph.
             numbers: its operands in their order: symbols, and numbers of Python's.
-            answer: what it comes to.
-            said: how it is told.
+            answer: its answer.
+            said: the text of the question.
 
         Returns:
-            Whether that is all: else it has to be computed.
+            Whether the guard suffices: else the graph computes the answer.
         """
         constants, roots = self.constants, frozenset[Root]()
         if self.path is not None or recorder.scope.bodies:
@@ -157,7 +155,7 @@ class ValueGuards:
         )
 
     def compared(self, recorder: Recorder, relation: Any) -> bool | None:
-        """What a comparison of numbers is told, if the program makes it, and both sides are wanted.
+        """The path's answer to a comparison of numbers, where both sides are recorded.
 
         None: the ShapeEnv answers.
         """
@@ -169,11 +167,11 @@ class ValueGuards:
         call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
         self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         path.asks_data(self.constants, recorder, *call[:2])
-        return self._told(path, recorder, call)
+        return self._answer_on_path(path, recorder, call)
 
-    def _told(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
-        """The answer of this run; the record gets the condition, and a mark."""
-        example = None if path.given else self._of_example(call)
+    def _answer_on_path(self, path: AnswerPath, recorder: Recorder, call: Call) -> bool:
+        """The answer of this run; records the condition and a marker op."""
+        example = None if path.prefix else self._of_example(call)
         answer, asked = path.answer(self.constants, recorder, call, example)
         if asked is not None:
             mark = (_condition(recorder, *call),)
@@ -191,8 +189,8 @@ class ValueGuards:
     def _guard(
         self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any, said: str
     ) -> ValueGuard:
-        lent = self.constants.lent
-        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
+        index = self.constants.inputs
+        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: index[v][0])
         answered = ValueGuard(
             said or target_name(call[0]),
             tuple(value.hint for value in inputs),
@@ -212,13 +210,13 @@ class ValueGuards:
     def again(
         self, sizes: Numbers, tensors: Sequence[torch.Tensor] = ()
     ) -> Callable[[ValueGuard], bool]:
-        """The questions of another call, each answered when it is asked; what they share, once."""
+        """A check of guards for another call; values that guards share are computed once."""
         values = {value: content(tensors[index]) for value, index in self._inputs.items()}
         return partial(self._holds, self.constants.at(sizes, values))
 
     def _note_inputs(self, roots: frozenset[Root]) -> None:
-        lent = self.constants.lent
-        self._inputs |= {root: lent[root][0] for root in roots if isinstance(root, Value)}
+        inputs = self.constants.inputs
+        self._inputs |= {root: inputs[root][0] for root in roots if isinstance(root, Value)}
 
     def _holds(self, now: Constants, answered: ValueGuard) -> bool:
         if isinstance(answered, SymbolGuard):
@@ -226,12 +224,12 @@ class ValueGuards:
         return _same_answer(now.run(*self._calls[answered]), answered.answer)
 
     def _assert(self, recorder: Recorder, call: Call, answered: ValueGuard) -> None:
-        """An op that raises where the answer is another."""
+        """Record an op that raises where the answer differs."""
         condition = _condition(recorder, *call)
         if condition is None:
             return
         if not answered.answer:
-            condition = recorder.made(aten.logical_not.default, condition)
+            condition = recorder.computed(aten.logical_not.default, condition)
         check = (condition, answered.text)
         recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
 
@@ -254,7 +252,7 @@ def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
 
 
 def can_assert(func: Any) -> bool:
-    """Whether there are operators that ask the same without a number for Python."""
+    """Whether the answer can be computed as a tensor."""
     return func in CONDITIONS
 
 
@@ -268,21 +266,21 @@ def _is_nonzero(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Valu
     asked: Value = args[0]
     if asked.type.dtype is torch.bool:
         return asked
-    return recorder.made(aten.ne.Scalar, asked, 0)
+    return recorder.computed(aten.ne.Scalar, asked, 0)
 
 
 def _all_equal(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    return recorder.made(aten.all.default, recorder.made(aten.eq.Tensor, *args))
+    return recorder.computed(aten.all.default, recorder.computed(aten.eq.Tensor, *args))
 
 
 def _all_close(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    close = recorder.made(aten.isclose.default, *args, **kwargs)
-    return recorder.made(aten.all.default, close)
+    close = recorder.computed(aten.isclose.default, *args, **kwargs)
+    return recorder.computed(aten.all.default, close)
 
 
 ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
 COMPARES_SIZES = frozenset({aten.equal.default})
-"""What gives no where sizes differ, and raises nothing"""
+"""Operators that return False where sizes differ, and do not raise"""
 CONDITIONS: Final[Mapping[Any, Callable[[Recorder, Tree, dict[str, Tree]], Value]]] = (
     MappingProxyType(
         {
@@ -292,4 +290,4 @@ CONDITIONS: Final[Mapping[Any, Callable[[Recorder, Tree, dict[str, Tree]], Value
         }
     )
 )
-"""What asks yes or no of data, and what makes a tensor of the answer"""
+"""Operators that answer yes or no about data, and what computes the answer as a tensor"""

@@ -1,7 +1,7 @@
-"""What forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
+"""Answer what forward-mode autograd asks of memory, where `torch.func.jvp` runs it.
 
-It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
-answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
+It keeps a tangent as it is, if that has the layout of its tensor. It asks by operators about sizes
+and the memory of a tensor, which becomes a guard for an input.
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 
@@ -37,10 +37,10 @@ def zeros_like_in_memory(call: Call) -> Any:
     """Record zeros, and how much memory they have."""
     recorder, func = call.recorder, call.func
     result = recorder.types.intern(_zeros(call))
-    made: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
-    if made.ft_value is not None:
-        recorder.forward.rooms[made.ft_value] = _room(recorder, call.tensors[1])
-    return made
+    zeros: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
+    if zeros.ft_value is not None:
+        recorder.forward.rooms[zeros.ft_value] = _room(recorder, call.tensors[1])
+    return zeros
 
 
 def _zeros(call: Call) -> TensorType:

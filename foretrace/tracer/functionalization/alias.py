@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op, Origin, Value, ViewStep
-from foretrace.ir.program.recording import Input
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
@@ -68,23 +68,23 @@ class Alias:
 
     @property
     def is_view(self) -> bool:
-        """Whether it looks at a part of memory that another tensor owns."""
+        """Whether autograd has it as a view of the tensor that owns the memory."""
         return self.parent is not None and self.step is not None and self.step.followed
 
     @property
     def share(self) -> Share:
-        """What it has of the tensor that owns the memory."""
+        """What it shares with the tensor that owns the memory."""
         if self.version is not self.root.version:
             return Share.MEMORY
         return Share(self.up_to_history()[0] is not self.root)
 
     @property
     def rewritten(self) -> bool:
-        """Whether its version counter tells that its memory was written since it had a value."""
+        """Whether its version counter has changed since it had a value."""
         return self.version.count != self.since
 
     def count_alone(self) -> None:
-        """Have a version counter of its own, as `.data` has."""
+        """Take a new version counter, as `.data` does."""
         self.version, self.since = Version(), 0
 
     def up_to_history(self) -> tuple["Alias", list["Alias"]]:
@@ -99,7 +99,7 @@ class Alias:
 
     @property
     def base(self) -> "Alias":
-        """The member of which autograd views this one anew after a write."""
+        """The member of which autograd views this one again after a write."""
         at = self.up_to_history()[0]
         while at.moved is not None and at.moved is not self:
             at = at.moved
@@ -120,7 +120,7 @@ class Alias:
             yield from child.members()
 
     @property
-    def apart(self) -> bool:
+    def own_history(self) -> bool:
         """Whether its history is not that of the memory's owner, or ends before it is."""
         history, path = self.up_to_history()
         own = any(member.step is not None and member.step.own for member in path)
@@ -128,7 +128,7 @@ class Alias:
 
     @property
     def loose(self) -> bool:
-        """Whether it is a view that was taken under no_grad: it has no history of its own."""
+        """Whether it is a view taken under no_grad, without a history of its own."""
         step = self.step
         return self.is_view and step is not None and not (step.grad_mode or step.own)
 
@@ -150,7 +150,7 @@ class Alias:
         return ""
 
     def become(self, value: Value | None) -> None:
-        """Stand for another value from now on; None: stale."""
+        """Take another value from now on; None: stale."""
         self.value = value
         if value is not None:
             self.last, self.since = value, self.version.count
@@ -160,9 +160,9 @@ class Alias:
 
 
 def part(roots: list[Alias]) -> None:
-    """Undo the cycles of parents and children in those of which no tensor lives, and forget all.
+    """Break the cycles of parents and children where no tensor is alive, and clear the list.
 
-    Some are a third of what gc would have to look through after a run.
+    They are up to a third of what gc would scan after a run.
     """
     for root in roots:
         members = [*root.members()]
@@ -194,10 +194,10 @@ class StorageAliases:
 
 
 def cut_off(tensor: Abstract) -> None:
-    """Let a tensor that is written to share memory with none across a sparse one.
+    """Separate a tensor that is written to from those that share its memory across a sparse one.
 
     No schema says which operators write to the values that a sparse tensor stores and which give it
-    others, nor which views of one are copies. So what may see the write is of no use any more.
+    others, nor which views of one are copies. So a later use of what may see the write is refused.
     """
     alias = tensor.ft_alias
     for each in () if alias is None else (alias, *alias.twins):
@@ -234,30 +234,30 @@ def _dense_below(alias: Alias) -> Iterator[Alias]:
 
 
 def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int:
-    """What torch's version counter says of memory that the program has made.
+    """Torch's version counter of memory that the program has created.
 
     Args:
         tensor: what is asked; one in inference mode, or of another's memory, is refused.
         ops: the program's, as written, so far.
-        inputs: those of its run; what it makes of Python numbers is one.
+        inputs: those of its run, with constants from Python numbers.
 
     Raises:
         Refusal: it is of a call, or an op with a body has written to it inside.
     """
     alias = alias_of(tensor)
-    made = alias.root.initial
+    first = alias.root.initial
     constants = (item.value for item in inputs if item.role.kind == "constant")
-    maker = next((op for op in reversed(ops) if made in op.outs), None)
+    maker = next((op for op in reversed(ops) if first in op.outs), None)
     plain = maker is not None and not (
         maker.writes or any(each.writes for each in every_op(maker.region or ()))
     )
-    if not (plain or any(value is made for value in constants)):
+    if not (plain or any(value is first for value in constants)):
         raise view_unknown()
     return alias.version.count
 
 
 class Stranded:
-    """In the place of the alias of a tensor that has no value any more, where it is used.
+    """Replaces the alias of a tensor without a value; raises where that is used.
 
     Args:
         what: why it is refused.
@@ -276,7 +276,7 @@ class Stranded:
     root = before_moving = value
 
     def strand(self, tensors: Iterable[Abstract]) -> None:
-        """Let tensors be of no use."""
+        """Take the values of tensors away: a use is refused."""
         for tensor in tensors:
             tensor.ft_value, tensor.ft_alias = None, self
 

@@ -1,6 +1,6 @@
-"""Leaves of autograd that a program makes: by `requires_grad_()`, by a factory that is told so.
+"""Leaves of autograd that a program creates: by `requires_grad_()`, or `requires_grad=True`.
 
-Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
+Each is recorded as a call, so that the graph's tensor requires grad as in eager.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ def require_grad(call: Call) -> Abstract:
 
 
 def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
-    """Let an input be a leaf of autograd from now on, or none; its memory is as it was."""
+    """Turn an input into a leaf of autograd, or into none; its memory is unchanged."""
     alias, before = alias_of(tensor), value_of(tensor, recorder)
     known = recorder.autograd.switched.get(before)
     if known is not None and known.type.requires_grad == wanted:
@@ -54,7 +54,7 @@ def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
 
 
 def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
-    """Record that a tensor which the program has made is a leaf from now on.
+    """Record that a tensor created by the program is a leaf from now on.
 
     Raises:
         Refusal: others look at its memory, which would be followed through it.
@@ -76,12 +76,12 @@ def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
 
 
 def notice_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
-    """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
+    """The value of a factory's result: a leaf, if it was called with `requires_grad=True`.
 
     torch's bindings set the flag after the operator has answered.
     """
-    made = FLAG(tensor) and not value.type.requires_grad
-    return make_leaf(recorder, tensor, value) if made else value
+    flagged = FLAG(tensor) and not value.type.requires_grad
+    return make_leaf(recorder, tensor, value) if flagged else value
 
 
 def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
@@ -91,9 +91,9 @@ def value_of(tensor: Abstract, recorder: RecorderBase) -> Value:
 
 
 def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
-    """A leaf that was written to after it was used is one to the caller, with what it has now."""
+    """A leaf with the present content, for one that was written to after it was used."""
     was = recorder.autograd.place(value)
-    if value in recorder.autograd.made_leaves or was not in recorder.autograd.made_leaves:
+    if value in recorder.autograd.program_leaves or was not in recorder.autograd.program_leaves:
         return value
     recorder.autograd.parted[was] = value
     leaf = recorder.leaf(value)
@@ -101,11 +101,11 @@ def _leaf_again(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value
     return leaf
 
 
-def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
-    """Refuse what the program gives with a history that ends in such a leaf.
+def check_parted(recorder: RecorderBase, returned: Iterable[Value]) -> None:
+    """Refuse results whose history ends in such a leaf.
 
     Raises:
-        Refusal: a backward of the caller's would miss the leaf that he gets.
+        Refusal: a backward of the caller's would miss the leaf that is returned.
     """
     parted = recorder.autograd.parted
     if not parted:
@@ -117,7 +117,7 @@ def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
     for op in log:
         if op.origin.grad_mode and not reached.isdisjoint(op.operands):
             reached.update(out for out in op.outs if out.type.requires_grad)
-    if reached.isdisjoint(given):
+    if reached.isdisjoint(returned):
         return
     at = next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
     raise Refusal(
@@ -131,7 +131,7 @@ def check_parted(recorder: RecorderBase, given: Iterable[Value]) -> None:
 def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
     """The value of what the program returns.
 
-    A view that it took under no_grad requires grad as what it made does: the mode around decides.
+    A view that it took under no_grad requires grad if the mode around records gradients.
 
     Raises:
         Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
@@ -141,7 +141,7 @@ def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
     if tensor.ft_leaf and tensor.ft_gradient is None and value.type.requires_grad:
         value = _leaf_again(recorder, tensor, value)
     alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
-    given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
-    if alias is not None and alias.loose and value.type.requires_grad and not given:
+    from_caller = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
+    if alias is not None and alias.loose and value.type.requires_grad and not from_caller:
         tensor.ft_queries.requires_grad.append(True)
     return value

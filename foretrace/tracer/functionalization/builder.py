@@ -1,4 +1,4 @@
-"""What a recorder has of a run, what it asks of the session, and how ops are added.
+"""Base of the recorder: the state of a run, its questions to the session, and how ops are added.
 
 `tracer/recorder/recorder.py` answers the calls.
 """
@@ -43,7 +43,7 @@ class Answers(Protocol):
         """The abstract tensor for a real one that the program reached from outside."""
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
-        """The abstract tensor for one that the program has just made from Python numbers."""
+        """The abstract tensor for one that the program has just built from Python numbers."""
 
     def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
         """The value of a call that depends on constants alone, or yes or no that is guarded."""
@@ -76,11 +76,11 @@ class WithoutExample:
 
 
 def nobody_watches() -> None:
-    """Where nobody watches."""
+    """Do nothing."""
 
 
 class Unmonitored:
-    """Work of ours, which nobody who watches the program has to see; here nobody watches."""
+    """A context for work of ours that a monitor of the program ignores; there is none here."""
 
     def __enter__(self) -> None:
         pass
@@ -89,15 +89,15 @@ class Unmonitored:
         pass
 
     def rests_at(self, code: CodeType) -> None:
-        """Work of ours begins where this code does, which says `__enter__` first."""
+        """Ignore this code object, which calls `__enter__` first."""
 
     def ended(self) -> Callable[[], Any]:
-        """Work of ours has ended; its caller calls last what this gives, which watches again."""
+        """End the work; its caller calls what this returns last, which monitors again."""
         return nobody_watches
 
 
 class RecorderBase(torch_api.TorchDispatchMode):
-    """Holds the ops so far and adds others, as functional forms and views taken again need it."""
+    """Stores the ops of a run and adds others."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         self.scope, self.aliasing, self.casts = Scope(), Aliasing(), Casts()
         self.autograd, self.forward, self.failures = AutogradState(), ForwardMode(), Failures()
         self.counts: dict[Value, dict[str, Any]] = {}
-        """numbers that data decides, each by what it is of a value: two calls give one symbol"""
+        """numbers that data decides, by value and use: two calls give one symbol"""
 
     supports_higher_order_operators = True
     """`cond` and its like come here as any operator does; Dynamo, which they run, rests then"""
@@ -142,13 +142,13 @@ class RecorderBase(torch_api.TorchDispatchMode):
         if type(result) is TensorType:
             outs = (result := Value(result),)
         else:
-            result = fill(result, occurrences, made := list[Value]())
-            outs = tuple(made)
+            result = fill(result, occurrences, new := list[Value]())
+            outs = tuple(new)
         below = outcome.definition
         op = Op(
             func, args, kwargs, result, outs,
             origin=origin or self.origin(3), below=below, choice=outcome.choice,
-            operands=_each_once(occurrences, args), alike=outcome,
+            operands=_each_once(occurrences, args), outcome=outcome,
         )  # fmt: skip
         if below is not None and below.seen:
             self.aliasing.seeing.update(dict.fromkeys(outs, op))
@@ -162,7 +162,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
     def call(
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:
-        """Record a call given in values, as views read again and functional forms are."""
+        """Record a call whose arguments are values, as of a view that is read again."""
 
     @abstractmethod
     def record(
@@ -176,7 +176,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
 
     def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Record another call in the place of one that could not be."""
+        """Record another call in the place of one."""
         return self.__torch_dispatch__(func, (), args, kwargs)  # type: ignore[no-untyped-call]
 
     def abstract(self, value: Value) -> Abstract:
@@ -189,7 +189,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         return map_tree(tree, lambda leaf: env[leaf] if isinstance(leaf, Value) else symbolic(leaf))
 
     def listening(self) -> AbstractContextManager[Any]:
-        """The mode is active inside: again, where it was popped to answer a call."""
+        """A context in which the mode is active, also where it was popped to answer a call."""
         return nullcontext() if torch_api.is_active(self) else self
 
     @contextmanager
@@ -202,7 +202,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
             yield inner
 
     def lifting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, in whose place eager runs what Dynamo makes of it."""
+        """The function, whose closure is lifted into inputs, as Dynamo does in eager."""
 
         @wraps(function)
         def lifted(*args: Any, **kwargs: Any) -> Any:
@@ -212,11 +212,11 @@ class RecorderBase(torch_api.TorchDispatchMode):
         return lifted
 
     def user_code(self) -> AbstractContextManager[None]:
-        """Inside, the program's own code runs again, in the midst of a call."""
+        """A context in which the program's own code runs inside a call."""
         return nullcontext()
 
     def will_run(self, function: Any) -> None:
-        """Python of the program's that runs in the backward: what it reads is noted."""
+        """Note a function of the program's that the backward will run."""
 
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
@@ -229,7 +229,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
             scope.log.append(op)
 
     def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
-        """The user's line, module and grad mode that are current.
+        """The user's line, module and grad mode of the next op.
 
         `above` as `here` has it; `grad`: the mode, for one who knows it.
         """
@@ -247,7 +247,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         return scope.origin(frame, grad, inference)
 
     def used(self, leaf: Value) -> bool:
-        """Whether autograd follows a use of a leaf that the program has made.
+        """Whether autograd follows a use of a leaf that the program has created.
 
         What is written to it then has the history of what it was, as of an input.
         """
@@ -256,14 +256,14 @@ class RecorderBase(torch_api.TorchDispatchMode):
         return any(out.type.requires_grad for out in followed)
 
     def leaf(self, value: Value) -> Value:
-        """Record that what a value has is a leaf of autograd."""
+        """Record that a value is a leaf of autograd."""
         if value.type.requires_grad:
             value = self.call(DETACH, (value,)).outs[0]
         leaf = Value(value.type.with_grad(True))
         self.append(
             Op(REQUIRES_GRAD, (value,), {}, leaf, (leaf,), choice=LEAF, origin=self.origin())
         )
-        self.autograd.made_leaves.add(leaf)
+        self.autograd.program_leaves.add(leaf)
         return leaf
 
     @property

@@ -1,4 +1,4 @@
-"""What a tensor holds now: a stale view is taken again, and what autograd makes of that.
+"""The current value of a tensor: a stale view is taken again, as autograd does.
 
 Where autograd has lost the view at a write, a use of it is refused, as eager refuses it.
 """
@@ -26,16 +26,16 @@ def current(alias: Alias, recorder: RecorderBase, *, content: bool = False) -> V
         base = current(above, recorder, content=content or not alias.step.followed)
         tensor = alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
-        anew = followed and alias.rewritten
-        if anew and alias.is_view and not content:
+        new_history = followed and alias.rewritten
+        if new_history and alias.is_view and not content:
             check_based(alias)
-        lost = bool(anew and alias.untracked)
+        lost = bool(new_history and alias.untracked)
         if lost and torch.is_grad_enabled() and not content:
             raise not_tracked(alias.untracked, "used after a write to what it is a view of")
-        if anew and alias.is_view and not (content or lost or base.type.requires_grad):
+        if new_history and alias.is_view and not (content or lost or base.type.requires_grad):
             raise of_detached()
         again = _viewed_again(alias, alias.step, base, recorder, content=content)
-        if lost or (anew and content):
+        if lost or (new_history and content):
             alias.last = again
             return again
         linked = alias.step.followed and (alias.rewritten or not alias.step.own)
@@ -60,7 +60,7 @@ def _viewed_again(
 ) -> Value:
     """The same view of new content; `base`: what has its history, where that is a new one.
 
-    Where the version counter tells of the write, autograd gives it a new history in any grad mode:
+    Where the version counter shows the write, autograd gives it a new history in any grad mode:
     one by strides, but for another dtype, by which gradients lie as their owner and are summed in
     another order. Else it has what it had.
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
@@ -68,11 +68,13 @@ def _viewed_again(
     like, grad = alias.last.type, alias.rewritten or step.grad_mode
     history, path = alias.up_to_history()
     read_as = {(m.last.type.dtype, m.last.type.lazy) for m in (history, *path)}
-    anew = base.type.requires_grad and step.followed and alias.rewritten and len(read_as) == 1
-    if not anew and alias.parent is not None:
+    new_history = (
+        base.type.requires_grad and step.followed and alias.rewritten and len(read_as) == 1
+    )
+    if not new_history and alias.parent is not None:
         base = current(alias.parent, recorder, content=content or not step.followed)
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
-        if not anew:
+        if not new_history:
             again = recorder.call(step.func, *step.of(base), grad=grad).outs[step.position]
             if step.followed and not (grad or history.based):
                 again.type = again.type.with_grad(False)
@@ -86,7 +88,7 @@ def _viewed_again(
 
 def _of_history(last: Value, content: Value, recorder: RecorderBase) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
-    if last in recorder.autograd.made_leaves and not recorder.used(last):
+    if last in recorder.autograd.program_leaves and not recorder.used(last):
         return recorder.leaf(content)
     if last.type.requires_grad:
         return rewrite(recorder, last, (), content, lambda: content)
@@ -123,7 +125,7 @@ def rewrite(
 
 
 def not_tracked(why: str, what: str) -> Refusal:
-    """What eager raises of a view that autograd cannot follow through a write."""
+    """The refusal of a view that autograd cannot follow through a write; eager raises, too."""
     return Refusal(
         f"{why} is {what}, which eager refuses too",
         kind=KIND,
@@ -132,7 +134,7 @@ def not_tracked(why: str, what: str) -> Refusal:
 
 
 def of_another(at: Frame | None) -> Refusal:
-    """A view of an input that is a view itself, of what does not require grad."""
+    """The refusal of a view of an input that is itself a view of what does not require grad."""
     return Refusal(
         "a view is used after a write to its memory, and eager gives it the history of what"
         " an input is a view of, which does not require grad",
@@ -143,7 +145,7 @@ def of_another(at: Frame | None) -> Refusal:
 
 
 def of_detached() -> Refusal:
-    """A view whose new history ends where there is none."""
+    """The refusal of a view whose base was detached."""
     return Refusal(
         "a view is used after a write to its memory and detach_() of what it is a view of: eager"
         " gives it a history that leads nowhere",

@@ -1,12 +1,12 @@
-"""Writes and shared memory, made values while they happen.
+"""Functionalize writes while a program is recorded.
 
 Tensors that share memory form a tree: each is a view of its parent. A write gives the tree's root
 a new value and makes every other member stale; a stale member that is read again is the same view
 of the root's new value. So the recorded program never mutates anything.
 
-What autograd does on a write decides what the new value is followed by, as in eager mode: a write
-to a view rebases the history of its base (CopySlices); a write under no_grad, or through detach(),
-changes the content and leaves the history.
+The new value has the history that autograd gives it in eager mode: a write to a view rebases the
+history of its base (CopySlices); a write under no_grad, or through detach(), changes the content
+and leaves the history.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current, rewrite
 from foretrace.tracer.functionalization.in_place_checks import (
     check_leaves,
-    check_not_held,
+    check_not_wrapped,
     detach,
     note_overwritten,
     reshape,
@@ -42,7 +42,7 @@ from foretrace.tracer.functionalization.out_variants import (
     write_one_by_one,
 )
 from foretrace.tracer.functionalization.self_overlap import (
-    check_apart,
+    check_disjoint,
     meet,
     overlapping,
     overlaps,
@@ -56,7 +56,7 @@ from foretrace.tracer.functionalization.written_layout import (
     check_not_resized,
     copy_content,
     draw,
-    draws_alike,
+    draws_same,
     in_layout,
     lay_out,
 )
@@ -79,28 +79,24 @@ def functionalize(call: Call) -> Any:
             do="register an operator that returns the new value, and copy_ that",
         )
     targets = call.targets
-    check_apart(call)
-    check_not_held(targets)
+    check_disjoint(call)
+    check_not_wrapped(targets)
     for target in targets:
         cut_off(target)
-    held = schema.functional.wrapped is not None  # autograd sees no write of another library's
+    custom = schema.functional.wrapped is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
-    followed = followed and not held
+    followed = followed and not custom
     if followed:
         check_leaves(func, targets, out_variant=bool(schema.outs))
-    if not held and write_one_by_one(call, followed=followed):
+    if not custom and write_one_by_one(call, followed=followed):
         return None
     if len(targets) == 1 and schema.returns_written:
         _write_one(call, followed)
         return targets[0]
     each = schema.outs or schema.returns_written or not schema.returns_something
-    if each and not held:
+    if each and not custom:
         return _write_each(call)
     return _write_many(call)
-
-
-def _detach(call: Call) -> Any:
-    return detach(call.recorder, call.tensors[0])
 
 
 def _fill(call: Call) -> Any:
@@ -117,12 +113,12 @@ def _fill(call: Call) -> Any:
 
 OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
     {
-        aten.detach_.default: _detach,
+        aten.detach_.default: detach,
         aten.copy_.default: _fill,
         **dict.fromkeys(RESIZES, resize),
     }
 )
-"""What changes a tensor otherwise than by new content from a functional form"""
+"""Operators that change a tensor by no functional form"""
 
 
 def _write_one(call: Call, followed: bool) -> None:
@@ -155,7 +151,7 @@ def _write_one(call: Call, followed: bool) -> None:
 def holder(
     recorder: RecorderBase, alias: Alias, *, followed: bool = False
 ) -> tuple[Alias, list[Alias]]:
-    """The member whose content a write makes anew, and the way down from it.
+    """The member whose content a write replaces, and the path down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
     history, a leaf, and one of which several elements are one place have what their owner has.
@@ -168,7 +164,7 @@ def holder(
         type = current(owner, recorder).type
         if followed and overlaps(recorder, type):
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
-        leaf = owner.last in recorder.autograd.made_leaves
+        leaf = owner.last in recorder.autograd.program_leaves
         if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
             break
         above, way = owner.parent.up_to_history()
@@ -177,7 +173,7 @@ def holder(
 
 
 def _spread(recorder: RecorderBase, history: Alias, new: Value, origin: Origin) -> None:
-    """Let the members of the memory know of the new value of one that carries history."""
+    """Give a member that carries history a new value, and make the others stale."""
     root = history.root
     if root is not history:
         path = [history]
@@ -197,8 +193,8 @@ def _renew(
     origin: Origin,
     part: TensorType | None = None,
 ) -> None:
-    """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.last in recorder.autograd.made_leaves and not recorder.used(owner.last):
+    """Give the owner a new value, and make the members that see the part stale."""
+    if owner.last in recorder.autograd.program_leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
@@ -214,10 +210,10 @@ def _renew(
 
 
 def _check_seen(recorder: RecorderBase, member: Alias, owner: Alias) -> None:
-    """Refuse new content of what a view sees more than: a value of its own, in a program of values.
+    """Refuse new content of a tensor whose view sees more memory than the tensor.
 
     Raises:
-        Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
+        Refusal: an `as_strided` that is alive sees elements between the owner's, or behind.
     """
     func = None if member.step is None else member.step.func
     if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
@@ -240,7 +236,7 @@ def _reached(recorder: RecorderBase, owner: Alias, part: TensorType | None) -> I
 
 
 def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
-    """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
+    """Mark a tensor as requiring grad, if its history is the owner's."""
     history, path = member.up_to_history()
     unbased = not history.based and any(each.loose for each in path)
     same = history is owner.up_to_history()[0] and not unbased
@@ -251,7 +247,7 @@ def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
 
 
 def _new_contents(call: Call) -> list[Value]:
-    """What each target holds after the write, in the target's own layout and memory of its own."""
+    """The new content of each target, in its layout, in memory of its own."""
     recorder, func, args, targets = call.recorder, call.func, call.args, call.targets
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
@@ -262,11 +258,11 @@ def _new_contents(call: Call) -> list[Value]:
         return [in_layout(recorder, alias_of(targets[0]), new)]
     for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
-    if schema.draws_over and not draws_alike(func, args[0].type):
+    if schema.draws_over and not draws_same(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), draw(call))]
     op = form_of(call)
-    made = values_in(op.result)
-    news = made[len(made) - len(targets) :]
+    results = values_in(op.result)
+    news = results[len(results) - len(targets) :]
     check_fits(call, targets, news)
     kept = [
         recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v for v in news
@@ -278,20 +274,20 @@ def _new_contents(call: Call) -> list[Value]:
 
 
 def _write_each(call: Call) -> Any:
-    """An op that writes to several operands as whole: what it gives, and a copy into each."""
+    """Record an op that writes to several operands: its results, and a copy into each."""
     recorder, schema, tensors = call.recorder, call.schema, call.by_value
     values, news = call.written, list[Value | None]()
     formed: Op | None = None
     if schema.outs:
         news = contents(call)
     else:
-        form, *given = call.functional
-        made = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in given))
-        done = schema_of(form).written_now(*given)
+        form, *arguments = call.functional
+        returned = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in arguments))
+        done = schema_of(form).written_now(*arguments)
         values = [value for value in values if value not in done]
         news = [
             current(alias_of(t), recorder)
-            for t in torch_api.tree_leaves(made)
+            for t in torch_api.tree_leaves(returned)
             if isinstance(t, Abstract)
         ]
         formed = recorder.scope.ops[-1]
@@ -309,7 +305,7 @@ def _write_each(call: Call) -> Any:
 
 
 def _write_many(call: Call) -> Any:
-    """An op that writes to operands beside its results, such as batch norm's statistics."""
+    """Record an op that writes to operands beside its results, such as batch norm's statistics."""
     recorder, schema, targets = call.recorder, call.schema, call.targets
     origin = recorder.origin()
     check_not_resized(call)
@@ -317,8 +313,8 @@ def _write_many(call: Call) -> Any:
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
     with recorder.scope.inner(origin.frame) as body:
         contents = _new_contents(call)
-        made = body[0].outs[: len(body[0].outs) - len(targets)]
-        results = as_the_op(call, made)
+        computed = body[0].outs[: len(body[0].outs) - len(targets)]
+        results = as_the_op(call, computed)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))

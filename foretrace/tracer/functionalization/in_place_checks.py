@@ -2,8 +2,6 @@
 
 from typing import Any, cast
 
-import torch
-
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, ViewStep
@@ -12,11 +10,9 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, becom
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, StorageAliases, alias_of, cut_off
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import RecorderBase
+from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.current_value import current, not_tracked, rewrite
 from foretrace.tracer.functionalization.op_call import Call
-
-DETACH = torch.ops.aten.detach.default
 
 
 def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
@@ -40,7 +36,7 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
             )
 
 
-def check_not_held(targets: list[Abstract]) -> None:
+def check_not_wrapped(targets: list[Abstract]) -> None:
     """Refuse a write to what shares memory with a tensor that wraps others, by what its class does.
 
     Raises:
@@ -58,7 +54,7 @@ def check_not_held(targets: list[Abstract]) -> None:
 
 
 def reshape(call: Call) -> Abstract:
-    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    """Record `t_`, `unsqueeze_` and their like: the tensor has another shape from now on."""
     recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
     if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
         if recorder.grad_mode():
@@ -109,27 +105,28 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
 
 
 def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
-    """Autograd counts a write that changes a shape alone: there is no new value.
+    """Count a write that changes a shape alone, as autograd does; there is no new value.
 
-    Who saves one of the values afterwards finds it as it was.
+    A value that is saved afterwards is found unchanged.
     """
     version = alias.version
     for member in alias.root.members():
         if member.value is not None:  # one that has a counter of its own is found as it was
-            held = StorageAliases(member, member.version.count, recorder.origin(), None, op)
-            recorder.aliasing.overwritten.setdefault(member.value, held)
+            overwritten = StorageAliases(member, member.version.count, recorder.origin(), None, op)
+            recorder.aliasing.overwritten.setdefault(member.value, overwritten)
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
 
 
-def detach(recorder: RecorderBase, tensor: Abstract) -> Abstract:
+def detach(call: Call) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    recorder, tensor = call.recorder, call.tensors[0]
     if recorder.origin().inference:
         return tensor
     alias = alias_of(tensor)
-    given = tensor.ft_gradient  # of an input; a later call's may be a view
-    if alias.is_view or (given is not None and not given[0].is_whole(tensor)):
+    gradient = tensor.ft_gradient  # of an input; a later call's may be a view
+    if alias.is_view or (gradient is not None and not gradient[0].is_whole(tensor)):
         raise Refusal(
             "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
         )
@@ -163,7 +160,7 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     """
     old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
     _check_takes(tensor, before.type, its.type)
-    seen: Any = torch.ops.aten.detach.default(other)
+    seen: Any = DETACH(other)
     like = alias_of(seen)
     value, tensor.ft_value = seen.ft_value, seen.ft_value
     tensor.ft_alias = new = Alias(tensor, like.parent, like.step)
@@ -176,15 +173,15 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     if before.type.requires_grad:
         value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
     new.become(value)
-    held = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
-    recorder.aliasing.overwritten.setdefault(before, held)
+    overwritten = StorageAliases(new, new.since, recorder.origin(), None, alone=True)
+    recorder.aliasing.overwritten.setdefault(before, overwritten)
     return cast("Abstract", seen)
 
 
 def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
     special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
-    alike = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
-    if special or not alike or (mine.requires_grad and not tensor.ft_leaf):
+    same = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+    if special or not same or (mine.requires_grad and not tensor.ft_leaf):
         raise Refusal(
             f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
             kind="side effect",
@@ -193,13 +190,15 @@ def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
 
 
 def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None = None) -> None:
-    """A tensor's memory is written to: its value is no longer what the memory holds.
+    """Note that a tensor's memory was written over, and the value that it had.
 
-    `origin`: that of the write, for one who knows it.
+    `origin`: that of the write, if known.
     """
     if alias.value is not None:
         before = recorder.aliasing.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
             origin = origin or recorder.origin()
-            held = StorageAliases(alias, alias.since, origin, recorder.aliasing.functional_form)
-            recorder.aliasing.overwritten[alias.value] = held
+            overwritten = StorageAliases(
+                alias, alias.since, origin, recorder.aliasing.functional_form
+            )
+            recorder.aliasing.overwritten[alias.value] = overwritten

@@ -1,11 +1,12 @@
-"""Composites that give views of memory made inside, opened where the program writes to such a view.
+"""Open a composite whose result is a view of memory allocated inside, where the view is written.
 
-To autograd the view has a base, which nobody else holds: a write gives the base a new history, and
-what was computed of the view before goes to the base by another way. So the gradients of both are
-summed there, and not at the view. Source: rebase_history in torch/csrc/autograd/variable.cpp.
+To autograd the view has a base, which no tensor of the program is. A write gives the base a new
+history, and gradients of what was computed of the view before reach the base by another path. So
+both are summed at the base, and not at the view.
+Source: rebase_history in torch/csrc/autograd/variable.cpp.
 
-A view that nothing has used before the write stays as it is: all gradients come by way of the
-write. What it holds afterwards stands for the base from then on.
+A view that no op has used before the write stays as it is: all gradients pass through the write.
+Its content afterwards is that of the base from then on.
 """
 
 from collections.abc import Collection
@@ -22,11 +23,11 @@ WRITTEN = Choice(
 )
 
 
-def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ...]:
-    """The views by which a body's result sees memory made inside; none if the memory is its own."""
+def seen_inside(result: Abstract, inside: Collection[Value]) -> tuple[ViewStep, ...]:
+    """The views that lead from memory allocated in a body to its result; none if it is no view."""
     alias: Alias | None = result.ft_alias
     owner, path = (None, []) if alias is None else alias.up_to_history()
-    if owner is None or owner.parent is not None or owner.value not in made:
+    if owner is None or owner.parent is not None or owner.value not in inside:
         return ()
     steps = tuple(member.step for member in path if member.step is not None)
     values = [member.value for member in (owner, *path)]
@@ -34,7 +35,7 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
 
 
 def open_to_base(recorder: RecorderBase, alias: Alias) -> None:
-    """Let what is written to have the base that autograd knows, if that is one made inside."""
+    """Give a written view the base that autograd has, if that was allocated inside a composite."""
     if not recorder.aliasing.seeing:
         return
     owner = alias.up_to_history()[0]
@@ -50,7 +51,7 @@ def open_to_base(recorder: RecorderBase, alias: Alias) -> None:
 
 
 def note_written(recorder: RecorderBase, old: Value, write: Op) -> None:
-    """A write to what has a base inside leaves what has it, too."""
+    """Note that the result of a write to such a view has its base."""
     if old in recorder.aliasing.seeing:
         recorder.aliasing.seeing[write.outs[0]] = write
 
@@ -78,12 +79,12 @@ def _opened(op: Op) -> list[ViewStep]:
 
 
 def _wrapped(write: Op) -> list[ViewStep]:
-    """Let what a write leaves be seen by a view, which the ops since have used."""
+    """Turn the result of a write into a view of a new base."""
     (seen,) = write.outs
     base = Value(seen.type, seen.hint)
     body = copy_ops(write.region or (), {seen: base}, write)
     args = (base, list(seen.type.shape), list(seen.type.stride), seen.type.offset)
-    origin = replace(write.origin, grad_mode=True)  # autograd takes it anew, whatever the mode is
+    origin = replace(write.origin, grad_mode=True)  # autograd takes it again in any mode
     view = Op(AS_STRIDED, args, {}, seen, (seen,), origin=origin)
     write.below = [write.but(outs=(base,), result=base, below=body), view]
     (write.target, write.args), write.writes, write.choice = write.called, False, WRITTEN
@@ -91,7 +92,7 @@ def _wrapped(write: Op) -> list[ViewStep]:
 
 
 def _hung(alias: Alias, steps: list[ViewStep], recorder: RecorderBase) -> Alias:
-    """Hang a tensor below what it is a view of, which is returned."""
+    """Place a tensor below what it is a view of, which is returned."""
     owner = at = Alias(recorder.abstract(steps[0].base), None, None)
     owner.version, owner.since = alias.version, alias.since
     for step, following in pairwise(steps):

@@ -1,4 +1,4 @@
-"""One call of an operator, as those have it who answer it."""
+"""One call of an operator, as a handler receives it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 
 COUNTS = "ADInplaceOrView"
-"""The dispatch key whose kernels tell version counters of writes"""
+"""The dispatch key whose kernels increment version counters"""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Call:
     values: list[Value]
     """what these stand for"""
     outcome: Outcome | None = None
-    """what it comes to, where that is known for all calls that are alike"""
+    """its outcome, where that is shared by all calls of one key"""
     schema: Schema = field(init=False)
     """what the operator's schema says"""
     written: list[Value] = field(init=False)
@@ -44,13 +44,13 @@ class Call:
             self.targets = [by_value[value] for value in self.written]
 
     def of(self, args: Tree, kwargs: dict[str, Tree]) -> "Call":
-        """The same call with other values in the places of these."""
+        """The same call with other values."""
         known = values_in((args, kwargs))
         return Call(self.recorder, self.func, args, kwargs, self.tensors, known)
 
     @property
     def types(self) -> tuple[Tree, dict[str, Tree]]:
-        """The arguments with types in the place of values."""
+        """The arguments, with the types of values."""
         args, kwargs = map_values((self.args, self.kwargs), lambda value: value.type)
         return args, kwargs
 
@@ -61,7 +61,7 @@ class Call:
 
     @property
     def counts_writes(self) -> bool:
-        """Whether another library's operator tells version counters of its writes."""
+        """Whether another library's operator increments version counters when it writes."""
         form = self.schema.functional
         foreign = form is not None and form.wrapped is not None
         return foreign and torch_api.kernel_for(self.func, COUNTS)
@@ -78,22 +78,22 @@ class Call:
 def form_of(call: Call) -> Op:
     """Record the call of the operator's functional form.
 
-    A leaf has the outcome that it had for a call alike.
+    A leaf has the outcome that it had for a call of the same key.
     """
     recorder, known = call.recorder, call.outcome
     form, args, kwargs = call.functional
     if known is not None and known.form is not None:
         return recorder.emit(form, args, kwargs, known.form, values_in((args, kwargs)))
     op = recorder.call(form, args, kwargs)
-    if known is not None and op.leaf and isinstance(op.alike, Outcome):
-        known.form = op.alike if _decided(call, op, op.alike) else None
+    if known is not None and op.leaf and isinstance(op.outcome, Outcome):
+        known.form = op.outcome if _decided(call, op, op.outcome) else None
     return op
 
 
 def _decided(call: Call, op: Op, found: Outcome) -> bool:
     """Whether the outcome of the functional form follows from that of the call.
 
-    Of open sizes, torch is told each time; a number that the program needs is in no other key.
+    Open sizes are inferred at each call; a number that the program needs is in no other key.
     """
     recorder = call.recorder
     fixed = recorder.types.symbols.floats.any_fixed(op.args)

@@ -1,4 +1,4 @@
-"""Operators that write to tensors given as `out=`, resize them, or write to lists of them."""
+"""Functionalize operators with `out=`, those that resize, and those that write to lists."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
 def contents(call: Call) -> list[Value | None]:
-    """What each operand holds that the op writes to, those given as `out=` first.
+    """The new content of each operand that the op writes to, those of `out=` first.
 
     The functional form makes it where it gives the very type that `out` has. Else the op itself
     does, on new memory like that of `out`: a kernel may round otherwise in another layout, and
@@ -101,7 +101,7 @@ def _fits(recorder: RecorderBase, schema: Schema, old: TensorType, new: TensorTy
 
 
 def _equal(recorder: RecorderBase, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
-    """Whether two shapes are one in this run, which open sizes make a guard."""
+    """Whether two shapes are equal in this run; a guard for open sizes."""
     decide = recorder.types.symbols.decide
     return all(decide(sympy.Eq(a, b)) for a, b in zip(one, other, strict=True))
 
@@ -129,11 +129,11 @@ def _check_known(
 
 
 def _functional_form(call: Call) -> list[Value | None]:
-    recorder, (form, *given) = call.recorder, call.functional
+    recorder, (form, *arguments) = call.recorder, call.functional
     if schema_of(form).writes:  # batch norm's statistics
-        made = recorder.again(form, *recorder.concrete(given, call.by_value))
-        return [current(alias_of(t), recorder) for t in leaves(made)]
-    op = recorder.call(form, *given)
+        results = recorder.again(form, *recorder.concrete(arguments, call.by_value))
+        return [current(alias_of(t), recorder) for t in leaves(results)]
+    op = recorder.call(form, *arguments)
     return [
         recorder.call(aten.clone.default, (new,)).outs[0] if new in op.operands else new
         for new in leaves(op.result)
@@ -142,12 +142,12 @@ def _functional_form(call: Call) -> list[Value | None]:
 
 def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None]) -> bool:
     """Whether the op does what its functional form does; one that returns nothing copies that."""
-    recorder, func, given = call.recorder, call.func, call.values
+    recorder, func, operands = call.recorder, call.func, call.values
     if not call.schema.returns_something:
         return True
-    read = torch.Tag.pointwise not in func.tags and any(given.count(old) > 1 for old in olds)
+    read = torch.Tag.pointwise not in func.tags and any(operands.count(old) > 1 for old in olds)
     pairs = [(old.type, new.type) for old, new in zip(olds, news, strict=True) if new is not None]
-    if not read and all(_alike(recorder, old, new) for old, new in pairs):
+    if not read and all(_same_layout(recorder, old, new) for old, new in pairs):
         return True
     if len(olds) > len(_outs(call)) or schema_of(call.functional[0]).writes:
         raise Refusal(
@@ -158,15 +158,15 @@ def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None])
     return False
 
 
-def _alike(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
-    """Whether a new tensor lies in memory as an old one does."""
+def _same_layout(recorder: RecorderBase, old: TensorType, new: TensorType) -> bool:
+    """Whether a new tensor has the dtype, sizes and strides of an old one."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False
     return _same_strides(recorder, old, new)
 
 
 def _same_strides(recorder: RecorderBase, one: TensorType, other: TensorType) -> bool:
-    """Whether elements of one shape lie alike; how far apart a single one is does not matter."""
+    """Whether strides are equal, but for dimensions of size 1."""
     far = [
         tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
         for t in (one, other)
@@ -219,7 +219,7 @@ def resize(call: Call) -> Abstract:
 
 
 def _renew(recorder: RecorderBase, tensor: Abstract, old: Value, type: TensorType) -> Value:
-    """Let a tensor have memory of its own of this type; nothing is in it yet."""
+    """Give a tensor new memory of this type, without content."""
     alias = alias_of(tensor)
     seen = any(each.is_view or each.tensor() is not None for each in alias.children)
     if tensor.ft_leaf or alias.parent is not None or seen:
@@ -246,10 +246,10 @@ def _renew(recorder: RecorderBase, tensor: Abstract, old: Value, type: TensorTyp
 
 
 def write_one_by_one(call: Call, *, followed: bool) -> bool:
-    """Record the writes to a list as eager makes them; False if they are one call of values.
+    """Record the writes to a list one by one, as eager does them; False if they are one call.
 
-    They are that where all of the memory is apart and nothing is followed: a functional form has a
-    derivative for all of its tensors or for none. Eager's own saves results when all is written,
+    They are one call where no memory is shared and autograd follows nothing: a functional form has
+    a derivative for all of its tensors or for none. Eager's own saves results when all is written,
     so parts of one memory that are followed are written at once, too, if that has a derivative.
 
     Raises:

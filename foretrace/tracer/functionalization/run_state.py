@@ -1,4 +1,4 @@
-"""The state of a run in parts, each whole when it is made; only its own methods set a part."""
+"""The state of a run in parts, each complete when constructed; only its methods change it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from foretrace.tracer.functionalization.alias import Alias, StorageAliases
 
 
 class _InnerScope:
-    """A class, as a generator takes three times as long, and each write enters it."""
+    """Context of a body. It is a class, as each write enters it: a generator is 3 times slower."""
 
     __slots__ = ("frame", "outer", "scope", "shared")
 
@@ -144,9 +144,9 @@ class Aliasing:
     """What tensors of a run share memory, as far as a write or a view has to know."""
 
     overwritten: dict[Value, StorageAliases] = field(default_factory=dict)
-    """values that their memory no longer holds"""
+    """values whose memory was written over"""
     seeing: dict[Value, Op] = field(default_factory=dict)
-    """what composites gave as views of memory made inside"""
+    """results of composites that are views of memory allocated inside"""
     rebased: list[Alias] = field(default_factory=list)
     """views through which the program has just written"""
     viewed: list[Alias] = field(default_factory=list)
@@ -195,25 +195,25 @@ class AutogradState:
     places: dict[Value, Value] = field(default_factory=dict)
     """new content by a write that autograd does not see, and the value whose history it has"""
     leaves: dict[Value, ref[Abstract]] = field(default_factory=dict)
-    """leaves that the program has made, and what keeps its gradient"""
-    made_leaves: set[Value] = field(default_factory=set)
-    """all leaves that the program has made"""
+    """leaves that the program has created, and the tensor that has the gradient"""
+    program_leaves: set[Value] = field(default_factory=set)
+    """all leaves that the program has created"""
     fresh: set[Value] = field(default_factory=set)
-    """what factories have made, which torch's bindings may mark as leaves"""
+    """results of factories, which torch's bindings may mark as leaves"""
     switched: dict[Value, Value] = field(default_factory=dict)
-    """what inputs have since they were made leaves, or none, and what they had before"""
+    """values of inputs since requires_grad_() switched them, and their values before"""
     parted: dict[Value, Value] = field(default_factory=dict)
-    """leaves that were written to after a use, of which the caller gets another; what they had"""
+    """leaves written to after a use, by their value before; the caller gets another"""
     retained: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """tensors that keep their gradients, and are no leaves"""
     functions: dict[Value, Any] = field(default_factory=dict)
-    """what calls of autograd.Functions gave that it follows, and their targets"""
+    """results of autograd.Functions that autograd follows, and the targets of the calls"""
     hooks: list[Op] = field(default_factory=list)
     """registrations of hooks on gradients, in order"""
     packs: dict[Value, Any] = field(default_factory=dict)
-    """by the first result of a call, what hooks made of the tensors that autograd saves for it"""
+    """by the first result of a call, what pack hooks returned for its saved tensors"""
     carried: dict[Value, Value] = field(default_factory=dict)
-    """what such hooks gave back, and the value whose history that has"""
+    """what unpack hooks returned, and the value whose history that has"""
     saving: Any = None
     """what calls the program's hooks on saved tensors, where there are some"""
     inference: bool = False
@@ -253,7 +253,7 @@ class ForwardMode:
     """What autograd's forward mode has of a run."""
 
     rooms: dict[Value, Size] = field(default_factory=dict)
-    """for how many elements memory has room that it asked about, by what was first there"""
+    """the capacity of memory in elements, by its first value"""
 
 
 @dataclass(slots=True, eq=False)

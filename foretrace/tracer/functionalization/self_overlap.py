@@ -25,10 +25,10 @@ from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
 ANY_ORDER = frozenset({torch.ops.aten.copy_.default})
-"""What reads each element where it writes it, beside the operators that torch calls pointwise"""
+"""Operators that read each element where they write it, beside those with torch's pointwise tag"""
 
 
-def check_apart(call: Call) -> None:
+def check_disjoint(call: Call) -> None:
     """Refuse a call whose writes have no functional form.
 
     Raises:
@@ -85,10 +85,10 @@ def meet(recorder: RecorderBase, one: TensorType, two: TensorType) -> bool:
     unit = min(one.dtype.itemsize, two.dtype.itemsize)
     places = _Places.of(one, unit), _Places.of(two, unit)
     numbers = [each.example(symbols.hint) for each in places]
-    known = _apart(symbols, *numbers)
+    known = _disjoint(symbols, *numbers)
     if not known and _shared(*numbers).any():
         return True
-    if not (known and _apart(symbols, *places)):
+    if not (known and _disjoint(symbols, *places)):
         _fix(symbols, one, two)
     return False
 
@@ -178,11 +178,11 @@ def _shared(one: _Places, two: _Places) -> torch.Tensor:
         return torch.isin(*found)
 
 
-def _apart(symbols: Symbols, one: _Places, two: _Places) -> bool:
+def _disjoint(symbols: Symbols, one: _Places, two: _Places) -> bool:
     """Whether two views have nothing in common, by relations that become guards.
 
-    One lies behind the other. Or both go on by the same stride, and what lies between two such
-    steps is apart: columns of one matrix.
+    One lies behind the other. Or both have one stride in common, and are disjoint between two such
+    steps: columns of one matrix.
     """
     if symbols.hint(one.offset) > symbols.hint(two.offset):
         one, two = two, one
@@ -195,7 +195,7 @@ def _apart(symbols: Symbols, one: _Places, two: _Places) -> bool:
     one, two = one.without(stride), two.without(stride)
     between = two.offset - one.offset
     fits = _holds(symbols, one.reach, stride) and _holds(symbols, between + two.reach, stride)
-    return fits and _holds(symbols, -1, between) and _apart(symbols, one, two)
+    return fits and _holds(symbols, -1, between) and _disjoint(symbols, one, two)
 
 
 def _holds(symbols: Symbols, less: Any, more: Any) -> bool:

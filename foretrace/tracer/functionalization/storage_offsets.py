@@ -27,11 +27,11 @@ FROM_START = frozenset(
         aten.as_strided_scatter.default,
     }
 )
-"""What counts elements from the start of the memory, whatever of it the tensor sees"""
+"""Operators that count elements from the start of the memory, not of the tensor"""
 
 
 def moved_by(alias: Alias) -> Size:
-    """How far behind its place in the graph's memory eager has the tensor, in its elements."""
+    """The offset in eager's memory, less that in the graph's, in elements."""
     distance: Size = alias.root.initial.type.begins - alias.root.last.type.begins
     return distance // alias.last.type.dtype.itemsize if distance else 0
 

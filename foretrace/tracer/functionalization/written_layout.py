@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace.errors import Refusal
@@ -21,10 +20,10 @@ aten = torch.ops.aten
 
 
 def draw(call: Call) -> Value:
-    """An op that draws numbers in an order that its functional form would not.
+    """Record an op that draws numbers in another order than its functional form.
 
-    It stays in place, on new memory so laid out. Of what is put off the kernel fills a copy, which
-    is written back.
+    It stays in place, on new memory of the same layout. For a lazy conjugation or negation the
+    kernel fills a copy, which is written back.
     """
     recorder, (old, *rest) = call.recorder, call.args
     like = old.type
@@ -38,7 +37,7 @@ def draw(call: Call) -> Value:
     return drawn
 
 
-def draws_alike(func: Any, like: TensorType) -> bool:
+def draws_same(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
     Of `bernoulli_` it does so only for elements in order; torch 2.13's kernel was not at hand, nor
@@ -71,22 +70,13 @@ def lay_out(recorder: RecorderBase, like: TensorType, new: Value) -> Value:
     options = {"memory_format": torch.contiguous_format}
     back = recorder.call(aten.clone.default, (turned,), options).outs[0]
     if not straight:
-        back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
-    if _spelled(recorder, back.type) == _spelled(recorder, like):
+        inverse = [order.index(dim) for dim in range(len(order))]
+        back = recorder.call(aten.permute.default, (back, inverse)).outs[0]
+    if same_sizes(recorder, back.type.stride, like.stride):
         return back
     sizes, strides = list(like.shape), list(like.stride)
     empty = recorder.call(aten.new_empty_strided.default, (new, sizes, strides)).outs[0]
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
-
-
-def _spelled(recorder: RecorderBase, type: TensorType) -> tuple[Any, ...]:
-    """The strides, where sizes that are known to be equal are spelled alike."""
-    simplify = recorder.types.symbols.simplify
-    return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
-
-
-def _inverse(order: list[int]) -> list[int]:
-    return [order.index(dim) for dim in range(len(order))]
 
 
 def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
@@ -99,20 +89,20 @@ def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
     return lay_out(recorder, like, new)
 
 
-def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
-    """What a functional form has made beside new contents, laid out as the op itself does."""
+def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The results of a functional form, beside new contents, in the layout of the op's own."""
     recorder = call.recorder
-    if not made or call.schema.returns_written:
-        return made
+    if not results or call.schema.returns_written:
+        return results
     likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
         new if new.type.same_layout(like) else lay_out(recorder, like, new)
-        for new, like in zip(made, likes, strict=True)
+        for new, like in zip(results, likes, strict=True)
     )
 
 
 def same_sizes(recorder: RecorderBase, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
+    """Whether two shapes are equal, once simplified."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))
 
@@ -125,20 +115,20 @@ def check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]
     recorder, func = call.recorder, call.func
     both = zip(targets, news, strict=True)
     for target, new in ((target, new) for target, new in both if new is not None):
-        old, made = current(alias_of(target), recorder).type, new.type
-        sized = same_sizes(recorder, old.shape, made.shape)
-        if sized and old.dtype == made.dtype:
+        old, after = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, after.shape)
+        if sized and old.dtype == after.dtype:
             continue
         recorder.semantics.infer(func, *call.types)
         hint = recorder.types.symbols.hint
-        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
-            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
-        if not torch.can_cast(made.dtype, old.dtype):
-            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
+        if not sized and [*map(hint, after.shape)] != [*map(hint, old.shape)]:
+            raise RuntimeError(f"{func} makes {[*after.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(after.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {after.dtype}, which can't be cast to {old.dtype}")
 
 
 def check_not_resized(call: Call) -> None:
-    """Statistics of nothing: a kernel that has more to write gives them another size first."""
+    """Refuse a write to an empty tensor that the kernel resizes first."""
     empty = any(0 in target.shape for target in call.targets)
     if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
         raise Refusal(

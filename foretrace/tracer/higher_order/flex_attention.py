@@ -1,7 +1,7 @@
-"""`flex_attention` and its derivative: what changes a score, and what masks one, are programs.
+"""`flex_attention` and its derivative: score_mod and mask_mod are subgraphs.
 
-Each is given scalars: a score, where it is (batch, head, query and key), and what it reads from
-around it. Source: `trace_flex_attention` and `flex_attention_autograd` in
+Each takes scalars: a score, its place (batch, head, query and key), and what it reads from
+outside. Source: `trace_flex_attention` and `flex_attention_autograd` in
 torch/_higher_order_ops/flex_attention.py, torch 2.13.
 """
 
@@ -28,7 +28,7 @@ from foretrace.tracer.higher_order.trace_subgraph import Holding, Run
 BUFFERS, MASK_BUFFERS = "score_mod_other_buffers", "mask_mod_other_buffers"
 BOTH = ("score", "grad")
 PLACE, PLACES = torch.int32, ("b", "h", "q_idx", "kv_idx")
-"""Where a score is: what a program is given after it, as torch traces one"""
+"""Parameters of a subgraph after the score: the place of the score"""
 
 
 def attention(call: Call) -> Any:
@@ -54,8 +54,8 @@ class _Attending(Holding):
 
     def __init__(self, call: Call, names: Sequence[str]) -> None:
         super().__init__(call)
-        given = (*call.args, (), ())[: len(names)]  # buffers may be left away
-        self.args: dict[str, Any] = dict(zip(names, given, strict=True))
+        operands = (*call.args, (), ())[: len(names)]  # buffers may be left away
+        self.args: dict[str, Any] = dict(zip(names, operands, strict=True))
         query = self.args["query"].type
         score = TensorType((), (), query.dtype, query.device)
         self.place = score.but(dtype=PLACE)
@@ -72,19 +72,19 @@ class _Attending(Holding):
         return self.recorder.concrete(result, {v: self.recorder.abstract(v) for v in outs})
 
     def _programs(self) -> None:
-        """Put programs in the place of functions."""
+        """Replace functions by recorded subgraphs."""
         self._mask("sdpa_mask")
         self._hold("score_mod", "sdpa_score", [self.score])
 
     def _results(self) -> Tree:
-        """What the operator gives; of the maxima autograd follows none."""
+        """The results of the operator; autograd follows no maxima."""
         query, value, symbols = (
             self._type("query"),
             self._type("value"),
             self.recorder.types.symbols,
         )
-        given = values_in([self.args[name] for name in ("query", "key", "value", BUFFERS)])
-        trains = self.origin.grad_mode and any(v.type.requires_grad for v in given)
+        operands = values_in([self.args[name] for name in ("query", "key", "value", BUFFERS)])
+        trains = self.origin.grad_mode and any(v.type.requires_grad for v in operands)
         types = attention_types(query, value, symbols.hint)
         intern = self.recorder.types.intern
         return [
@@ -99,7 +99,7 @@ class _Attending(Holding):
     # ---- programs -------------------------------------------------------------------------------
 
     def _mask(self, name: str) -> None:
-        """The program that masks is the last of the block mask."""
+        """Record mask_mod, the last item of the block mask."""
         *fixed, function = self.args["block_mask"]
         program, read = self._program(function, name, [], self.args[MASK_BUFFERS])
         self.args["block_mask"], self.args[MASK_BUFFERS] = (*fixed, program), read
@@ -112,23 +112,23 @@ class _Attending(Holding):
             )
 
     def _hold(self, argument: str, name: str, scores: Sequence[TensorType]) -> None:
-        """The program that changes scores is an argument of its own."""
+        """Record a subgraph that changes scores, an argument of its own."""
         found = self._program(self.args[argument], name, scores, self.args[BUFFERS])
         self.args[argument], self.args[BUFFERS] = found
 
     def _program(
-        self, function: Any, name: str, scores: Sequence[TensorType], given: Sequence[Any]
+        self, function: Any, name: str, scores: Sequence[TensorType], buffers: Sequence[Any]
     ) -> tuple[Subgraph, tuple[Any, ...]]:
-        """A program, and what it reads from around; `given`: what it is called with for that.
+        """A subgraph, and its operands from outside; `buffers`: those that the call passes.
 
-        `scores` are the score, and the gradient of what the program makes of it.
+        `scores` are the score, and the gradient of the result.
         """
         intern, by_value = self.recorder.types.intern, self.call.by_value
         scalars = [*scores[:1], *[self.place] * len(PLACES), *scores[1:]]
         names = [*["score"] * len(scores[:1]), *PLACES, "grad"]
         params = [Value(intern(type), hint) for type, hint in zip(scalars, names, strict=False)]
         tensors: list[Any] = list(map(self.recorder.abstract, params))
-        tensors += [by_value[item] if isinstance(item, Value) else item for item in given]
+        tensors += [by_value[item] if isinstance(item, Value) else item for item in buffers]
         run = self._run(function, name, tensors)
         if scores and scores[0].dtype in NARROW:
             wide = [Value(intern(scores[0].but(dtype=torch.float32)), "score")]
@@ -141,11 +141,11 @@ class _Attending(Holding):
                 "return a tensor: for a mask of all, b.new_ones((), dtype=torch.bool)",
                 run.frame,
             )
-        outside = self.outside([run], {*params, *values_in(given)})
-        sizes = self.sizes([run], [*values_in(given), *outside])
+        outside = self.outside([run], {*params, *values_in(buffers)})
+        sizes = self.sizes([run], [*values_in(buffers), *outside])
         result = run.result[0] if one else list(run.result)
-        program = Subgraph(name, (*params, *given, *outside, *sizes), tuple(run.ops), result)
-        return program, (*given, *map(self._read, outside), *sizes)
+        program = Subgraph(name, (*params, *buffers, *outside, *sizes), tuple(run.ops), result)
+        return program, (*buffers, *map(self._read, outside), *sizes)
 
     def _run(self, function: Any, name: str, tensors: Sequence[Any]) -> Run:
         with self.recorder.unwatched:
@@ -154,9 +154,9 @@ class _Attending(Holding):
             return self.run(function, name, tensors)
 
     def _check_same(self, run: Run, wide: Run) -> None:
-        """Refuse what does something else where scores are wide: eager computes them so.
+        """Refuse a subgraph that does something else for float32 scores, as eager computes them.
 
-        Its derivative is that of the dtype of the query all the same.
+        Its derivative is that of the query's dtype all the same.
         """
         traced, runs = (
             [(str(op.target), len(op.outs)) for op in each.ops if not _widens(op)]
@@ -171,7 +171,7 @@ class _Attending(Holding):
             )
 
     def _read(self, value: Value) -> Value:
-        """What is given for what a program reads: where Dynamo lifts none, no gradient passes."""
+        """The operand for a value that a subgraph reads: detached, unless Dynamo lifts it."""
         if self.recorder.scope.lifts or not value.type.requires_grad:
             return value
         return self.recorder.call(torch.ops.aten.detach.default, (value,)).outs[0]
@@ -183,7 +183,7 @@ def _widens(op: Op) -> bool:
 
 
 class _AttendingBack(_Attending):
-    """One call of the derivative, which the program makes itself."""
+    """One call of the derivative by the program itself."""
 
     def _programs(self) -> None:
         self._mask("mask_graph")
@@ -198,7 +198,7 @@ class _AttendingBack(_Attending):
     def _results(self) -> Tree:
         """Gradients of the query, the key and the value, and of what the scores follow from."""
         symbols, intern = self.recorder.types.symbols, self.recorder.types.intern
-        given = values_in(list(self.args.values()))
-        trains = self.origin.grad_mode and any(v.type.requires_grad for v in given)
+        operands = values_in(list(self.args.values()))
+        trains = self.origin.grad_mode and any(v.type.requires_grad for v in operands)
         types = attention_gradients(self.args, symbols.hint)
         return map_tree(types, lambda t: t and Value(intern(t.with_grad(trains))))

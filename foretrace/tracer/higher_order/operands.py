@@ -25,17 +25,17 @@ STACKED = torch.ops.higher_order.while_loop_stack_output
 
 
 class Grouped(Holding):
-    """One call of an operator whose programs are all given the same groups of operands."""
+    """One call of an operator whose subgraphs all take the same groups of operands."""
 
     def __init__(self, call: Call, holder: HigherOrderSchema) -> None:
         super().__init__(call)
         self.holder = holder
         self.groups = holder.split(call.args)
-        self.params, self.tensors = self._given()
+        self.params, self.tensors = self._operands()
         self.groups[-1] = [item for item in self.groups[-1] if isinstance(item, Value)]
 
-    def _given(self) -> tuple[Groups, list[Any]]:
-        """What the programs speak of, and the tensors that they are called with."""
+    def _operands(self) -> tuple[Groups, list[Any]]:
+        """The parameters of the subgraphs, and the tensors that they are called with."""
         params, tensors, by_value = Groups(), list[Any](), self.call.by_value
         for place, group in enumerate(self.groups):
             params.append([])
@@ -58,7 +58,7 @@ class Grouped(Holding):
             )
 
     def _param(self, place: int, value: Value) -> Value:
-        """What a program is given for an operand: itself, or what takes its place at each call."""
+        """The parameter for an operand: itself, or a new value for each call of the subgraph."""
         type = value.type
         if place == self.holder.rows:
             type = type.but(shape=type.shape[1:], stride=type.stride[1:])
@@ -78,7 +78,7 @@ class Grouped(Holding):
         runs = [self.run(program, name, self.tensors) for program, name in pairs]
         for run in runs:
             self.check_own(run)
-        self._check_alike(runs)
+        self._check_same_types(runs)
         last = runs[-1]
         outside = self.outside(runs, {param for group in self.params for param in group})
         *fixed, lifted = self.groups
@@ -109,7 +109,7 @@ class Grouped(Holding):
     # ---- results ------------------------------------------------------------------------------
 
     def _outs(self, run: Run, args: tuple[Any, ...]) -> list[Any]:
-        """What the operator gives."""
+        """The results of the operator."""
         followed = self.origin.grad_mode and any(v.type.requires_grad for v in values_in(args))
         if self.holder.counted:
             return self._stacked(run, args, followed=followed)
@@ -120,7 +120,7 @@ class Grouped(Holding):
         ]
 
     def _out(self, item: Any, followed: bool, *, rows: bool) -> Any:
-        """One result; autograd has the operator as one node, which gives all of them."""
+        """One result; autograd has one node for all results."""
         if not isinstance(item, Value):
             return item
         type = item.type
@@ -151,7 +151,7 @@ class Grouped(Holding):
         (program,) = self.holder.programs(args)
         copied = in_copies(program, inference)
         types, others = ([v.type for v in values_in(p.result)] for p in (program, copied))
-        if copied is program or not _alike(types, others):
+        if copied is program or not _same_types(types, others):
             return None
         args = self.holder.join(args, [copied], self.holder.split(args))
         return [Op(self.call.func, args, self.call.kwargs, list(outs), tuple(values),
@@ -159,27 +159,28 @@ class Grouped(Holding):
 
     # ---- what torch refuses ---------------------------------------------------------------------
 
-    def _check_alike(self, runs: Sequence[Run]) -> None:
-        """Refuse programs that give other types than the operator has one for."""
+    def _check_same_types(self, runs: Sequence[Run]) -> None:
+        """Refuse subgraphs whose results differ in type, or from what the operator carries."""
         last = runs[-1]
         for first in runs[:-1] if self.holder.chooses else ():
-            if first.spec != last.spec or not _alike(first.types, last.types):
+            if first.spec != last.spec or not _same_types(first.types, last.types):
+                gives = f"{first.name} of {self.name} gives {_types(first)}"
                 self.refuse(
-                    f"{first.name} of {self.name} gives {_told(first)}, {last.name} {_told(last)}",
+                    f"{gives}, {last.name} {_types(last)}",
                     "let all return tensors of equal dtypes, sizes and strides",
                     first.frame,
                 )
         if self.holder.carried is not None:
             carried = [value.type for value in self.groups[self.holder.carried]]
-            if not _alike(last.types[: len(carried)], carried):
+            if not _same_types(last.types[: len(carried)], carried):
                 self.refuse(
-                    f"{last.name} of {self.name} is given {carried}, and gives {_told(last)}",
+                    f"{last.name} of {self.name} is given {carried}, and gives {_types(last)}",
                     "let it return tensors of the dtypes, sizes and strides that it is given",
                     last.frame,
                 )
 
 
-def _alike(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+def _same_types(ones: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether results are of equal types, whoever follows."""
     return list(map(_plain, ones)) == list(map(_plain, others))
 
@@ -188,6 +189,6 @@ def _plain(item: Any) -> Any:
     return item.with_grad(False).but(offset=0) if isinstance(item, TensorType) else item
 
 
-def _told(run: Run) -> str:
+def _types(run: Run) -> str:
     types = [f"{t!r} by {list(t.stride)}" if isinstance(t, TensorType) else t for t in run.types]
     return f"{types} (at {run.frame})"

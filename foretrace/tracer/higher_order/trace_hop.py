@@ -1,4 +1,4 @@
-"""Operators of torch's that are no kernels, such as `torch.cond`: which one is recorded how."""
+"""Choose how a higher-order operator, such as `torch.cond`, is recorded."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -31,7 +31,7 @@ TRANSPARENT: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "out_dtype": torch_api.with_out_dtype,
     }
 )
-"""What eager does for operators that a graph has no use for: it is recorded as it runs"""
+"""Operators that a graph does not need, and what eager runs for them, which is recorded"""
 UNTRAINED: Mapping[str, str] = MappingProxyType(
     {
         "flex_gemm": "call what it computes by itself: the GEMM, and the function on its result",
@@ -55,7 +55,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "with_effects": "call the operator itself: its order is kept",
     }
 )
-"""What to write in the place of the others"""
+"""What to write instead of operators that are refused"""
 
 
 def hold(call: Call) -> Any:

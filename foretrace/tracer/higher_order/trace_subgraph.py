@@ -1,4 +1,4 @@
-"""Programs that an operator holds: each runs once, over the tensors that it would be given."""
+"""Trace the subgraphs of a higher-order operator: each runs once, over the operands."""
 
 from collections.abc import Iterable, Sequence, Set as AbstractSet
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ KIND = "higher-order operator"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one of the programs did."""
+    """One traced subgraph."""
 
     name: str
     ops: list[Op]
     result: list[Any]
     spec: Any
     frame: Frame | None
-    """the line of the user's that made its results"""
+    """the user's line of the last op"""
     leaves: list[Any]
     """its results as it returned them"""
 
@@ -41,18 +41,18 @@ class Run:
 
 
 class Holding:
-    """One call of an operator that holds programs, while it is recorded."""
+    """One call of a higher-order operator, while it is recorded."""
 
     def __init__(self, call: Call) -> None:
         self.call, self.recorder = call, call.recorder
         self.name, self.origin = call.func.__name__, call.recorder.origin()
         self._inside = set[Value]()
-        """what the programs are given and make: of use in them alone"""
+        """parameters and values of the subgraphs: of use in them alone"""
         self._saved = dict[int, Any]()
-        """what autograd.Functions in them have in their contexts, for their backward"""
+        """tensors in contexts of autograd.Functions, for their backward"""
 
     def run(self, program: Any, name: str, tensors: Sequence[Any]) -> Run:
-        """Run one of them; what it returns has no rule of an operator yet."""
+        """Trace one subgraph; its results are not checked by the operator's rules."""
         recorder = self.recorder
         with recorder.subgraph_scope() as ops, recorder.listening(), recorder.user_code():
             returned, spec = torch_api.tree_flatten(program(*tensors))
@@ -69,15 +69,15 @@ class Holding:
             )
         run = Run(name, ops, result, spec, frame, leaves)
         self._check_writes(run)
-        given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
-        self._inside |= given - self.call.by_value.keys()
+        passed = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
+        self._inside |= passed - self.call.by_value.keys()
         self._inside |= {out for op in every_op(ops) for out in op.outs}
         contexts = filter(None, (getattr(op.target, "context", None) for op in every_op(ops)))
-        self._saved |= {id(each): each for context in contexts for each in context.held()}
+        self._saved |= {id(each): each for context in contexts for each in context.tensors()}
         return run
 
     def close(self) -> None:
-        """Let what the programs have left behind be of no use: no op outside makes it."""
+        """Refuse later uses of tensors of the subgraphs: no op outside computes them."""
         stranded = Stranded(
             f"the program uses a tensor that a function given to {self.name} has left behind",
             "return it from the function",
@@ -86,13 +86,13 @@ class Holding:
         stranded.strand(t for t in alive if {t.ft_value, _owner(t)} & self._inside)
 
     def outside(self, runs: Sequence[Run], known: AbstractSet[Any]) -> list[Value]:
-        """What the programs read from around them and is not `known`, in order."""
-        made = {out for run in runs for op in every_op(run.ops) for out in op.outs}
+        """The values that the subgraphs read from outside and that are not `known`, in order."""
+        inside = {out for run in runs for op in every_op(run.ops) for out in op.outs}
         read = (v for run in runs for v in (*read_outside(run.ops), *values_in(run.result)))
-        return [value for value in dict.fromkeys(read) if value not in known | made]
+        return [value for value in dict.fromkeys(read) if value not in known | inside]
 
     def sizes(self, runs: Sequence[Run], params: Iterable[Value]) -> list[sympy.Symbol]:
-        """The symbols that the programs name and that no tensor they are given has as a size."""
+        """The symbols in the subgraphs that no parameter has as a size."""
         leaves = (leaf for run in runs for leaf in leaves_that_run(run.ops))
         named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
         simplify = self.recorder.types.symbols.simplify
@@ -104,10 +104,10 @@ class Holding:
 
     def _check_writes(self, run: Run) -> None:
         """Refuse a program that writes to what is outside."""
-        made = {out for op in every_op(run.ops) for out in op.outs}
+        inside = {out for op in every_op(run.ops) for out in op.outs}
         for op in every_op(run.ops):
             written = _written(op)
-            if not made.issuperset(written):
+            if not inside.issuperset(written):
                 self.refuse(
                     f"{run.name} of {self.name} writes to a tensor from outside of it, which eager"
                     " refuses too",
@@ -117,9 +117,9 @@ class Holding:
 
     def check_own(self, run: Run) -> None:
         """Refuse a program that gives back what is not its own."""
-        made = {out for op in every_op(run.ops) for out in op.outs}
+        inside = {out for op in every_op(run.ops) for out in op.outs}
         owners = [_owner(leaf) for leaf in run.leaves if isinstance(leaf, Abstract)]
-        if not made.issuperset(owners) or len(set(owners)) < len(owners):
+        if not inside.issuperset(owners) or len(set(owners)) < len(owners):
             self.refuse(
                 f"{run.name} of {self.name} returns a tensor from outside of it, a view of one, or"
                 " one twice, which eager refuses too",

@@ -1,9 +1,9 @@
 """User-written autograd.Functions: recorded with their forward as the body, and their own backward.
 
-The forward that `Function.apply` calls is replaced while a program is recorded, as torch would then
-build an autograd node; below autograd there is nothing else that tells that a Function was called.
+`Function.apply` is replaced while a program is recorded: torch would build an autograd node, and
+below autograd nothing shows that a Function was called.
 
-What a forward returns is made a result as torch does it. Source: `_process_backward_mode_ad` in
+What forward returns becomes a result as in torch. Source: `_process_backward_mode_ad` in
 torch/csrc/autograd/custom_function.cpp.
 """
 
@@ -36,9 +36,9 @@ DIRTY = "a tensor that it marks as written in place"
 
 @contextmanager
 def function_calls(recorder: Recorder) -> Iterator[None]:
-    """Record calls of autograd.Functions inside, however their `apply` was come by.
+    """Record calls of autograd.Functions inside, however the program looked up `apply`.
 
-    Not those of an operator's own kernel, which runs to answer what the operator returns.
+    Calls inside an operator's kernel are not recorded.
     """
 
     def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
@@ -53,14 +53,14 @@ class _Call:
 
     def __init__(self, recorder: Recorder, cls: type[Function], args: tuple[Any, ...]) -> None:
         self.recorder, self.cls = recorder, cls
-        self.args = tuple(self._given(arg) for arg in args)
+        self.args = tuple(self._argument(arg) for arg in args)
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
         self.followed = self.origin.grad_mode and any(needs)
         if any(needs):
             check_mode(recorder, cls.__name__)
 
-    def _given(self, arg: Any) -> Any:
+    def _argument(self, arg: Any) -> Any:
         """An argument as forward gets it: what comes from outside is an input."""
         if not _real(arg):
             return arg
@@ -68,7 +68,7 @@ class _Call:
         return as_program_has(known, self.recorder)
 
     def recorded(self) -> Any:
-        """Run the forward, and add the op; what the caller gets."""
+        """Run the forward, and add the op; returns the caller's results."""
         recorder = self.recorder
         operands = tuple(map(self._values, self.args))
         before, there = [*self._memory()] if self.followed else [], self._there()
@@ -76,28 +76,28 @@ class _Call:
             returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
             self._check_dirty(raw)
-            made = {out for op in body for out in op.outs}
+            inner_outs = {out for op in body for out in op.outs}
             with torch.enable_grad():  # a view among them is none that is taken under no_grad
-                given = self._results(raw, made)
-            result = [self._values(item) for item in given]
+                results = self._results(raw, inner_outs)
+            result = [self._values(item) for item in results]
             self.context.keep()
-            made |= {out for op in body for out in op.outs}
+            inner_outs |= {out for op in body for out in op.outs}
         call = FunctionCall(
-            self.cls, self.context, followed=self.followed, written=self._written(before, given)
+            self.cls, self.context, followed=self.followed, written=self._written(before, results)
         )
         many = isinstance(returned, tuple)
-        outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
-        call.reads_made = self._reads_made(operands, body, there)
+        outs = tuple(dict.fromkeys(v for v in values_in(result) if v in inner_outs))
+        call.reads_outside = self._reads_outside(operands, body, there)
         tree = tuple(result) if many else result[0]
         op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
         recorder.append(op)
         if self.followed:
             recorder.autograd.functions.update((v, call) for v in outs if v.type.requires_grad)
             self.context.pack(op)
-        return tuple(given) if many else given[0]
+        return tuple(results) if many else results[0]
 
     def _there(self) -> set[Value]:
-        """What lies in the memory of the arguments, and of what they hold."""
+        """The values in the memory of the arguments, and of what they wrap."""
         tensors = (
             leaf for leaf in torch_api.tree_leaves(self.args) if isinstance(leaf, torch.Tensor)
         )
@@ -106,17 +106,19 @@ class _Call:
         members = [member for owner in owners for member in owner.members()]
         return {value for each in members for value in (each.initial, each.last)}
 
-    def _reads_made(
+    def _reads_outside(
         self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
     ) -> bool:
-        """Whether forward has a value of the program, or an open number, that it is not given.
+        """Whether forward reads a value of the program, or an open number, that is no argument.
 
-        As of an attribute that the program has set before: a call sets it when the graph has run.
-        `there`: what it finds where its arguments lie.
+        Such as an attribute that the program has set before: a call sets it after the graph.
+        `there`: values in the memory of the arguments.
         """
         inside = [*every_op(body)]
-        made = {out for op in inside for out in op.outs}
-        read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
+        inner_outs = {out for op in inside for out in op.outs}
+        read = (
+            {value for op in inside for value in op.operands} - inner_outs - {*values_in(operands)}
+        )
         unknown, log = read - there, self.recorder.scope.log
         if unknown and not unknown.isdisjoint(out for op in log for out in op.outs):
             return True
@@ -135,11 +137,11 @@ class _Call:
                 owner = alias_of(tensor).root
                 yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
 
-    def _written(self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]) -> Written:
-        """What forward has written to of its arguments; `given`: the results.
+    def _written(self, before: list[tuple[Alias, frozenset[Value]]], results: list[Any]) -> Written:
+        """The arguments that forward has written to; `results`: what it returned.
 
-        Nothing, where copies would not do: the memory is that of another argument, too, or from
-        outside and a result's, or what the backward reads lies in it.
+        None, where copies would not do: the memory is also that of another argument, or from
+        outside and a result's, or the backward reads it.
         """
         changed = [(owner, values) for owner, values in before if owner.last not in values]
         if not changed:
@@ -148,9 +150,9 @@ class _Call:
         own = {out for op in self.recorder.scope.log for out in op.outs}
         outside = {id(owner) for owner, _ in changed if owner.initial not in own}
         places = [place for place, arg in enumerate(self.args) if _owner(arg) in owners]
-        read = any(_owner(each) in owners for each in self.context.held())
+        read = any(_owner(each) in owners for each in self.context.tensors())
         alone = len(places) == len(changed) == len(owners)
-        if read or not alone or any(_owner(each) in outside for each in given):
+        if read or not alone or any(_owner(each) in outside for each in results):
             return NOTHING
         return Written(tuple(places), frozenset().union(*(values for _, values in changed)))
 
@@ -179,43 +181,43 @@ class _Call:
 
     # ---- results ------------------------------------------------------------------------------
 
-    def _results(self, raw: tuple[Any, ...], made: set[Value]) -> list[Any]:
-        """What the caller gets: one that forward has made is itself however often it is there."""
+    def _results(self, raw: tuple[Any, ...], inner_outs: set[Value]) -> list[Any]:
+        """The results for the caller; a tensor that is there twice is one result."""
         found, themselves = list[Any](), set[int]()
         for item in raw:
-            result = item if id(item) in themselves else self._result(item, made)
+            result = item if id(item) in themselves else self._result(item, inner_outs)
             if result is item:
                 themselves.add(id(item))
             found.append(result)
         return found
 
-    def _result(self, given: Any, made: set[Value]) -> Any:
-        """What the caller gets for something that forward returned.
+    def _result(self, returned: Any, inner_outs: set[Value]) -> Any:
+        """The caller's result for one item that forward returned.
 
-        A tensor that forward has made, or written to and said so, becomes the result itself; any
-        other is seen anew, each time that it is returned.
+        A tensor that forward computed, or wrote to and marked dirty, is the result itself. Any
+        other is viewed, once for each time that it is returned.
         """
-        if not isinstance(given, torch.Tensor):
-            if type(given) is dict and values_in(self._values(given)):
+        if not isinstance(returned, torch.Tensor):
+            if type(returned) is dict and values_in(self._values(returned)):
                 self._refuse("a dict of tensors among its results", "return them in a tuple")
-            return given
-        if wraps(type(given)):
-            self._refuse(f"a {type(given).__name__} among its results", "return what it holds")
-        item: Any = given
+            return returned
+        if wraps(type(returned)):
+            self._refuse(f"a {type(returned).__name__} among its results", "return what it holds")
+        item: Any = returned
         dirty = _among(item, self.context.dirty_tensors)
         loose = _among(item, self.context.non_differentiable)
         numbers = item.is_floating_point() or item.is_complex()
         followed = self.followed and numbers and not loose
         if dirty and (followed or not item.requires_grad):
             return self._become(item) if followed else item
-        if _real(item) or _among(item, self.args) or self._value(item) not in made:
+        if _real(item) or _among(item, self.args) or self._value(item) not in inner_outs:
             return self._become(item.view_as(item)) if followed else _unfollowed(item)
         if followed:
             return self._become(item)
         return item.detach_() if item.requires_grad and not alias_of(item).is_view else item
 
     def _become(self, tensor: Any) -> Any:
-        """Let a tensor have the call as its history."""
+        """Give a tensor the call as its history."""
         value = self.recorder.call(ALIAS, (self._value(tensor),)).outs[0]
         value.type = value.type.with_grad(True)
         alias = alias_of(tensor)
@@ -229,7 +231,7 @@ class _Call:
         return tensor
 
     def _check_dirty(self, raw: tuple[Any, ...]) -> None:
-        """That what forward says it has written to can have the call as its history."""
+        """Refuse tensors marked dirty that cannot have the call as their history."""
         for tensor in self.context.dirty_tensors:
             if not _among(tensor, raw):
                 self._refuse(f"{DIRTY} is not returned", "return it, as eager demands")
@@ -255,7 +257,7 @@ def _among(item: Any, those: Iterable[Any]) -> bool:
 
 
 def _owner(item: Any) -> int | None:
-    """Which tensor's memory it looks at, if it is one."""
+    """The id of the alias that owns a tensor's memory; None of anything else."""
     return id(alias_of(item).root) if isinstance(item, Abstract) else None
 
 

@@ -1,7 +1,7 @@
-"""Hooks on gradients: the registration of each is an op that makes nothing (decision 034).
+"""Hooks on gradients: each registration is an op without results (decision 034).
 
-A hook is of a value, as eager has it on the place where the tensor came from: a write that autograd
-follows gives the tensor another such place, one that it does not see leaves it where it was.
+A hook belongs to a value, as in eager to the node that the tensor came from. A write that autograd
+follows gives the tensor another node; one that it does not see leaves the node.
 """
 
 from collections import OrderedDict
@@ -38,27 +38,27 @@ class HookCall:
     """
 
     holds: bool = False
-    """whether the hook held tensors of the run, where it is not there any more"""
+    """whether the hook refers to tensors of the run, which are not alive any more"""
     several: bool = False
-    """whether it waits for other gradients, as register_multi_grad_hook makes it"""
+    """whether it waits for other gradients, as of register_multi_grad_hook"""
 
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
-        self.several = self.holds = made_for_several(hook) is not None
+        self.several = self.holds = multi_grad_name(hook) is not None
 
     def forget(self) -> None:
-        """Let go of a hook that was removed, and of what it holds."""
+        """Release a hook that was removed, and what it refers to."""
         self.hook = _gone
 
     @property
     def removed(self) -> bool:
-        """Whether the program has taken it away again."""
+        """Whether the program has removed it."""
         return self.hook is not None and not self._table
 
     @property
-    def held(self) -> bool:
-        """Whether somebody can still remove it."""
+    def removable(self) -> bool:
+        """Whether its handle is alive, and it is not removed."""
         return not self.removed and self._handle() is not None
 
     def like(self, other: "HookCall") -> bool:
@@ -97,9 +97,9 @@ class HookCall:
 
 @dataclass(slots=True, eq=False)
 class Packed:
-    """What hooks made of the tensors that autograd saves for one call.
+    """What pack hooks returned for the tensors that autograd saves for one call.
 
-    `call` is the call as a rule is asked for; of a Function, None.
+    `call` is that of a derivative rule; None for a Function.
     """
 
     op: Op
@@ -139,8 +139,8 @@ class Packed:
 class SavingCall(HookCall):
     """Target of one use of `saved_tensors_hooks`: no call of a graph's, as it is of no value.
 
-    `hook` is what takes out; `holds` tells whether a gradient of the program's caller may come
-    there, of which no forward graph knows.
+    `hook` is the unpack hook; `holds`: whether a gradient of the program's caller may reach it, of
+    which no forward graph knows.
     """
 
     def __init__(self, hook: Any) -> None:
@@ -148,13 +148,13 @@ class SavingCall(HookCall):
         super().__init__(SAVED, hook, table, RemovableHandle(table))
         table[0] = hook
         self.packs: dict[Value, Packed] = {}
-        """by the first result of each call"""
+        """packs, by the first result of each call"""
         self.carried: dict[Value, Value] = {}
-        """what it gave back in the program, and the value whose history that has"""
+        """what it returned in the program, and the value whose history that has"""
 
 
 def note_needed(hooks: Iterable[Op], followed: bool) -> None:
-    """At the end of a run: what hooks packed is of use if a gradient may still come there."""
+    """Keep what hooks packed, at the end of a run, only if a gradient may still reach it."""
     for op in hooks:
         if op.target.removed:
             op.target.forget()
@@ -164,15 +164,15 @@ def note_needed(hooks: Iterable[Op], followed: bool) -> None:
                 op.target.packs.clear()
 
 
-def made_for_several(hook: Any) -> str | None:
-    """What register_multi_grad_hook calls a hook that it has made; None of any other."""
+def multi_grad_name(hook: Any) -> str | None:
+    """The name of a hook that register_multi_grad_hook created; None of any other."""
     code: Any = getattr(hook, "__code__", None)
     ours = code is not None and code.co_filename == torch.autograd.graph.__file__
     return str(code.co_name) if ours else None
 
 
 def _gone(*_: Any) -> None:
-    """In the place of a hook that was removed."""
+    """Replaces a hook that was removed."""
 
 
 def _name(hook: Any) -> str:
@@ -180,7 +180,7 @@ def _name(hook: Any) -> str:
 
 
 class Hooked(nn.Module):
-    """Registers a hook; nothing that is to be dropped because nobody reads what it gives."""
+    """Registers a hook; it is impure, so that a pass keeps it."""
 
     _is_impure = True
 
@@ -209,7 +209,7 @@ class Hooking:
         return self._append(GRADIENT, hook, value)
 
     def retain(self, tensor: Abstract) -> None:
-        """Record `Tensor.retain_grad`, of which nobody in the program sees anything."""
+        """Record `Tensor.retain_grad`."""
         self._check(RETAIN)
         value = self._place(tensor)
         if not value.type.requires_grad:
@@ -278,7 +278,7 @@ class Hooking:
 
 
 def _raised(what: str) -> Refusal:
-    """What eager raises."""
+    """The refusal of what eager raises."""
     return Refusal(
         f"the program raises RuntimeError: {what}",
         kind="program raised",
@@ -297,7 +297,7 @@ class FunctionNode:
         return f"{self._call.function.__name__}Backward"
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """A hook that sees what the backward gives, and what it got."""
+        """Record a hook on the gradients that the backward returns and takes."""
         return self._hooking.on_node(self._call, self._value, hook)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -33,7 +33,7 @@ class Reading:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.wrapped = False
-        """whether the program has given a tensor that wraps others, and wants such"""
+        """whether an argument is a tensor subclass: then results are, too"""
         self.tensors: list[Abstract] = []
         self.values: list[Value] = []
 
@@ -50,8 +50,8 @@ class Reading:
         """Arguments with values for tensors. One loop, as a call of Python for each would show."""
         key, fresh, lift = self.key, self.recorder.autograd.fresh, self.recorder.answers.lift
         found: list[Tree] = []  # `list[Tree]()` takes half a microsecond
-        for given in args:
-            arg, kind = given, type(given)
+        for argument in args:
+            arg, kind = argument, type(argument)
             if kind is Parameter or kind is Tensor:  # real, and wraps no others: an input
                 arg, kind = lift(arg), Abstract
             if kind is Abstract or kind is AbstractParameter:

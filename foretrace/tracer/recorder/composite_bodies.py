@@ -33,7 +33,7 @@ from foretrace.tracer.subclasses.dispatch import SubclassKernel, sharing, unshar
 class RecordEachCall:
     """Records a body at each call, over the call's own tensors, or real ones for some.
 
-    `floats`: symbols for which C++ may be given any number, and hands it on.
+    `floats`: symbols for which C++ takes any number, and passes it on.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class RecordEachCall:
         inside = recorder.casts.inside(call.func)
         below = recorder.types.symbols.below()
         with recorder.scope.inner(origin.frame) as ops, recorder.listening(), inside, below:
-            given = at_floats(what[1:], stand_in_numbers(self.floats))
-            args, kwargs = recorder.concrete(given, env)
+            arguments = at_floats(what[1:], stand_in_numbers(self.floats))
+            args, kwargs = recorder.concrete(arguments, env)
             result = self.kernel(*args, **kwargs)
             if self.floats:
                 ops[:] = with_symbols(ops, self.floats)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
             values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
-        made = {out for op in ops for out in op.outs}
-        outs = tuple(v for v in dict.fromkeys(values) if v in made)
+        inner_outs = {out for op in ops for out in op.outs}
+        outs = tuple(v for v in dict.fromkeys(values) if v in inner_outs)
         named = iter(values)
         tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
         recorder.append(Op(*what, tree, outs, origin=origin, below=ops, choice=self.choice))
@@ -73,7 +73,7 @@ def learn_body(
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
-    None where the kernel says that it does not take this call apart.
+    None where the kernel returns NotImplemented: it does not decompose this call.
     """
     choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
     occurrences = values_in((args, kwargs))
@@ -107,7 +107,7 @@ def learn_body(
 def subclass_body(
     recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
-    """An op on tensors that wrap others: its body is what their class does, below autograd."""
+    """The outcome of an op on tensor subclasses: their `__torch_dispatch__` is its body."""
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type.with_grad(False), v.hint) for v in operands]
@@ -150,9 +150,9 @@ def _of_any_float(
     operands: list[Value],
     params: list[Value],
 ) -> tuple[list[Op], Any, list[Abstract]] | None:
-    """The body of a call that takes floats which data decides, where C++ hands them on unseen.
+    """The body of a call with floats that data decides, where C++ passes them on unread.
 
-    None: what it is made of depends on them.
+    None: the ops depend on them.
     """
     known = recorder.types.symbols.floats
     floats, ran = known.among(call), list[Any]()
@@ -209,15 +209,15 @@ def _shared_body_result(
     choice: Any,
 ) -> Outcome | None:
     """The outcome of a composite whose body ran over stand-ins; None if calls cannot share it."""
-    made = {out for op in ops for out in op.outs}
+    inner_outs = {out for op in ops for out in op.outs}
     handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
-    outs = [v for leaf in handed if (v := leaf.ft_value) is not None and v in made]
+    outs = [v for leaf in handed if (v := leaf.ft_value) is not None and v in inner_outs]
     if len(set(outs)) < len(outs):
         return None
     views = tuple(
         (outs.index(leaf.ft_value), places[i], leaf.ft_alias.share)
         for leaf in handed
-        if leaf.ft_value in made and leaf.ft_alias is not None
+        if leaf.ft_value in inner_outs and leaf.ft_alias is not None
         for i in _shared(leaf, stand_ins)
     )
 
@@ -225,19 +225,19 @@ def _shared_body_result(
         value = leaf.ft_value if isinstance(leaf, Abstract) else None
         if value is None:
             return leaf
-        return value.type if value in made else ReturnedOperand(places[params.index(value)])
+        return value.type if value in inner_outs else ReturnedOperand(places[params.index(value)])
 
-    seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
+    seen = seen_inside(handed[0], inner_outs) if len(handed) == len(outs) == 1 else ()
     body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
-    if not used <= made.union(params):  # a constant made inside is an input of this capture
+    if not used <= inner_outs.union(params):  # a constant from inside is an input of this capture
         return None
     return Outcome(map_tree(result, describe), body, choice, views)
 
 
-def _shared(made: Abstract, stand_ins: list[Abstract]) -> list[int]:
-    """Whose memory it shares: the one in which it has its place, then what else it is stored in."""
+def _shared(leaf: Abstract, stand_ins: list[Abstract]) -> list[int]:
+    """The stand-ins whose memory a result shares: its alias's owner first."""
     owners = [(i, each.ft_alias) for i, each in enumerate(stand_ins) if each.ft_alias is not None]
-    own = [i for i, owner in owners if made.ft_alias.root is owner]
+    own = [i for i, owner in owners if leaf.ft_alias.root is owner]
     mixed = [(i, owner) for i, owner in owners if owner.mixed and i not in own]
-    return own + [i for i, owner in mixed if any(m.tensor() is made for m in owner.members())]
+    return own + [i for i, owner in mixed if any(m.tensor() is leaf for m in owner.members())]

@@ -1,7 +1,7 @@
-"""A call whose results have sizes that depend on data: each is a symbol, with the example's number.
+"""Ops whose results have sizes or numbers that depend on data: each is a symbol.
 
-The run has the example's values, so such a call has an answer; its sizes stay open all the same.
-What the program then asks of them is answered from the example, and asserted in the graph.
+The example's values give each symbol its number in the run; it stays open in the graph. Questions
+about it are answered from the example, and asserted in the graph.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.concrete.concrete_values import GUARD, READS_ONE
+from foretrace.tracer.concrete.unknown_values import GUARD, READS_ONE
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
@@ -29,7 +29,7 @@ from foretrace.tracer.functionalization.op_call import Call
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
-"""What `item` is made of: compilers know this one"""
+"""The body of `item`: compilers know this one"""
 
 
 def of_open_size(call: Call) -> Any:
@@ -61,12 +61,12 @@ def ask_where(
     args: Tree,
     kwargs: dict[str, Tree],
 ) -> None:
-    """Ask from which end a view counts its places, and whether they are inside.
+    """Ask whether a view counts an index from the start or the end, and whether it is in range.
 
     `names` are the arguments of the view that are places in its dimension.
 
-    Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
-    its number, and a slice that is taken twice would have two sizes. What is asked is asserted.
+    The offset and the size then follow. Else no op would bind a symbol of the offset, and a slice
+    that is taken twice would have two sizes. The answers are asserted.
     """
     named, symbols = schema_of(func).bind(args, kwargs), recorder.types.symbols
     for place in filter(None, map(named.get, names)):
@@ -109,8 +109,8 @@ def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
     body = _reading(call, symbol) if func is ITEM else None
     outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
-    made: Any = as_int(recorder.types.symbols.symbolic(symbol))
-    return made
+    opened: Any = as_int(recorder.types.symbols.symbolic(symbol))
+    return opened
 
 
 def answer(call: Call) -> Any:
@@ -131,7 +131,7 @@ class DataSizedOp:
 
     Args:
         refusal: what is raised where nothing is known.
-        known: answers the call by what is known of some of its operands, or gives NotImplemented.
+        known: answers the call by constant operands, or returns NotImplemented.
     """
 
     def __init__(self, refusal: Refusal, known: Callable[[Call], Any] | None = None) -> None:
@@ -145,7 +145,7 @@ class DataSizedOp:
             result = answer(call)
         except Refusal as refusal:
             if refusal.kind != "data-dependent" or not self._open(call):
-                # a copy, as one that was raised holds all that ran
+                # a copy: the traceback of a raised one keeps frames alive
                 raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
             return self._of_example(call)
         lift = call.recorder.answers.lift_constant
@@ -153,23 +153,19 @@ class DataSizedOp:
 
     def _open(self, call: Call) -> bool:
         floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
-        made = bool(floats) and not call.values  # `arange(v)`
+        from_number = bool(floats) and not call.values  # `arange(v)`
         sized = torch_api.sized_by_data(call.func) or bool(call.schema.viewed)
-        return sized or made
+        return sized or from_number
 
     def _of_example(self, call: Call) -> Any:
         try:
             return of_open_size(call)
         except Refusal as refusal:
-            raise (
-                self._with_way_out(refusal) if refusal.kind == "data-dependent" else refusal
-            ) from None
-
-    def _with_way_out(self, refusal: Refusal) -> Refusal:
-        """The refusal, with the way out that the example's values might be."""
-        new = copy(self.refusal)  # one that was raised holds all that ran
-        new.ways += (GUARD,) if GUARD in refusal.ways else ()
-        return new
+            if refusal.kind != "data-dependent":
+                raise refusal from None
+            new = copy(self.refusal)  # the traceback of a raised one keeps frames alive
+            new.ways += (GUARD,) if GUARD in refusal.ways else ()
+            raise new from None
 
 
 def put_at_places(call: Call) -> Any:
@@ -196,19 +192,19 @@ def fill_at_places(call: Call) -> Any:
     """
     again = call.recorder.again
     tensor, dim, index, value = call.args
-    made, number = call.by_value[tensor], call.by_value[value]
+    filled, number = call.by_value[tensor], call.by_value[value]
     if not _known_numbers(call.recorder, index):
         return _filled(call)  # a joint cut is refused then
     places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
     if not call.written:
-        made = again(torch.ops.aten.clone.default, (made,))
-    if number.dtype != made.dtype:
-        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
-    size = list(made.shape)
+        filled = again(torch.ops.aten.clone.default, (filled,))
+    if number.dtype != filled.dtype:
+        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": filled.dtype})
+    size = list(filled.shape)
     if size:
         size[dim] = places.shape[0]
     source = again(torch.ops.aten.expand.default, (number, size))
-    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+    return again(torch.ops.aten.index_copy_.default, (filled, dim, places, source))
 
 
 def _known_numbers(recorder: RecorderBase, value: Value) -> bool:
@@ -227,8 +223,8 @@ def _filled(call: Call) -> Any:
     if call.schema.written_now(call.args, call.kwargs):
         return functionalize(call)
     recorder = call.recorder
-    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
-    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    type = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(type), lasting=False)
     return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
 
 

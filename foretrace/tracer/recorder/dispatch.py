@@ -31,7 +31,7 @@ from foretrace.tracer.subclasses.tracked_writes import write_to_wrapping
 def learn(
     recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
-    """Give the outcome of a call: a body, results of a leaf, or the procedure of a handler."""
+    """Learn the outcome of a call: a body, results of a leaf, or the procedure of a handler."""
     types = [value.type for value in values_in((args, kwargs))]
     if not any(type.wrapped for type in types):
         return _learn(recorder, func, args, kwargs, grad_mode)
@@ -56,7 +56,7 @@ def _learn(
     if outcome is not None:
         return outcome
     schema = schema_of(func)
-    if schema.outs and schema.functional is not None:  # its kernels write as it suits them
+    if schema.outs and schema.functional is not None:  # its kernels choose the layout of `out`
         return Outcome(None, inline=functionalize)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is None and any(value.type.wrapped for value in values_in((args, kwargs))):

@@ -1,4 +1,4 @@
-"""What a program raises while it is recorded, as a refusal with the user's line.
+"""Turn what a program raises while it is recorded into a refusal with the user's line.
 
 An error may be the program's, or a limit of ours that looks like one: an operator that eager takes
 and that torch cannot run over tensors without data. Which it is, is asked of eager: the operator
@@ -26,9 +26,9 @@ from foretrace.operators.inference.cpu_kernels import draws_undone
 from foretrace.tracer.recorder.recorder import Recorder
 
 STACK: Final = "\nException raised from "
-"""After the words of an error from C++: its own frames."""
+"""Start of the C++ frames in the text of an error"""
 MAKES_SUBCLASS: Final = "Creating a new Tensor subclass "
-"""How torch says that a class is not of the abstract tensor that `Tensor.__new__` has just made.
+"""Start of torch's error for a subclass of the abstract tensor that `Tensor.__new__` returned.
 Source: torch/csrc/autograd/python_variable.cpp."""
 
 TRACERS: Final = tuple(
@@ -37,12 +37,12 @@ TRACERS: Final = tuple(
 PURE: Final = frozenset({"aten", "prims"})
 """Operators that may run once more: they do nothing but compute"""
 MAX_ELEMENTS: Final = 1 << 22
-"""Operands that are larger together are not made real"""
+"""Limit of elements of real operands for a question to eager"""
 
 NO_DATA: Final = ("data is not allocated", "data pointer", "storage")
 """What torch says where a kernel reads memory that is not there"""
 READ: Final = (NO_DATA[0], "len() of a 0-d tensor")
-"""What C++ comes to that reads a tensor; `torch.tensor([x])` takes an abstract one for a list"""
+"""Errors of C++ that reads a tensor; `torch.tensor([x])` takes an abstract one for a list"""
 ANSWERED: Final = (
     torch_api.DynamicOutputShapeException,
     torch_api.DataDependentOutputException,
@@ -52,7 +52,7 @@ ANSWERED: Final = (
 
 
 def reported(recorder: Recorder) -> Refusing:
-    """Turns what the program raises inside into a refusal, but not that a debugger was left."""
+    """A context that turns what the program raises into a refusal, except `BdbQuit`."""
 
     def of(error: BaseException, traceback: TracebackType | None) -> Refusal | None:
         if isinstance(error, BdbQuit):
@@ -69,7 +69,7 @@ def reported(recorder: Recorder) -> Refusing:
 
 
 def _inner(error: BaseException | None) -> Refusal | None:
-    """A refusal, also one that torch has wrapped in an error of its own."""
+    """The refusal in an error or in its causes, where torch has wrapped one."""
     while error is not None and not isinstance(error, Refusal):
         error = error.__cause__
     return error
@@ -166,8 +166,8 @@ def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
     """The operator of the program's in which an error arose, and its arguments."""
     for frame, _ in walk_tb(trace):
         if frame.f_code is Recorder.__torch_dispatch__.__code__:
-            held = frame.f_locals
-            return held["func"], held["args"], held["kwargs"] or {}
+            variables = frame.f_locals
+            return variables["func"], variables["args"], variables["kwargs"] or {}
     return None
 
 

@@ -1,4 +1,4 @@
-"""An `autograd.Function` as the target of an op: its forward, its context, its backward."""
+"""`FunctionCall`, the target of an `autograd.Function`'s op: its context and its backward."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,11 +36,11 @@ class Context(FunctionCtx):
         self._kept: tuple[Any, ...] = ()
         self._unpacked = False
         self.packed: Any = None
-        """what hooks made of the saved tensors, where there are some"""
+        """what pack hooks returned for the saved tensors, if there are hooks"""
         self.carry: Any = None
-        """gives what they give back the histories of what was saved"""
+        """restores the histories of saved tensors on what unpack hooks return"""
         self.released: Any = None
-        """gives the refusal of a backward that asks for it when it was let go of"""
+        """creates the refusal of a backward that asks for saved tensors after their release"""
         self._noted: list[tuple[Abstract, Value | None]] = []
 
     def keep(self) -> None:
@@ -55,8 +55,8 @@ class Context(FunctionCtx):
         """Whether a tensor that it has as an attribute was written to after the call."""
         return any(tensor.ft_value is not value for tensor, value in self._noted)
 
-    def held(self) -> list[Abstract]:
-        """What the backward can read of it, as it is now."""
+    def tensors(self) -> list[Abstract]:
+        """The tensors that the backward can read, as they are now."""
         own = {name: item for name, item in vars(self).items() if name not in OWN}
         leaves = torch_api.tree_leaves((self.to_save, own))
         return [leaf for leaf in leaves if isinstance(leaf, Abstract)]
@@ -75,22 +75,22 @@ class Context(FunctionCtx):
         if self.packed is None:
             return self._kept
         found = self.packed.taken_out()
-        given = iter(found if self.carry is None else self.carry(found, self.packed))
-        return tuple(None if each is None else next(given) for each in self._kept)
+        unpacked = iter(found if self.carry is None else self.carry(found, self.packed))
+        return tuple(None if each is None else next(unpacked) for each in self._kept)
 
     def pack(self, op: Op) -> None:
-        """Let the program's hooks on what autograd saves have the saved tensors."""
+        """Pass the saved tensors to the program's pack hooks."""
         saved = [tensor for tensor in self.to_save if tensor is not None]
         if self._recorder.autograd.saving is not None and saved:
             self.packed = self._recorder.autograd.saving.pack(op, None, saved)
 
     def saved_values(self) -> set[Value]:
-        """What those are values of."""
+        """The values of the saved tensors."""
         kept = (tensor for tensor in self._kept if isinstance(tensor, Abstract))
         return {tensor.ft_value for tensor in kept if tensor.ft_value is not None}
 
     def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
-        """What the backward gives; it takes out all that was saved, or nothing."""
+        """Run the backward, and note whether it reads the saved tensors."""
         self._unpacked = False
         return backward(self, *gradients)
 
@@ -127,24 +127,24 @@ class FunctionCall:
         self.written = written
         """where its forward writes to arguments, if copies of them would do"""
         self.copied = copied
-        """which arguments it gets copies of"""
-        self.reads_made = False
-        """whether its forward reads what the program has made and does not give it"""
+        """the arguments that are cloned before the call"""
+        self.reads_outside = False
+        """whether its forward reads a value of the program that is no argument"""
         self.__name__ = function.__name__
 
     def __str__(self) -> str:
         return self.function.__name__
 
     def apply(self, *args: Any) -> Any:
-        """Apply the function to what `Function.apply` was given: an override has done its part."""
+        """Apply the function to the arguments of `Function.apply`, below an override of it."""
         return _applied(self.function, args, self.copied)
 
     def as_module(self) -> nn.Module:
         """The call as a module, for a graph that trains eagerly."""
         return Applied(self.function, self.copied)
 
-    def apart(self) -> "FunctionCall":
-        """The call with copies of what it writes to."""
+    def with_copies(self) -> "FunctionCall":
+        """The same call, with clones of the arguments that it writes to."""
         copied = self.written.places
         return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
 
@@ -175,16 +175,16 @@ def run_backward(call: FunctionCall, gradients: tuple[Any, ...]) -> Any:
     """
     _check_own(call)
     backward, boxed = torch_api.backward_method(call.function)
-    given = ([*gradients],) if boxed else gradients
-    return call.context.unpacked_by(backward, given)
+    arguments = ([*gradients],) if boxed else gradients
+    return call.context.unpacked_by(backward, arguments)
 
 
 def backward_of(
     call: FunctionCall, results: tuple[Any, ...], loose: Any, recorder: Recorder
 ) -> Callable[..., Any]:
-    """What is applied to the operands to get `results`, with the function's own backward.
+    """A function of the operands that returns `results`, with the function's own backward.
 
-    The last of `results` is one that the function itself has not.
+    The last of `results` is no result of the function itself.
 
     Raises:
         Refusal: the call is that of a reentrant checkpoint, which adds up gradients by itself, in

@@ -1,7 +1,7 @@
-"""`torch.inference_mode` inside a program: what it makes is not for autograd afterwards.
+"""`torch.inference_mode` inside a program: autograd refuses its results afterwards.
 
-Torch's own mode would make inference tensors of ours, too. So a capture runs outside of it, and the
-program switches a flag of the recorder; what eager refuses of its results is found after the run.
+torch's own mode would turn abstract tensors into inference tensors. So a capture runs outside of
+it, and the program switches a flag of the recorder. What eager refuses is found after the run.
 Source: https://docs.pytorch.org/docs/main/notes/autograd.html#inference-mode
 """
 
@@ -23,7 +23,7 @@ PARTS = ("use split or chunk", "or use torch.no_grad() instead")
 
 
 class Guard:
-    """What `torch.inference_mode` enters and leaves."""
+    """Replaces the guard of `torch.inference_mode`."""
 
     def __init__(self, recorder: Recorder, mode: bool) -> None:
         self.recorder, self.mode = recorder, mode
@@ -51,17 +51,17 @@ def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
 
 @contextmanager
 def normal_mode(recorder: Recorder) -> Iterator[None]:
-    """A run of the program, which is in inference mode if the caller is; torch itself is not.
+    """Run inside in inference mode if the caller is; torch itself is not.
 
     Raises:
-        Refusal: the program uses what it made in the mode as eager refuses to.
+        Refusal: the program uses an inference tensor as eager refuses to.
     """
     recorder.autograd.start_in(torch.is_inference_mode_enabled())
     grad = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         yield
     if recorder.autograd.inferred:
-        _Made(recorder).check()
+        _InferenceTensors(recorder).check()
 
 
 def check_mode(recorder: Recorder, name: str) -> None:
@@ -80,12 +80,12 @@ def check_mode(recorder: Recorder, name: str) -> None:
         )
 
 
-class _Made:
-    """Which values are inference tensors."""
+class _InferenceTensors:
+    """Finds the inference tensors of a run, and refuses what eager refuses of them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.semantics, self.ops = recorder.semantics, recorder.scope.ops
-        self.made: set[Value] = set()
+        self.inferred: set[Value] = set()
 
     def check(self) -> None:
         for op, origin in _leaves(self.ops, None):
@@ -108,9 +108,9 @@ class _Made:
             self._note(op, origin.inference)
 
     def _note(self, op: Op, inference: bool) -> None:
-        """What an op makes: a view is what its base is, new memory what the mode is."""
+        """Note the inference tensors among results: views of such, and new memory in the mode."""
         if op.writes or makes_leaf(op):
-            self.made.update(op.outs if not self.made.isdisjoint(_written(op)) else ())
+            self.inferred.update(op.outs if not self.inferred.isdisjoint(_written(op)) else ())
             return
         operands, views = values_in((op.args, op.kwargs)), dict[int, int]()
         if hasattr(op.target, "overloadpacket"):
@@ -119,8 +119,8 @@ class _Made:
             views = {position: operand for position, operand, _ in found}
         for position, out in enumerate(op.outs):
             base = operands[views[position]] if position in views else None
-            if inference if base is None else base in self.made:
-                self.made.add(out)
+            if inference if base is None else base in self.inferred:
+                self.inferred.add(out)
 
     def _splits(self, op: Op) -> bool:
         """Whether the parts are views that require grad, as autograd's kernel does not run.
@@ -131,19 +131,19 @@ class _Made:
             return False
         schema, base = schema_of(op.target), op.args[0]
         parts = schema.multiple and schema.share is Share.MEMORY
-        return bool(parts and base.type.requires_grad and base not in self.made)
+        return bool(parts and base.type.requires_grad and base not in self.inferred)
 
     def _refused(self, op: Op, origin: Origin) -> str:
         """What eager refuses of an op outside of the mode; empty if it does not."""
-        if self.made.isdisjoint(op.operands):
+        if self.inferred.isdisjoint(op.operands):
             return ""
         if makes_leaf(op):
             return "makes a leaf of"
-        if op.writes and not self.made.isdisjoint(_written(op)):
+        if op.writes and not self.inferred.isdisjoint(_written(op)):
             return "writes to"
         if not origin.grad_mode or not any(v.type.requires_grad for v in op.operands):
             return ""
-        if any(v.type.requires_grad for v in self.made.intersection(op.operands)):
+        if any(v.type.requires_grad for v in self.inferred.intersection(op.operands)):
             return "follows"
         return "saves for its backward" * self._saves(op)
 
@@ -156,7 +156,7 @@ class _Made:
         written = schema_of(func).written_now(args, op.kwargs)
         places = frozenset(map(occurrences.index, written))
         saved = self.semantics.saved(func, typed, named, places)
-        return any(occurrences[place] in self.made for place in saved)
+        return any(occurrences[place] in self.inferred for place in saved)
 
 
 def _written(op: Op) -> list[Value]:

@@ -1,4 +1,4 @@
-"""nn.Module calls: each becomes a node of the tree; of chosen ones, what goes in and comes out."""
+"""Record nn.Module calls: each is an op with a body; of chosen ones, inputs and outputs."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ class ModuleCalls:
         """of classes: alone, and with the file's"""
 
     def open(self, module: nn.Module) -> None:
-        """Let what is recorded from now on be the body of a call of the module."""
+        """Record the body of a call of the module from now on."""
         scope, kind = self.recorder.scope, type(module)
         names = self._names.get(kind)
         if names is None:
@@ -80,7 +80,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         yield
     finally:
         torch_api.take_module_call(put)
-        thread.clear()  # who has taken `call` meanwhile has torch's own by it
+        thread.clear()  # a reference to `call` that outlives this runs torch's own
 
 
 @dataclass(slots=True, eq=False)

@@ -58,7 +58,7 @@ LIFT_FRESH_COPY = aten.lift_fresh_copy.default
 PROFILER = "profiler"
 
 Procedure: TypeAlias = Callable[[Call], Any]
-"""Records one call that is given in values, and answers it"""
+"""Records one call in values, and answers it"""
 
 
 class Reissued(NamedTuple):
@@ -71,10 +71,10 @@ class Reissued(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """What is done with the calls of an operator, beside what its kernels do or instead of it."""
+    """How calls of an operator are handled, beside its kernels or instead of them."""
 
     reason: str
-    """what is otherwise than of an operator that its kernels answer"""
+    """why its kernels do not answer it alone"""
     on_tensors: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any] | None = None
     """takes recorder, operator and arguments before they are read; gives the answer, the call
     `Reissued`, or NotImplemented where the call goes on as it came"""
@@ -89,7 +89,7 @@ class Handler:
     of_known: Callable[[Call], Any] | None = None
     """answers a call whose size data decides, by what is known of operands; or NotImplemented"""
     factory: bool = False
-    """makes tensors of nothing, as a factory does"""
+    """is a factory"""
 
     def procedure_for(self, func: Any, args: Tree, grad_mode: bool) -> Procedure | None:
         """The procedure that answers a call; None where a kernel does."""
@@ -99,14 +99,11 @@ class Handler:
 # ---- on tensors, before a call is read ----------------------------------------------------------
 
 
-def sizes(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[int, ...]:
-    """Answer a call for sizes with numbers, which become guards."""
-    return _numbers(recorder, args[0], "shape")
-
-
-def strides(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[int, ...]:
-    """Answer a call for strides with numbers, which become guards."""
-    return _numbers(recorder, args[0], "stride")
+def numbers_of(
+    field: str, recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any
+) -> tuple[int, ...]:
+    """Answer a call for sizes, or strides, with numbers, which become guards."""
+    return _numbers(recorder, args[0], field)
 
 
 def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
@@ -120,7 +117,7 @@ def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
 
 
 def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer autocast's cast of a leaf by the one that was made before in its region."""
+    """Answer autocast's cast of a leaf by the earlier one in its region."""
     if not recorder.casts.devices:
         return NotImplemented
     known = known_as(args[0], recorder)  # a leaf from outside is cast once, too
@@ -133,7 +130,7 @@ def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def copy_constant(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a constant of the program where it is made, as each run makes it."""
+    """Copy a constant of the program where it is created, as each run creates it."""
     if isinstance(args[0], Abstract):
         return NotImplemented
     return Reissued(LIFT_FRESH_COPY, (recorder.answers.lift_constant(args[0]),), kwargs)
@@ -150,7 +147,7 @@ def count_in_graph(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def run_unrecorded(call: Call) -> Any:
-    """Run a call that is about the run, and leaves what is computed as it is."""
+    """Run a call that computes nothing, such as a profiler's mark."""
     return call.func(*call.args, **call.kwargs)
 
 
@@ -219,8 +216,8 @@ COUNTED = "from which end a place is counted decides where the view begins"
 
 HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
-        aten.size.default: Handler(NUMBERS_ONLY, sizes, first=True),
-        aten.stride.default: Handler(NUMBERS_ONLY, strides, first=True),
+        aten.size.default: Handler(NUMBERS_ONLY, partial(numbers_of, "shape"), first=True),
+        aten.stride.default: Handler(NUMBERS_ONLY, partial(numbers_of, "stride"), first=True),
         aten.to.dtype: Handler("autocast casts a leaf once in a region", cast_once),
         aten.lift_fresh.default: Handler(
             "a constant of the program is copied where it is made, as each run makes one",
@@ -278,7 +275,7 @@ def of_kind(
     """The outcome of a call that is decided by the operator's kind, whatever its name is."""
     if isinstance(func, torch_api.HigherOrderOperator):
         if func is torch_api.AUTO_FUNCTIONALIZED:
-            return _made_functional(recorder, args[0], kwargs)
+            return _auto_functionalized(recorder, args[0], kwargs)
         return Outcome(None, inline=hold, lasting=False)
     if func.namespace == torch_api.COLLECTIVES:
         raise communicates(str(func))
@@ -286,15 +283,15 @@ def of_kind(
     return Outcome(None, inline=run_unrecorded) if func.namespace == PROFILER else None
 
 
-def _made_functional(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
+def _auto_functionalized(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
     """An operator that writes, by torch's form of it: its results, then new contents."""
     typed = map_values(named, lambda v: v.type.with_grad(False))
     result = recorder.semantics.infer(func, (), typed)
     news = [typed.get(name) for name in schema_of(func).writes]
-    given = list(result) if isinstance(result, (tuple, list)) else [result]
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
     intern = recorder.types.intern
     types = map_tree(
-        [*given, *news],
+        [*results, *news],
         lambda t: intern(t.but(offset=0)) if isinstance(t, TensorType) else t,
     )
     return Outcome(types, None, None, lasting=False)

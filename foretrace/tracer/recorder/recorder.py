@@ -1,7 +1,7 @@
 """Record one run: every operator call becomes an op in the tree, at about 10 us a call.
 
-The program is a value program from the start: an op that writes in place becomes an op with a new
-value as its out (see `mutation`), so that nothing after the recorder has to know of mutation.
+The program is functional from the start: a write in place becomes an op with a new value as its
+result (`functionalization`), so that nothing after the recorder handles mutation.
 """
 
 from operator import attrgetter
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.names import neighbourhood
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.tracer.functionalization.alias import alias_of, link
@@ -38,7 +38,7 @@ class Recorder(RecorderBase):
     """The mode that records: it looks up what a call comes to, and answers it."""
 
     above = 3
-    """From `Sources.here`, called by `origin`, so many frames up is who called the mode"""
+    """Frames from `Sources.here`, called by `origin`, up to the caller of the mode"""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
@@ -65,8 +65,8 @@ class Recorder(RecorderBase):
             op = self.emit(func, values, named, outcome, read.values, origin)
             if outcome.factory and not self.scope.depth:
                 self.autograd.fresh.update(op.outs)
-            made = self._abstract(op, outcome, tensors, grad)
-            return as_program_has(made, self) if read.wrapped else made
+            answer = self._abstract(op, outcome, tensors, grad)
+            return as_program_has(answer, self) if read.wrapped else answer
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
@@ -90,7 +90,7 @@ class Recorder(RecorderBase):
     def meaning(
         self, func: Target, args: Tree, kwargs: dict[str, Tree], operands: list[Value], grad: bool
     ) -> Outcome:
-        """The outcome of a call given in values; `operands` are those among its arguments."""
+        """The outcome of a call in values; `operands` are those among its arguments."""
         key: list[Any] = [func, grad, torch.get_default_dtype()]
         for arg in args:
             key_of(arg, key)
@@ -112,7 +112,7 @@ class Recorder(RecorderBase):
         floats = self.types.symbols.floats
         any_float = floats.in_key(key) if floats.known else None
         if any_float is not None and (known := self.of_any_float.get(any_float)) is not None:
-            return known.again()  # ops that are alike have equal constants
+            return known.again()  # equal ops have equal constants
         whole = tuple(key)
         found = self.outcomes.get(whole)
         return self._learned(whole, any_float, func, args, kwargs) if found is None else found
@@ -125,7 +125,7 @@ class Recorder(RecorderBase):
         args: Tree,
         kwargs: dict[str, Tree],
     ) -> Outcome:
-        """The outcome of a call that was not met; `any_float`: its key, whatever data decides."""
+        """Learn the outcome of a new call; `any_float`: its key for any float that data decides."""
         try:
             with self.unwatched:
                 found = self.outcomes.learn(
@@ -155,7 +155,7 @@ class Recorder(RecorderBase):
     def call(
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:
-        """Record a call given in values, as views read again and functional forms are."""
+        """Record a call whose arguments are values, as of a view that is read again."""
         operands = values_in((args, kwargs))
         outcome = self.meaning(func, args, kwargs or {}, operands, grad)
         if outcome.inline is None:
@@ -168,12 +168,12 @@ class Recorder(RecorderBase):
         outs = tuple(values_in(result))
         return Op(func, args, kwargs or {}, result, outs, origin=self.origin())
 
-    def made(self, func: Target, *args: Tree, **kwargs: Tree) -> Value:
-        """The value of a call that the program itself does not make."""
+    def computed(self, func: Target, *args: Tree, **kwargs: Tree) -> Value:
+        """Record a call that is not the program's own; returns its value."""
         return self.call(func, args, kwargs, grad=self.grad_mode()).outs[0]
 
     def view_rebased(self) -> None:
-        """View again what the program has written through, and still holds.
+        """View again what the program has written through, where the view is alive.
 
         Autograd makes the new history of such a view when it is written, and that of all other
         views when they are used: gradients are added up in that order.

@@ -1,4 +1,4 @@
-"""Random numbers and generators that no op of the program draws or makes: seen and refused."""
+"""Refuse random numbers that no op draws, and generators that the program creates."""
 
 import random
 import threading
@@ -40,7 +40,7 @@ def _no_seed(*args: object, **kwargs: object) -> NoReturn:
 
 
 class _Default:
-    """In the place of the generator that torch's own functions seed, by whatever name it is bound.
+    """Replaces the default generator, which torch's own functions seed under any name.
 
     `from torch import manual_seed` in a user's file has the original function, which comes here.
     """
@@ -69,9 +69,9 @@ class _Default:
 
 
 class _Generators(type):
-    """Class of the class in the place of `torch.Generator`: only what was there before is one.
+    """Metaclass of the stand-in for `torch.Generator`, whose instances are real generators.
 
-    `thread` makes none; all others do.
+    `thread` may create none; all others may.
     """
 
     thread: int
@@ -129,7 +129,7 @@ def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines])
     Args:
         changed: those that it can reach and that are in another state after the run, each with
             the name of an attribute that holds it.
-        lines: tells where.
+        lines: finds the lines.
 
     Raises:
         Refusal: there is one.

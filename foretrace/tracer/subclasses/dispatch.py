@@ -1,8 +1,8 @@
-"""Tensors that wrap others, in a run: the program has real ones, which hold abstract tensors.
+"""Tensor subclasses in a run: the program has real ones, which wrap abstract tensors.
 
-The recorder knows each as an abstract tensor, its stand-in: that has a Value, and its type says
-what is held. An op on stand-ins is one op of the record; what `__torch_dispatch__` does is its
-body, which takes what they hold (`Unwrap`) and makes the results of what is found (`Wrap`).
+The recorder has an abstract tensor for each, its stand-in, with a Value whose type lists what is
+wrapped. An op on stand-ins is one op of the record. Its body is what `__torch_dispatch__` does:
+it unwraps operands (`Unwrap`) and wraps results (`Wrap`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ STANDS = "_foretrace_stands"
 
 
 def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
-    """What the recorder knows a tensor of the program's as; None if it wraps none of the run's.
+    """The stand-in of a tensor subclass; None if it wraps no tensor of the run.
 
     Raises:
         Refusal: the program has changed the tensor, or what it holds, in place.
@@ -44,13 +44,13 @@ def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
         return None
     known: Abstract | None = vars(tensor).get(STANDS)
     if known is None:
-        return _made_by_program(tensor, recorder)
+        return _new_stand_in(tensor, recorder)
     check_unchanged(tensor, known)
     return known
 
 
 def known_as(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract:
-    """What the recorder knows any tensor as: one from outside becomes an input."""
+    """The abstract tensor, or stand-in, of any tensor: one from outside becomes an input."""
     known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
     return recorder.answers.lift(tensor) if known is None else known
 
@@ -63,7 +63,7 @@ def of_the_run(tensor: Any) -> bool:
 
 
 def check_unchanged(tensor: Any, known: Abstract) -> None:
-    """Refuse a tensor that the program has changed, or what it holds; None is none any more.
+    """Refuse a tensor that the program has changed, or what it wraps; None: it is not alive.
 
     Raises:
         Refusal: it has.
@@ -74,7 +74,7 @@ def check_unchanged(tensor: Any, known: Abstract) -> None:
     same = {name: item for name, item in vars(tensor).items() if name not in torch_api.CACHED_SIZES}
     if same.keys() != attributes.keys() or any(same[n] is not attributes[n] for n in same):
         raise changed(tensor, "sets an attribute of")
-    if any(held.ft_value is not value for held, value in values):
+    if any(part.ft_value is not value for part, value in values):
         raise changed(tensor, "writes to what is held by")
     value = known.ft_value
     if value is not None and bool(FLAG(tensor)) != value.type.requires_grad:
@@ -91,11 +91,11 @@ def changed(tensor: Any, what: str) -> Refusal:
     )
 
 
-def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
-    """The stand-in of one that the program has just made of tensors of the run."""
+def _new_stand_in(tensor: Any, recorder: RecorderBase) -> Abstract | None:
+    """The stand-in of a tensor that the program has just built of tensors of the run."""
     names, context = flattened(tensor)
-    held = [getattr(tensor, name) for name in names]
-    if not any(map(of_the_run, held)):
+    parts = [getattr(tensor, name) for name in names]
+    if not any(map(of_the_run, parts)):
         return None  # it comes from outside
     if FLAG(tensor):
         raise Refusal(
@@ -103,7 +103,7 @@ def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
             kind="unsupported tensor",
             do="make it of detached tensors, or make it outside of the captured program",
         )
-    stood = [known_as(each, recorder) for each in held]
+    stood = [known_as(each, recorder) for each in parts]
     values = tuple(value_of(each, recorder) for each in stood)
     types = tuple(value.type.with_grad(False) for value in values)
     wrapping = Wrapping(type(tensor), names, types, Metadata(context))
@@ -126,13 +126,13 @@ def _made_by_program(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     return known
 
 
-def _owners(held: list[Abstract]) -> list[Value]:
+def _owners(parts: list[Abstract]) -> list[Value]:
     """The values of what owns the memory of each."""
-    return [alias_of(each).root.last for each in held]
+    return [alias_of(each).root.last for each in parts]
 
 
 def check_sizes(type: TensorType) -> None:
-    """Refuse open sizes, which no class is told of.
+    """Refuse open sizes, which no class supports.
 
     Raises:
         Refusal: there are such.
@@ -146,46 +146,51 @@ def check_sizes(type: TensorType) -> None:
 
 
 def instance(known: Abstract, recorder: RecorderBase) -> Any:
-    """The tensor that the program has for a stand-in; one for each."""
-    made = known.ft_instance() if known.ft_instance is not None else None
-    return _instance(known, recorder) if made is None else made
+    """The program's one tensor for a stand-in."""
+    new = known.ft_instance() if known.ft_instance is not None else None
+    return _instance(known, recorder) if new is None else new
 
 
 def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     value = value_of(known, recorder)
-    type = value.type
-    parts = tuple(Value(recorder.types.intern(inner)) for inner in type.wrapped.inner)
-    unwrap = Unwrap(type.wrapped.names)
-    recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.aliasing.in_subclasses.update(parts)
-    held = [recorder.abstract(part) for part in parts]
-    given = tuple(as_program_has(each, recorder) for each in held)
-    new = type.wrapped.make(given, type.shape, type.stride)
+    type, wrapped = value.type, [recorder.abstract(part) for part in unwrap(recorder, value)]
+    real = tuple(as_program_has(each, recorder) for each in wrapped)
+    new = type.wrapped.make(real, type.shape, type.stride)
     if isinstance(known, AbstractParameter):
         torch_api.mark_parameter(new)
     FLAGGED(new, type.requires_grad)
-    _join(new, known, held)
+    _join(new, known, wrapped)
     return new
 
 
+def unwrap(recorder: RecorderBase, value: Value) -> tuple[Value, ...]:
+    """Record an op that gives what a tensor subclass wraps."""
+    wrapping = value.type.wrapped
+    parts = tuple(Value(recorder.types.intern(inner)) for inner in wrapping.inner)
+    names = Unwrap(wrapping.names)
+    recorder.append(Op(names, (value,), {}, parts, parts, origin=recorder.origin()))
+    recorder.aliasing.in_subclasses.update(parts)
+    return parts
+
+
 FLAGGED: Any = torch.Tensor.requires_grad_
-"""As torch has it, while the program has another"""
+"""torch's own, while it is replaced for the program"""
 
 
-def _join(tensor: Any, known: Abstract, held: list[Abstract]) -> None:
+def _join(tensor: Any, known: Abstract, wrapped: list[Abstract]) -> None:
     setattr(tensor, STANDS, known)
     known.ft_instance = ref(tensor)
-    known.ft_wrapped = dict(vars(tensor)), [(each, each.ft_value) for each in held]
+    known.ft_wrapped = dict(vars(tensor)), [(each, each.ft_value) for each in wrapped]
 
 
 def now_holds(known: Abstract) -> None:
-    """Note that what a tensor holds has other values now, which it was written."""
-    attributes, held = known.ft_wrapped
-    known.ft_wrapped = attributes, [(each, each.ft_value) for each, _ in held]
+    """Note the present values of wrapped tensors, after a write."""
+    attributes, wrapped = known.ft_wrapped
+    known.ft_wrapped = attributes, [(each, each.ft_value) for each, _ in wrapped]
 
 
 def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
-    """An answer with tensors of their own classes in the place of their stand-ins."""
+    """An answer, with the program's tensors for stand-ins."""
     return map_tree(
         answer,
         lambda leaf: (
@@ -207,10 +212,10 @@ def memories(tensor: Abstract) -> Iterator[Alias]:
         yield alias_of(tensor).root
 
 
-def sharing(made: Sequence[Any], given: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
-    """Which of what a class gives shares memory with which of what it was given."""
-    owners = {owner: i for i, each in enumerate(given) for owner in memories(each)}
-    for position, each in enumerate(made):
+def sharing(results: Sequence[Any], operands: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
+    """Positions of results that share memory with an operand, and those of the operands."""
+    owners = {owner: i for i, each in enumerate(operands) for owner in memories(each)}
+    for position, each in enumerate(results):
         shared = [owners[owner] for owner in memories(each) if owner in owners]
         if shared:
             yield position, shared[0]
@@ -223,16 +228,16 @@ class SubclassKernel:
         self.func, self.recorder, self.written = func, recorder, written
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it with what the program has; gives stand-ins."""
+        """Call `__torch_dispatch__` with the program's tensors; returns stand-ins."""
         recorder = self.recorder
         args, kwargs = map_tree((args, kwargs), lambda leaf: as_program_has(leaf, recorder))
-        given = torch_api.tree_leaves((args, kwargs))
-        kinds = list(dict.fromkeys(type(each) for each in given if wraps(type(each))))
+        leaves = torch_api.tree_leaves((args, kwargs))
+        kinds = list(dict.fromkeys(type(each) for each in leaves if wraps(type(each))))
         for kind in sorted(kinds, key=lambda each: -len(each.__mro__)):
             dispatch: Any = kind
             with recorder.user_code(), recorder.casts.off():
                 result = dispatch.__torch_dispatch__(self.func, tuple(kinds), args, kwargs)
-            for each in given:
+            for each in leaves:
                 known = vars(each).get(STANDS) if wraps(type(each)) else None
                 if known is not None and known is not self.written:
                     check_unchanged(each, known)
@@ -250,7 +255,7 @@ class SubclassKernel:
 
 
 def check_takes(func: Any, types: list[TensorType]) -> None:
-    """Refuse a call that no body is learned of.
+    """Refuse a call whose body cannot be recorded.
 
     Raises:
         Refusal: the operator holds programs.

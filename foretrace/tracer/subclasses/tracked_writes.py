@@ -1,8 +1,8 @@
-"""Writes to wrapping tensors that autograd follows: by the operator that returns the new tensor.
+"""Functionalize writes to tensor subclasses that autograd follows.
 
 The derivative is that of the operator, above the class, and no graph has one in place. So the write
-is recorded as its functional form, where the class does the same for both: each is run, and what
-is held after is compared, operator by operator. Sizes of such tensors are fixed.
+is recorded as its functional form, if the class does the same for both: each is run, and the
+wrapped results are compared, operator by operator. Sizes of such tensors are fixed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -80,10 +80,10 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
         seen.note(each)
     in_place = _done_in_place(call, old, seen)
     new = _functional(call)
-    made = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
-    known = seen.of(made.body or () if made is not None else ())
+    formed = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
+    known = seen.of(formed.body or () if formed is not None else ())
     asked = new.type.but(requires_grad=old.type.requires_grad)
-    if asked != old.type or made is None or known.get(new) != in_place:
+    if asked != old.type or formed is None or known.get(new) != in_place:
         raise refused(f"the class {kind} does another thing for {call.func} than for {form.call}")
     alias.version.count += 1
     renew(recorder, target, new)
@@ -93,19 +93,19 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
 
 def _functional(call: Call) -> Value:
     recorder, (func, args, kwargs) = call.recorder, call.functional
-    given, named = recorder.concrete((args, kwargs), call.by_value)
+    positional, named = recorder.concrete((args, kwargs), call.by_value)
     try:
-        made = recorder.again(func, tuple(given), dict(named))
+        result = recorder.again(func, tuple(positional), dict(named))
     except RAISED as error:
         if isinstance(error, Refusal):
             raise
         kinds = ", ".join(dict.fromkeys(str(v.type.wrapped) for v in call.written))
         raise refused(f"{call.func} writes to a {kinds}, which has no {func}: {error}") from error
-    return value_of(known_as(made, recorder), recorder)
+    return value_of(known_as(result, recorder), recorder)
 
 
 def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
-    """What the class does, of a tensor that holds the same, in ops that are dropped again."""
+    """The number of the result in place, on a twin of the tensor; its ops are dropped."""
     recorder, twin = call.recorder, call.recorder.abstract(old)
     scope = recorder.scope.inner(recorder.origin().frame)
     with scope as body, recorder.listening(), recorder.aliasing.of_body():
@@ -117,7 +117,7 @@ def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
 
 
 class Seen:
-    """What values come to, as numbers: equal where the same operators make them of the same."""
+    """Numbers of values: equal where the same operators compute them of equal operands."""
 
     def __init__(self) -> None:
         self._numbers = ValueNumbers()
@@ -125,7 +125,7 @@ class Seen:
         """by the number of a wrapping tensor, what it wraps"""
 
     def note(self, tensor: Abstract) -> None:
-        """Know what a tensor of the program's holds."""
+        """Number what a tensor of the program's wraps."""
         value = tensor.ft_value
         if value is None or not value.type.wrapped:
             return
@@ -166,34 +166,34 @@ def _keeps_results(op: Op) -> bool:
     """Whether autograd saves what an op gave, which a write spoils: torch is asked, over zeros."""
     if not any(out.type.requires_grad for out in op.outs):
         return False
-    made = _over_zeros(op.target, op.args, op.kwargs)
-    saved = [each for out in made for each in torch_api.saved_tensors(out)]
-    places = {each.data_ptr() for each in made if each.requires_grad}
+    results = _over_zeros(op.target, op.args, op.kwargs)
+    saved = [each for out in results for each in torch_api.saved_tensors(out)]
+    places = {each.data_ptr() for each in results if each.requires_grad}
     return not places or 0 in places or any(each.data_ptr() in places for each in saved)
 
 
 def _same_derivative(call: Call) -> bool:
-    """Whether autograd makes one node of a call, in place and not: `elu_` has one of its own."""
+    """Whether autograd has the same node for a call in place and not: `elu_` has its own."""
     forms = (call.func, call.args, call.kwargs), call.functional
     nodes = [[torch_api.node_name(each) for each in _over_zeros(*form)] for form in forms]
     return bool(nodes[0]) and nodes[0] == nodes[1]
 
 
 def _over_zeros(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """What an operator gives of zeros, which autograd follows as it does; none if it raises."""
+    """The results of an operator over zeros, with the same requires_grad; none if it raises."""
     if not isinstance(func, torch_api.OpOverload):
         return []
 
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, Value):
             return leaf
-        made = filled(0, leaf.type.but(wrapped=None))
-        return made.requires_grad_(leaf.type.requires_grad).clone()  # no leaf, which none writes
+        zero = filled(0, leaf.type.but(wrapped=None))
+        return zero.requires_grad_(leaf.type.requires_grad).clone()  # no leaf, which none writes
 
     try:
         with torch_api.plain_torch(), torch.enable_grad(), draws_undone():
-            given, named = map_tree((args, kwargs), zeros)
-            result = func(*given, **named)
+            positional, named = map_tree((args, kwargs), zeros)
+            result = func(*positional, **named)
     except RAISED:
         return []
     return [each for each in torch_api.tree_leaves(result) if isinstance(each, torch.Tensor)]

@@ -1,8 +1,8 @@
-"""Writes to tensors that wrap others: what their class does, over what they hold.
+"""Functionalize writes to tensor subclasses: the body is what their class does.
 
-No operator that returns the new tensor stands for one in place, as a class may answer both
-otherwise. So the body of the write is what `__torch_dispatch__` did: it takes what the tensor
-holds, and wraps what is held after. That is below autograd: no write that it follows is taken.
+The functional operator does not replace one in place, as a class may handle the two differently. So
+the body of the write is what `__torch_dispatch__` did: it unwraps the tensor, and wraps the new
+parts. That is below autograd: a write that autograd follows is refused.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,7 +13,6 @@ from foretrace.ir.program.op import GradientCall, Op, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import (
     Metadata,
-    Unwrap,
     Wrap,
     Wrapping,
     dispatched,
@@ -31,6 +30,7 @@ from foretrace.tracer.subclasses.dispatch import (
     changed,
     instance,
     now_holds,
+    unwrap,
 )
 
 
@@ -63,7 +63,7 @@ def write(call: Call) -> Any:
     recorder.append(op)
     for alias, value, since, count in before:
         counted = alias.version.count != count
-        alias.value, alias.since, alias.version.count = value, since, count  # none of what is held
+        alias.value, alias.since, alias.version.count = value, since, count  # as before
         if counted or alias is within[0]:
             note_overwritten(alias, recorder)
     within[0].version.count += 1
@@ -108,7 +108,7 @@ def check_alone(alias: Alias, call: Call) -> None:
 
 
 def check_not_saved(old: Collection[Value], call: Call) -> None:
-    """Refuse a write over what autograd may have saved, of which no graph tells."""
+    """Refuse a write over what autograd may have saved, which no graph shows."""
     log = call.recorder.scope.log
     backwards = [op.target for op in log if isinstance(op.target, GradientCall)]
     freed = frozenset[Op]().union(*(each.freed for each in backwards))
@@ -120,7 +120,7 @@ def check_not_saved(old: Collection[Value], call: Call) -> None:
 
 
 def _let_go(op: Op, old: Collection[Value], freed: Collection[Op]) -> bool:
-    """Whether a backward of the program's has let go of what autograd saved of some values."""
+    """Whether a backward of the program's has freed what autograd saved of some values."""
     if not any(value in old for value in op.operands) or op in freed:
         return True
     if op.leaf or dispatched(op):
@@ -130,25 +130,21 @@ def _let_go(op: Op, old: Collection[Value], freed: Collection[Op]) -> bool:
 
 
 def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
-    """Let a tensor stand for a value, and what it holds for what that holds."""
+    """Give a tensor a value, and the tensors that it wraps the parts of the value."""
     alias_of(tensor).become(value)
     if not value.type.wrapped or not _has(tensor):
         return
-    parts = tuple(Value(recorder.types.intern(inner)) for inner in value.type.wrapped.inner)
-    unwrap = Unwrap(value.type.wrapped.names)
-    recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
-    recorder.aliasing.in_subclasses.update(parts)
-    for (each, _), part in zip(tensor.ft_wrapped[1], parts, strict=True):
+    for (each, _), part in zip(tensor.ft_wrapped[1], unwrap(recorder, value), strict=True):
         renew(recorder, each, part)
     now_holds(tensor)
 
 
 def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Value) -> Value:
-    """What a tensor holds after the write, wrapped; of the type that it had."""
-    before, held = known.ft_wrapped
+    """Wrap what a tensor wraps after the write; of the type that it had."""
+    before, wrapped = known.ft_wrapped
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
         raise changed(tensor, "sets an attribute of")
-    parts = tuple(current(alias_of(each), recorder) for each, _ in held)
+    parts = tuple(current(alias_of(each), recorder) for each, _ in wrapped)
     names, context = flattened(tensor)
     inner = tuple(part.type.with_grad(False) for part in parts)
     if Wrapping(type(tensor), names, inner, Metadata(context)) != old.type.wrapped:

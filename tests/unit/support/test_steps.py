@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.steps.registry import features
+from tests.steps.data import features
 from tests.support.steps import Loop, same_steps
 
 Fault = Callable[["Trainer"], None]

@@ -1,4 +1,4 @@
-"""`spell_history`: what the program hid from autograd is detached, what it wrote is a copy."""
+"""`emit_history`: what the program hid from autograd is detached, what it wrote is a copy."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.autograd.eager_history.history_ops import left_in_memory, unmark
-from foretrace.autograd.eager_history.spell_history import (
+from foretrace.autograd.eager_history.emit_history import (
     EagerHistory,
-    is_hidden_write,
-    spell_history,
+    emit_history,
 )
+from foretrace.autograd.eager_history.history_ops import left_in_memory, unmark
+from foretrace.autograd.eager_history.trained_writes import is_hidden_write
 from foretrace.ir.program.op import Op
 from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 from tests.support.trees import assert_tree, recorded, semantics, tree
@@ -37,8 +37,8 @@ class Told:
             raise NotImplementedError
         return ()
 
-    def node(self, func: Any, *_: Any) -> str:
-        return str(func) if self._own_formula else "the one of both"
+    def node(self, call: Any) -> str:
+        return str(call.func) if self._own_formula else "the one of both"
 
 
 def history(**told: Any) -> EagerHistory:
@@ -61,7 +61,7 @@ FOLLOWED = "%x: f32[2] grad\n%y = aten.neg.default(%x): f32[2]\n"
 
 def test_what_ran_under_no_grad_is_detached() -> None:
     assert_tree(
-        list(spell_history(under_no_grad(FOLLOWED), PLAIN)),
+        list(emit_history(under_no_grad(FOLLOWED), PLAIN)),
         """\
 %y = aten.neg.default(%x): f32[2]
 %y_ = aten.detach.default(%y): f32[2]
@@ -71,12 +71,12 @@ def test_what_ran_under_no_grad_is_detached() -> None:
 
 def test_what_ran_with_grad_mode_stays() -> None:
     ops = tree(FOLLOWED)[1]
-    assert list(spell_history(ops, PLAIN)) == ops
+    assert list(emit_history(ops, PLAIN)) == ops
 
 
 def test_the_grad_mode_around_the_run_is_no_part_of_the_program() -> None:
     ops = under_no_grad(FOLLOWED)
-    assert list(spell_history(ops, replace(PLAIN, around=False))) == ops
+    assert list(emit_history(ops, replace(PLAIN, around=False))) == ops
 
 
 @pytest.mark.parametrize("text", [
@@ -85,18 +85,18 @@ def test_the_grad_mode_around_the_run_is_no_part_of_the_program() -> None:
 ])  # fmt: skip
 def test_what_autograd_cannot_follow_is_not_detached(text: str) -> None:
     ops = under_no_grad(text)
-    assert list(spell_history(ops, PLAIN)) == ops
+    assert list(emit_history(ops, PLAIN)) == ops
 
 
 def test_what_runs_below_autograd_is_detached() -> None:
     ops = tree(FOLLOWED)[1]
-    assert len(list(spell_history(ops, history(below={aten.neg.default})))) == 2
+    assert len(list(emit_history(ops, history(below={aten.neg.default})))) == 2
 
 
 def test_what_autograd_refuses_is_called_with_detached_operands() -> None:
     refusing = history(refused=lambda func: True)
     assert_tree(
-        list(spell_history(under_no_grad(FOLLOWED), refusing)),
+        list(emit_history(under_no_grad(FOLLOWED), refusing)),
         """\
 %0 = aten.detach.default(%x): f32[2]
 %y = aten.neg.default(%0): f32[2]
@@ -109,7 +109,7 @@ def test_a_view_under_no_grad_still_says_that_it_requires_grad() -> None:
     ops = under_no_grad(text)
     seen = replace(PLAIN, visible={ops[0].outs[0]})
     assert_tree(
-        list(spell_history(ops, seen)),
+        list(emit_history(ops, seen)),
         """\
 %y = aten.view.default(%x, [2]): f32[2] grad
 %0 = aten.detach.default(%y): f32[2]
@@ -132,7 +132,7 @@ def test_a_hidden_write_is_a_copy_with_the_old_history() -> None:
     ops = hidden_write()
     assert [is_hidden_write(op) for op in ops] == [False, True]
     assert_tree(
-        list(spell_history(ops, PLAIN))[1:],
+        list(emit_history(ops, PLAIN))[1:],
         """\
 %1 = aten.mul.Tensor(%0, 2): f32[2, 3]
 %2 = aten.detach.default(%1): f32[2, 3]
@@ -151,7 +151,7 @@ def test_a_write_of_what_autograd_saved_a_copy_of_works_on_a_copy() -> None:
     ops = recorded(fn, GRAD).ops
     copied = replace(PLAIN, copied={ops[1]: ops[1].args[0]})
     assert_tree(
-        list(spell_history(ops, copied))[1:],
+        list(emit_history(ops, copied))[1:],
         """\
 %1 = aten.clone.default(%0): f32[2, 3] grad
 %2 = aten.sigmoid.default(%1): f32[2, 3] grad

@@ -7,7 +7,7 @@ from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.ir.program.op import Choice
 from tests.support.notation import read
 
-SPELLED = Choice(HISTORY, "spelled out", "a test")
+LITERAL_TYPES = Choice(HISTORY, "spelled out", "a test")
 TREE = """\
 %x: f32[2, 4] at 16
 %copy = aten.clone.default(%x): f32[2, 4] at 16
@@ -21,7 +21,7 @@ OFFSETS = {"clone": 0, "select": 4}
 
 def test_what_views_a_copy_is_counted_from_its_beginning() -> None:
     values, (copy, *others) = read(TREE)
-    ops = [copy.but(choice=SPELLED), *others]
+    ops = [copy.but(choice=LITERAL_TYPES), *others]
 
     def infer(target: Any, args: Any, _: object) -> Any:
         """The types as torch gives them: a copy begins at 0, a view where its base does."""

@@ -85,7 +85,7 @@ def test_what_reads_reshaped_memory_reads_a_copy() -> None:
     (change,) = kept.reshaped
     assert str(change.target) == "aten.t.default"
     assert_tree(
-        list(kept.apart(leaves)),
+        list(kept.with_copies(leaves)),
         """\
 %0 = aten.neg.default(%x): f32[2, 3] grad
 %1 = aten.sin.default(%0): f32[2, 3] grad

@@ -4,8 +4,9 @@ import pytest
 import sympy
 
 from foretrace.frontends.torch_compat.export_sizes import AtSizes
+from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import AS_STRIDED, Choice, Value, ViewStep
-from foretrace.ir.program.recording import Graph, Input, Output, Role
+from foretrace.ir.program.recording import Graph
 from foretrace.ir.symbols.symbols import Symbols
 from tests.support.notation import read
 

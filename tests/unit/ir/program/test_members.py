@@ -1,4 +1,4 @@
-"""What objects hold is found without a call of their classes, and each thing once."""
+"""What objects hold is found without a call of their classes."""
 
 from collections import deque
 from typing import Any
@@ -12,7 +12,6 @@ from foretrace.ir.pydata.members import (
     members,
     own_items,
     own_length,
-    reached,
     referents,
 )
 
@@ -72,24 +71,6 @@ def test_cells_by_name() -> None:
     assert cell_content(cells["here"]) == 5
     assert cell_content(cells["later"]) is MISSING
     later = 6
-
-
-def inside(item: object) -> list[Any]:
-    return [each for _, each in members(item)]
-
-
-def test_near_ones_are_reached_first_and_each_once() -> None:
-    leaf: list[Any] = []
-    near, far = [leaf], [[leaf]]
-    both = [far, near]
-    both.append(both)
-    found = list(reached([both], inside, 3))
-    assert list(map(id, found)) == list(map(id, [both, far, near, far[0], leaf]))
-
-
-def test_no_farther_than_asked() -> None:
-    deep = [[[1]]]
-    assert list(reached([deep], inside, 2)) == [deep, deep[0], deep[0][0]]
 
 
 @pytest.mark.parametrize("item", [{"a": 1}, {5}])

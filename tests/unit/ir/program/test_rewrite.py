@@ -15,9 +15,8 @@ from foretrace.ir.program.op import (
     Write,
     copy_ops,
 )
-from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.program.walk import rename, subgraphs_of
 from tests.support.notation import read, write
 
 HERE = Origin(None, None)

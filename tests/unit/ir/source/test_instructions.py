@@ -204,7 +204,7 @@ def test_what_a_call_calls(lines: str) -> None:
     flow, name = Flow(code), CALLS[lines][0]
     found = [by for by, each in enumerate(flow.instructions) if each.does == "call"]
     by = next(n for n in found if called_at(code, flow.instructions[n].offset) == name)
-    given = flow.called(by).given
+    given = flow.called(by).arguments
     keywords = "k=" in lines and sys.version_info < (3, 13)  # their names are an operand since
     assert len(given) + keywords == CALLS[lines][1] + (sys.version_info >= (3, 14) and "*" in lines)
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.program.op import Value, ViewStep
-from foretrace.ir.program.recording import Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.lowering.cuts.output_views import OutputViews
 from tests.support.trees import program
@@ -93,7 +94,7 @@ def test_one_value_returned_twice_is_built_once() -> None:
 
 def test_memory_apart_from_its_history() -> None:
     _, found = written("row")
-    found.outputs = [replace(found.outputs[0], apart=True)]
+    found.outputs = [replace(found.outputs[0], separate=True)]
     assert Words(found).all() == ["[3] at 3 of (another input 1) as result 0"]
 
 

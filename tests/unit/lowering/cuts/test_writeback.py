@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.recording import Recording
 from foretrace.lowering.cuts.writeback import Written, check_begins, with_writes
 from tests.support.trees import assert_tree, program
 

@@ -21,10 +21,10 @@ from foretrace.lowering.pipelines.forward import (
     cut_trained_subgraphs,
     drop_dead,
     drop_unread_writes,
-    explicit_history,
-    explicit_memory,
     flatten_forward,
     flatten_leaving_writes,
+    history_as_ops,
+    memory_as_ops,
     place_views,
     register_hooks,
     return_insides,
@@ -39,10 +39,10 @@ from foretrace.lowering.pipelines.joint import (
 )
 from foretrace.lowering.pipelines.passes import Context, Pass, changed, run_passes, start
 from foretrace.lowering.pipelines.rewrites import (
-    explicit_scalars,
     open_by_table,
     order_losses,
     recompute,
+    scalars_as_ops,
 )
 from tests.support.trees import assert_tree, program, recorded, semantics, shown
 
@@ -127,7 +127,7 @@ def test_a_write_that_autograd_does_not_see_is_left_for_the_spelling() -> None:
 """,
     )
     assert_tree(
-        explicit_history.change(graph, context).ops,
+        history_as_ops.change(graph, context).ops,
         """\
 %0 = aten.mul.Tensor(%x, 2): f32[2] grad
 %1 = aten.add.Tensor(%0, 1): f32[2]
@@ -182,7 +182,7 @@ def test_what_reads_a_write_that_is_dropped_goes_with_it() -> None:
 def test_what_ran_under_no_grad_is_detached() -> None:
     graph, context = after(text_of(LINEAR, "z", grad_mode=False), AS_WRITTEN, flatten_forward)
     assert_tree(
-        explicit_history.change(graph, context).ops,
+        history_as_ops.change(graph, context).ops,
         """\
 %y = aten.linear.default(%x, %w, None): f32[4, 3] grad
     %t = aten.t.default(%w): f32[8, 3] by [1, 8] grad
@@ -202,7 +202,7 @@ def test_what_is_read_after_its_shape_was_changed_is_a_copy() -> None:
         y.unsqueeze_(0)
         return z, y.exp()
 
-    graph, context = after(recorded(fn, GRAD), LEAVES, flatten_leaving_writes, explicit_history)
+    graph, context = after(recorded(fn, GRAD), LEAVES, flatten_leaving_writes, history_as_ops)
     assert_tree(
         separate_reshaped.change(graph, context).ops,
         """\
@@ -213,7 +213,7 @@ def test_what_is_read_after_its_shape_was_changed_is_a_copy() -> None:
 %4 = aten.exp.default(%3): f32[1, 2] grad
 """,
     )
-    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, explicit_history)
+    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, history_as_ops)
     assert same(separate_reshaped, plain, context)
 
 
@@ -225,10 +225,10 @@ def test_memory_holds_at_the_end_what_a_backward_is_to_find() -> None:
         return z
 
     graph, context = after(
-        recorded(fn, GRAD), LEAVES, flatten_leaving_writes, drop_unread_writes, explicit_history
+        recorded(fn, GRAD), LEAVES, flatten_leaving_writes, drop_unread_writes, history_as_ops
     )
     assert_tree(
-        explicit_memory.change(graph, context).ops,
+        memory_as_ops.change(graph, context).ops,
         """\
 %0 = aten.neg.default(%x): f32[2] grad
 %1 = aten.sin.default(%0): f32[2] grad
@@ -241,8 +241,8 @@ def test_memory_holds_at_the_end_what_a_backward_is_to_find() -> None:
 %8 = aten.copy_.default(%7, %4): f32[2]
 """,
     )
-    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, explicit_history)
-    assert same(explicit_memory, plain, context)
+    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, history_as_ops)
+    assert same(memory_as_ops, plain, context)
 
 
 def test_a_returned_input_that_was_written_unseen_is_used_once() -> None:
@@ -251,9 +251,9 @@ def test_a_returned_input_that_was_written_unseen_is_used_once() -> None:
             x.add_(1)
         return x, x * 2, x * 3
 
-    graph, context = after(recorded(fn, GRAD), LEAVES, flatten_leaving_writes, explicit_history)
+    graph, context = after(recorded(fn, GRAD), LEAVES, flatten_leaving_writes, history_as_ops)
     with pytest.raises(Refusal, match="uses it more than once"):
-        explicit_memory.change(graph, context)
+        memory_as_ops.change(graph, context)
 
 
 def test_a_view_by_strides_of_a_copy_counts_from_where_the_copy_begins() -> None:
@@ -271,7 +271,7 @@ def test_a_view_by_strides_of_a_copy_counts_from_where_the_copy_begins() -> None
 %y = aten.as_strided.default(%copy, [2], [1], 1): f32[2] at 3 grad
 """,
     )
-    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, explicit_history)
+    plain, context = after(text_of(LINEAR, "z"), LEAVES, flatten_leaving_writes, history_as_ops)
     assert same(place_views, plain, context)
 
 
@@ -449,7 +449,7 @@ def test_a_function_of_pythons_goes_in_a_file_by_the_name_that_its_reader_takes(
 
     graph, context = with_numbers(fn)
     assert [op.target for op in graph.ops][2] is math.sqrt
-    made = explicit_scalars.change(graph, context).ops
+    made = scalars_as_ops.change(graph, context).ops
     assert made[2].target is torch.sym_sqrt
     assert made[2].result == graph.ops[2].result
     assert [*made[:2], made[3]] == [*graph.ops[:2], graph.ops[3]]
@@ -461,7 +461,7 @@ def test_a_function_that_no_file_has_is_refused() -> None:
 
     graph, context = with_numbers(fn)
     with pytest.raises(Refusal, match="has no exp of a number that data decides"):
-        explicit_scalars.change(graph, context)
+        scalars_as_ops.change(graph, context)
 
 
 def step(x):
@@ -516,7 +516,7 @@ def test_no_pass_writes_to_the_tree() -> None:
     found = recorded(hidden, GRAD)
     before, ops = shown(found.ops), list[Op](found.ops)
     after(
-        found, LEAVES, flatten_leaving_writes, drop_unread_writes, explicit_history,
-        separate_reshaped, explicit_memory, place_views, drop_dead, return_insides,
+        found, LEAVES, flatten_leaving_writes, drop_unread_writes, history_as_ops,
+        separate_reshaped, memory_as_ops, place_views, drop_dead, return_insides,
     )  # fmt: skip
     assert (shown(found.ops), found.ops) == (before, ops)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.autograd.derivatives.registered_reductions import REDUCTION_RULES
-from foretrace.autograd.eager_history import spell_history as history
+from foretrace.autograd.derivatives.registered_rules import REDUCTION_RULES
+from foretrace.autograd.eager_history.trained_writes import VIEWS
 from foretrace.operators.schemas import quirks
 from foretrace.operators.schemas.quirks import QUIRKS, Quirk
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
@@ -35,4 +35,4 @@ def test_none_is_left_out() -> None:
 def test_tables_of_functions_are_for_these_operators() -> None:
     assert UNTRACED.keys() == quirks.UNTRACED.overloads.keys()
     assert REDUCTION_RULES.keys() == quirks.BY_DATA.overloads.keys()
-    assert history.VIEWS.keys() == quirks.SCATTERED.overloads.keys()
+    assert VIEWS.keys() == quirks.SCATTERED.overloads.keys()

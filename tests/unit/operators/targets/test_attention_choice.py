@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.recording import Target
+from foretrace.ir.program.interface import Target
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.targets.profile import target_of
 from foretrace.operators.targets.sdpa import choose_attention

@@ -9,11 +9,12 @@ from torch import fx, nn
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.location import Contents
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import Contents
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.python_state.effects.module_state import borrowed, names_of_tensors, owners_of
+from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
+from foretrace.python_state.effects.module_state import borrowed
 from tests.support.trees import recorder, tree
 
 NOWHERE = Lines({}, [])

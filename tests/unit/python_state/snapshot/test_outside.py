@@ -172,7 +172,7 @@ def test_what_is_read_between_ops(tools: tuple[int, ...]) -> None:
 
     with other_tools(*tools):
         program = foretrace.capture(fn, (torch.ones(2),))
-    held = {str(each) for each in program.recorded.requires.python.held}
+    held = {str(each) for each in program.recorded.requires.python.reads}
     for name in ("COUNT", "TABLE", "TEXT"):
         assert any(name in each for each in held)
 

@@ -6,8 +6,8 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.op import AS_STRIDED, Op, Origin, Value, ViewStep, Write
-from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.session.both_branches.join import Joining, tail

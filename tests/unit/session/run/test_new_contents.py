@@ -8,8 +8,8 @@ from torch import nn
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.effects import Reshape
-from foretrace.ir.program.recording import Mutation
-from foretrace.ir.pydata.places import Contents
+from foretrace.ir.program.interface import Mutation
+from foretrace.ir.pydata.location import Contents
 from tests.support.trees import recorded
 
 X = torch.zeros(2, 3)

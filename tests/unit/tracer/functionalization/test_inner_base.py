@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.op import AS_STRIDED
-from foretrace.ir.program.walk import made_in
+from foretrace.ir.program.walk import outs_in
 from foretrace.tracer.functionalization.inner_view_base import WRITTEN
 from tests.support.trees import recorded
 
@@ -52,6 +52,6 @@ def test_the_base_gets_the_new_value_and_the_view_is_taken_again() -> None:
     made, _, write, again, _ = recorded(fn, X).ops
     (base, _), (new,) = write.args, write.outs
     assert base.type.shape == (2, 1, 1)
-    assert base in made_in(made.body)
+    assert base in outs_in(made.body)
     assert write.target.steps[0].base is base
     assert (again.target, again.args) == (AS_STRIDED, (new, [2], [1], 0))

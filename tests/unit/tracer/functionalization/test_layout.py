@@ -11,7 +11,7 @@ from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.functionalization.written_layout import (
     copy_content,
     draw,
-    draws_alike,
+    draws_same,
     in_layout,
     lay_out,
 )
@@ -102,8 +102,8 @@ def test_copied_lies_as_the_old_if_it_is_the_whole(
         (aten.bernoulli_.float, "f32[2, 3] by [1, 2]", False),
     ],
 )
-def test_draws_alike(func: Any, like: str, same: bool) -> None:
-    assert draws_alike(func, read(f"%x: {like}\n")[0]["x"].type) == same
+def test_draws_same(func: Any, like: str, same: bool) -> None:
+    assert draws_same(func, read(f"%x: {like}\n")[0]["x"].type) == same
 
 
 def call(calls: Any, func: Any, value: Value, *args: Any) -> Call:

@@ -84,7 +84,7 @@ def test_place_is_counted_from_the_owner_of_the_memory() -> None:
         (lambda y: y[:1].add_(y[1:2]), ""),
     ],
 )
-def test_check_apart(write: Any, what: str) -> None:
+def test_check_disjoint(write: Any, what: str) -> None:
     def fn(x):
         y = x.neg()
         write(y)

@@ -1,9 +1,10 @@
-"""Derivatives that torch's own formula finds by looking at data; a graph computes both answers.
+"""Registered rules of our own, where torch's own formula gives no derivative of a graph.
 
-`prod`'s formula asks whether there are zeros. For tensors without data autograd takes the answer
-that is always right, which rounds differently from the one eager takes when there are none. Here
-the same question becomes a `where`. Source: prod_backward in
-torch/csrc/autograd/FunctionsManual.cpp.
+Each names its source in torch.
+
+Most formulas look at data: `prod`'s asks whether there are zeros. For tensors without data autograd
+takes the answer that is always right, which rounds differently from the one that eager takes when
+there are none. Here the question becomes a `where` over both answers.
 """
 
 from typing import Any
@@ -14,7 +15,10 @@ from foretrace.autograd.derivatives.registry import BackwardCall, Registered
 
 
 def prod_backward(call: BackwardCall) -> Any:
-    """The gradient of the product of all elements."""
+    """The gradient of the product of all elements.
+
+    Source: prod_backward in torch/csrc/autograd/FunctionsManual.cpp.
+    """
     (x, *_), grad, (result,) = call.args, call.gradient, call.results
     if x.dim() == 0:
         return grad.clone()
@@ -69,6 +73,35 @@ def extremum_backward(call: BackwardCall) -> Any:
     return grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
 
 
+def fused_rms_norm_backward(call: BackwardCall) -> tuple[Any, ...]:
+    """The gradient of `_fused_rms_norm`, as derivatives.yaml of torch 2.13 states it.
+
+    Only builds with a kernel for it follow that line; a CPU build opens the op above autograd.
+    """
+    x, shape, weight, *_ = call.args
+    grad, (_, rstd) = call.gradient, call.results
+    mask = [call.needs[0], len(call.needs) > 1 and call.needs[1]]
+    grads = torch.ops.aten._fused_rms_norm_backward.default(grad, x, shape, rstd, weight, mask)
+    return (grads[0],) if weight is None else (grads[0], grads[1])
+
+
+def pack_backward(call: BackwardCall) -> tuple[Any, ...]:
+    """Each packed row's gradient at its step and place in the batch; zeros elsewhere.
+
+    torch's formula reads the number of rows of each step. Rows are packed step by step, which is
+    the order in which `masked_scatter` takes them.
+    Source: _pack_padded_sequence_backward in aten/src/ATen/native/PackedSequence.cpp.
+    """
+    x, _, batch_first = call.args
+    grad, (_, rows) = call.gradient, call.results
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    rows = torch.ops.aten.constant_pad_nd.default(rows, [0, steps - rows.shape[0]])
+    there = torch.arange(batch, device=rows.device) < rows.unsqueeze(1)
+    there = there.to(grad.device).view([steps, batch, *[1] * (x.dim() - 2)])
+    found = grad.new_zeros([steps, batch, *x.shape[2:]]).masked_scatter(there, grad)
+    return found.transpose(0, 1) if batch_first else found, None
+
+
 REDUCTION_RULES: dict[Any, Registered] = {
     torch.ops.aten.prod.default: Registered(prod_backward, "ProdBackward0", once=True),
     torch.ops.aten.max.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
@@ -76,4 +109,13 @@ REDUCTION_RULES: dict[Any, Registered] = {
     torch.ops.aten.median.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.nanmedian.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.prod.dim_int: Registered(prod_dim_backward, "ProdBackward1", once=True),
+}
+REGISTERED_RULES: dict[Any, Registered] = {
+    **REDUCTION_RULES,
+    torch.ops.aten._fused_rms_norm.default: Registered(
+        fused_rms_norm_backward, "FusedRmsNormBackward0", frozenset({1}), only_whole=True
+    ),
+    torch.ops.aten._pack_padded_sequence.default: Registered(
+        pack_backward, "PackPaddedSequenceBackward0", frozenset({1})
+    ),
 }

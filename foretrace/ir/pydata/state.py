@@ -1,0 +1,198 @@
+"""What a run leaves in Python's state, and what a call finds there: changes, outputs, inputs."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from foretrace.errors import Frame, LazyFrame
+from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, named_leaves
+from foretrace.ir.pydata.location import Contents, Entry, Location
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.plain_data import plain, same, snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a run did to a place: it holds `after` now, or its content is another (None)."""
+
+    place: Location
+    after: Any
+    rebound: bool
+    at: Frame | LazyFrame | None = None
+    path: str = ""
+    """the path in messages, where its name is not all"""
+    itself: bool = False
+    """whether it is an object that was there before"""
+
+    @property
+    def name(self) -> str:
+        """The place as messages name it."""
+        return self.path or self.place.name
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call can do it again: a name bound to plain data, an entry that is new.
+
+        Of a container the content depends on what it had before. One in an entry that holds more
+        than plain data is none: it could not be built again, and may be filled further.
+        """
+        if isinstance(self.place, Contents):
+            return False
+        built = isinstance(self.place, Entry) and self.place.before is MISSING
+        built = built and not isinstance(self.after, (dict, list, set, deque))
+        return self.rebound and (built or self.itself or plain(self.after))
+
+    def undo(self) -> None:
+        """As it was before the run."""
+        self.place.restore()
+
+    def redo(self) -> None:
+        """As the run left it."""
+        copied = plain(self.after) and not self.itself
+        self.place.bind(snapshot(self.after) if copied else self.after)
+
+
+class ItemBefore:  # no dataclass, which would be a container
+    """An item that a container had before: the very object, by its path in the content."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, *path: int) -> None:
+        self.path = path
+
+    def of(self, content: Any) -> Any:
+        """The item."""
+        for place in self.path:
+            content = content[place]
+        return content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A place that a run leaves bound to tensors, alone or in a container; calls bind it again.
+
+    `first` and `count`: where its leaves are among the outputs of the record.
+    """
+
+    place: Location
+    structure: Structure
+    first: int
+    count: int
+    at: Frame | LazyFrame | None
+    kept: Mapping[int, ItemBefore]
+    """the others of its leaves, by their places among all"""
+    like: int | None = None
+    """the number of an earlier state that is the same object"""
+
+    def put(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any, built: list[Any]
+    ) -> None:
+        """Bind it to what a call has computed.
+
+        Args:
+            outputs: all that the call has computed.
+            inputs: those of the graph.
+            call: the arguments, positional ones and others.
+            built: what the states before it hold; takes what it does.
+        """
+        built.append(item := self._built(outputs) if self.like is None else built[self.like])
+        self.place.bind_on_call(item, inputs, call)
+
+    def _built(self, outputs: Sequence[Any]) -> Any:
+        if self.structure is LEAF and not self.kept:
+            return outputs[self.first]
+        return self.built(iter(outputs[self.first : self.first + self.count]))
+
+    def built(self, leaves: Iterator[Any]) -> Any:
+        """What the place is to hold, of its leaves that a call computes."""
+        if not self.kept:
+            return self.structure.build(leaves)
+        before = self.place.now
+        count = range(self.count + len(self.kept))
+        every = (self.kept[i].of(before) if i in self.kept else next(leaves) for i in count)
+        return self.structure.build(every)
+
+
+def put_all(states: Sequence[State], outputs: Any, inputs: Any, call: Any) -> None:
+    """Bind all places to what a call has computed."""
+    built = list[Any]()
+    for state in states:
+        state.put(outputs, inputs, call, built)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateRead:
+    """A tensor, or a number, that the program finds where its calls leave one: read at each call.
+
+    `leaves` are those of the container that it is in, as the capture found it, and `number` its
+    own. `kind` is the type of a number, which comes as a tensor. Calling it gives the tensor.
+
+    Raises:
+        KeyError: what is there now is nested otherwise, or other plain data.
+    """
+
+    place: Location
+    structure: Structure
+    leaves: tuple[Any, ...]
+    number: int
+    kind: type | None = None
+
+    def __call__(self) -> torch.Tensor:
+        alone = self.structure is LEAF
+        found: Any = self.place.now if alone else self._now()[self.number]
+        if alone and self.kind is None and not isinstance(found, torch.Tensor):
+            raise KeyError(f"what {self.place.name} held")
+        return found if self.kind is None else tensor_of(found, self.kind)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is nested as it was, and all plain data is the same."""
+        return bool(self._now() or True)
+
+    def _now(self) -> list[Any]:
+        item = self.place.now
+        now, equal = leaves_like(item, self.structure), True
+        if now is None:
+            pairs, structure = named_leaves(item)
+            now, equal = [leaf for _, leaf in pairs], structure == self.structure
+        if not (equal and all(map(_replaces, now, self.leaves))):
+            raise KeyError(f"what {self.place.name} held")
+        return now
+
+
+NUMBERS: Final[Mapping[type, torch.dtype]] = MappingProxyType(
+    {int: torch.int64, float: torch.float64}
+)
+"""Numbers of Python's that a program may count with, and tensors that hold each as it is"""
+
+
+def tensor_of(number: Any, kind: type) -> torch.Tensor:
+    """A number as a tensor of one element.
+
+    Raises:
+        KeyError: it is of another type, or too large.
+    """
+    whole: Any = number
+    if type(number) is not kind or (kind is int and not -(1 << 63) <= whole < 1 << 63):
+        raise KeyError(f"a {kind.__name__}, where there is {number!r:.60} now")
+    return torch.scalar_tensor(whole, dtype=NUMBERS[kind], device="cpu")
+
+
+class _Open:
+    """In the place of a number that is read at each call."""
+
+
+OPEN = _Open()
+
+
+def _replaces(now: Any, then: Any) -> bool:
+    """Whether a leaf of a state can take the place of another; tensors are checked as inputs."""
+    if then is OPEN:
+        return True
+    if isinstance(then, torch.Tensor) or isinstance(now, torch.Tensor):
+        return isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor)
+    return now is then or (plain(then) and plain(now) and same(now, then))

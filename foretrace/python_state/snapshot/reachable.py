@@ -1,0 +1,282 @@
+"""What a program can reach of Python's state, looked at once each and kept as it is.
+
+From the program and its arguments, attributes and containers are followed, and the names that code
+mentions: globals, functions, methods.
+"""
+
+import functools
+import gc
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, referents, slot_names
+from foretrace.ir.source.code_owner import origin
+from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
+from foretrace.python_state.snapshot.code_references import (
+    FOLLOWS,
+    MEMO,
+    UNNAMED,
+    home,
+    is_users,
+    members_of,
+    mentioned_by,
+    spaces_of,
+)
+from foretrace.python_state.snapshot.objects import (
+    ATOMS,
+    AttributesSnapshot,
+    ClassSnapshot,
+    NamesSnapshot,
+    Snapshot,
+    snapshot_of,
+)
+from foretrace.python_state.snapshot.torch_objects import (
+    ModuleSnapshot,
+    StateSnapshot,
+    TensorSnapshot,
+    states,
+)
+
+MOST: Final = 20_000
+"""Objects that are looked at, the near ones first; what is farther away is not put back"""
+LARGEST: Final = 5_000
+"""Items of a container up to which they are followed; the container itself is kept in any case"""
+
+CALLS: Final = 2
+"""Methods that call methods, so deep; functions that call functions are followed to the end"""
+TENSORS = ("_parameters", "_buffers")
+PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
+"""Containers without attributes"""
+WAYS: Final[tuple[tuple[Any, str], ...]] = (
+    (nn.Module, "_module"), (torch.Tensor, "_tensor"), (type, "_class"),
+    ((dict, list, set, deque), "_container"), ((tuple, frozenset), "_inside"),
+    (types.FunctionType, "_function"), (types.CellType, "_cell"), (types.ModuleType, "_file"),
+    (MEMO, "_memo"), ((), "_state"),
+    ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
+      functools.partial, functools.cached_property), "_callable"),
+)  # fmt: skip
+"""By which method objects are looked at, by type; (): of those that `states` names"""
+
+
+class ReachableState:
+    """What was met on the way, with a snapshot of each.
+
+    Args:
+        roots: the program and its arguments.
+        owners: modules whose parameters and buffers are replaced: the program never meets them.
+    """
+
+    def __init__(self, roots: Iterable[Any], owners: Iterable[nn.Module] = ()) -> None:
+        self._borrowed = set(map(id, owners))
+        self._kept: list[Snapshot] = []
+        self._modules: dict[int, ModuleSnapshot] = {}
+        self._memos: list[Any] = []
+        self.opaque: list[Any] = []
+        """generators, iterators: what changes in them is not to be put back"""
+        self._seen: dict[int, Any] = {}
+        self._met_modules: list[ModuleSnapshot] = []
+        """also those that are borrowed"""
+        self._names: dict[int, NamesSnapshot] = {}
+        self._bare: list[dict[str, Any]] = []
+        """of functions and objects without attributes: the dicts for them"""
+        self._foreign: list[dict[str, Any]] = []
+        """the attributes of objects of a library's classes (argparse.Namespace), and of files"""
+        self.mentioned: set[str] = set(UNNAMED)
+        self._casting: dict[int, dict[str, Any]] = {}
+        """the globals of functions that call `int` or `float`"""
+        self._met: dict[type, set[str]] = {}
+        """classes of objects, and the members that were looked at"""
+        self._queue: list[Any] = []
+        """what the object that is looked at holds"""
+        with torch_api.no_torch_function():
+            self._walk(roots)
+
+    # ---- the walk ----------------------------------------------------------------------------
+
+    def _walk(self, roots: Iterable[Any]) -> None:
+        ways: dict[type, Callable[[Any], None]] = {}  # as an attribute it would be a cycle
+
+        def inside(item: Any) -> list[Any]:
+            self._queue = []
+            way = ways.get(type(item))
+            if way is None:
+                way = ways[type(item)] = self._way(type(item))
+            way(item)
+            return self._queue
+
+        found = [*roots]
+        for turn in range(CALLS + 1):
+            found = self._members_mentioned() if turn else found
+            if found:
+                deque(walk_heap(found, inside, most=MOST, leaves=ATOMS, seen=self._seen), maxlen=0)
+
+    def _way(self, kind: type) -> Callable[[Any], None]:
+        """How objects of a type are looked at."""
+        for known, way in WAYS:
+            if issubclass(kind, known or tuple(states())):
+                found: Callable[[Any], None] = getattr(self, way)
+                return found
+        return self._object if home(kind) in FOLLOWS else self._unknown
+
+    # ---- objects ----------------------------------------------------------------------------
+
+    def _module(self, module: nn.Module) -> None:
+        kept = self._modules[id(module)] = ModuleSnapshot(module)
+        self._met_modules.append(kept)
+        self._of_class(kept.kind)
+        self._queue.extend(kept.others)
+        borrowed = id(module) in self._borrowed
+        for name, content in kept.contents.items():
+            if borrowed and name == "_modules":
+                self._borrowed.update(map(id, content.before.values()))
+            if not (borrowed and name in TENSORS):
+                self._inside(content.item)
+                continue
+            for tensor in content.before.values():
+                if tensor is not None:
+                    self._hooks_on(tensor)
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        kept = TensorSnapshot(tensor)
+        self._kept.append(kept)
+        self._queue.extend(kept.attributes.before.values())
+        self._hooks_on(tensor)
+
+    def _hooks_on(self, tensor: torch.Tensor) -> None:
+        """The hooks of a tensor: a backward of the program's own runs them."""
+        for table in torch_api.hooks_of(tensor):
+            self._queue.extend(table.values() if table else ())
+
+    def _container(self, item: Any) -> None:
+        self._kept.append(snapshot_of(item))
+        self._inside(item)
+
+    def _inside(self, item: Any) -> None:
+        """The members of a container, without a call of its class."""
+        if own_length(item) <= LARGEST:
+            inside = referents(item)  # of a dict, keys and values
+            self._queue.extend(each for each in inside if type(each) not in ATOMS)
+        if type(item) not in PLAIN:
+            self._object(item)
+
+    def _object(self, item: Any) -> None:
+        """The attributes and slots of an object; its class."""
+        kind = type(item)
+        self._of_class(kind)
+        if kind.__module__.startswith("torch.optim"):  # its code counts as the program's
+            found: Any = kind
+            self._casting |= {id(space): space for space in spaces_of(found)}
+        slots = slot_names(kind)
+        if slots:
+            kept = NamesSnapshot(item, slots)
+            self._kept.append(kept)
+            self._queue.extend(kept.before.values())
+        self._attributes(attributes_of(item))
+
+    def _attributes(self, space: dict[str, Any] | None) -> None:
+        if space is not None and id(space) not in self._seen:
+            self._seen[id(space)] = space
+            if not space:
+                self._bare.append(space)
+                return
+            kept = AttributesSnapshot(space)
+            self._kept.append(kept)
+            self._queue.extend(kept.before.values())
+
+    def _unknown(self, item: Any) -> None:
+        """An object of a library's class: of its attributes, those that code mentions are kept."""
+        space = attributes_of(item)
+        if space is not None:
+            self._foreign.append(space)
+        if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
+            self.opaque.append(item)
+
+    def _file(self, item: types.ModuleType) -> None:
+        """A file that something holds: of what it has, what code mentions is kept."""
+        if is_users(item):
+            self._foreign.append(vars(item))
+
+    def _state(self, item: Any) -> None:
+        self._kept += [
+            StateSnapshot(item, way) for kind, way in states().items() if isinstance(item, kind)
+        ]
+
+    # ---- code -------------------------------------------------------------------------------
+
+    def _callable(self, item: Any) -> None:
+        """A method, a partial, a property: the functions that it calls."""
+        names = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
+        self._queue.extend(getattr(item, name, None) for name in names)
+
+    def _memo(self, memo: Any) -> None:
+        self._memos.append(memo)
+        self._queue.append(memo.__wrapped__)
+
+    def _cell(self, cell: types.CellType) -> None:
+        kept = NamesSnapshot(cell, [CONTENT])
+        self._kept.append(kept)
+        self._queue.append(kept.before[CONTENT])
+
+    def _function(self, function: types.FunctionType) -> None:
+        """What it closes over, its defaults and attributes, and what its code mentions."""
+        queue = self._queue
+        if function.__closure__:
+            queue.extend(function.__closure__)
+        if function.__defaults__:
+            queue.extend(function.__defaults__)
+        if function.__kwdefaults__:
+            queue.extend(function.__kwdefaults__.values())
+        self._of_function(function)
+        found = mentioned_by(function)
+        self.mentioned |= found.names
+        if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
+            self._casting[id(function.__globals__)] = function.__globals__
+        self._memos += found.memos
+        queue += found.called
+        if found.values:
+            queue.extend([table.get(name) for table, name in found.values])
+        for space, name in found.bound:
+            kept = self._names.setdefault(id(space), NamesSnapshot(space))
+            self._queue.append(kept.note(name))
+        for named in found.functions:
+            self._of_function(named)
+        for kind in found.classes:
+            self._class(kind)
+
+    def _of_function(self, function: types.FunctionType) -> None:
+        """The attributes of a function of the user's; torch keeps what it likes in its own."""
+        if origin(function.__code__, function.__globals__) == "user":
+            self._attributes(function.__dict__)
+
+    def _class(self, kind: type) -> None:
+        """The attributes of a class and of those that it derives from."""
+        for base in kind.__mro__:
+            if id(base) not in self._seen and home(base) == "user":
+                self._seen[id(base)] = base
+                self._kept.append(ClassSnapshot(base))
+
+    def _of_class(self, kind: type) -> None:
+        """The class of an object: its attributes, and its methods as far as they may run."""
+        if kind not in self._met:
+            self._met[kind] = set()
+            self._class(kind)
+
+    def _members_mentioned(self) -> list[Any]:
+        """What of these classes and objects has a name that code mentions, and was not met yet."""
+        found = list[Any]()
+        for kind, done in self._met.items():
+            for name, member in members_of(kind, self.mentioned - done):
+                if name not in done:
+                    done.add(name)
+                    found.append(member)
+        for space in self._foreign:
+            kept = self._names.setdefault(id(space), NamesSnapshot(space))
+            found += map(kept.note, space.keys() & self.mentioned - kept.before.keys())
+        return found

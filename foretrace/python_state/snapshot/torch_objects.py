@@ -1,0 +1,170 @@
+"""Snapshots of tensors, modules and generators: what Python and autograd set on them."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.arrays import numpy
+from foretrace.ir.pydata.plain_data import same_state
+from foretrace.ir.pydata.state import Change
+from foretrace.python_state.snapshot.objects import (
+    ATOMS,
+    EMPTY,
+    AttributesSnapshot,
+    Name,
+    Snapshot,
+    all_are,
+    snapshot_of,
+)
+
+
+class TensorSnapshot(Snapshot):
+    """What Python sets on a real tensor: `.grad`, `.requires_grad`, hooks, attributes."""
+
+    __slots__ = ("attributes",)
+
+    def __init__(self, item: torch.Tensor) -> None:
+        self.item, self.before = item, _set_on(item)
+        self.attributes = AttributesSnapshot(object.__getattribute__(item, "__dict__"))
+
+    @property
+    def intact(self) -> bool:
+        """As `Snapshot` has it."""
+        return self.flags_intact and self.attributes.intact
+
+    @property
+    def flags_intact(self) -> bool:
+        """Whether autograd's part is as it was."""
+        return all_are(_set_on(self.item), self.before)
+
+    def put_back(self) -> None:
+        """As `Snapshot` has it."""
+        now, before = _set_on(self.item), self.before
+        if now[0] is not before[0]:
+            self.item.requires_grad_(before[0])
+        if now[1] is not before[1]:
+            self.item.grad = before[1]
+        if not all_are(now[2:], before[2:]):
+            torch_api.set_hooks(self.item, *before[2:])
+        self.attributes.put_back()
+
+    def changes(self, name: Name) -> Iterable[Change]:
+        """As `Snapshot` has it."""
+        intact = self.flags_intact
+        return self.attributes.changes(name) if intact else super().changes(name)
+
+
+def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
+    grad = tensor.grad if _is_leaf(tensor) else None
+    return tensor.requires_grad, grad, *torch_api.hooks_of(tensor)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one view of several whose memory was written, as FSDP's parameters are
+        return False
+
+
+class ModuleSnapshot(Snapshot):
+    """A module's class, its attributes, and what those that are containers hold."""
+
+    __slots__ = ("attributes", "contents", "empty", "kind", "others")
+
+    def __init__(self, item: nn.Module) -> None:
+        self.item, self.kind = item, type(item)
+        self.attributes = AttributesSnapshot(object.__getattribute__(item, "__dict__"))
+        self.contents: dict[str, Any] = {}
+        self.empty: list[Any] = []
+        """containers with nothing in them"""
+        self.others: list[Any] = []
+        """what it holds that is neither a container nor plain data"""
+        contents, empty, others = self.contents, self.empty, self.others
+        for name, each in self.attributes.before.items():
+            kind = type(each)
+            if kind in EMPTY and not each:
+                empty.append(each)
+            elif kind in ATOMS:
+                pass
+            elif (content := snapshot_of(each)) is not None:
+                contents[name] = content
+            else:
+                others.append(each)
+
+    def containers(self) -> Iterator[Any]:
+        """Its attributes that are containers."""
+        yield from self.empty
+        yield from (content.item for content in self.contents.values())
+
+    def parts(self) -> Iterator[Snapshot]:
+        """What is to be put back one by one: a part that fails stops no other."""
+        yield self
+        yield self.attributes
+        yield from self.contents.values()
+
+    @property
+    def intact(self) -> bool:
+        """As `Snapshot` has it."""
+        return type(self.item) is self.kind and not any(self.empty)
+
+    def put_back(self) -> None:
+        """As `Snapshot` has it, for its class and for containers that were empty."""
+        if type(self.item) is not self.kind:
+            object.__setattr__(self.item, "__class__", self.kind)
+        for container in filter(None, self.empty):
+            container.clear()
+
+
+class Way(NamedTuple):
+    """How a state that Python does not see is read, and written."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], object]
+
+
+class StateSnapshot(Snapshot):
+    """What Python does not see, such as a generator's state."""
+
+    __slots__ = ("way",)
+
+    def __init__(self, item: Any, way: Way) -> None:
+        self.item, self.way, self.before = item, way, way.read(item)
+
+    @property
+    def intact(self) -> bool:
+        """As `Snapshot` has it."""
+        return same_state(self.way.read(self.item), self.before)
+
+    def _write(self) -> None:
+        self.way.write(self.item, self.before)
+
+
+STATES: dict[type, Way] = {
+    torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: Way(random.Random.getstate, random.Random.setstate),
+}
+
+
+def states() -> Mapping[type, Way]:
+    """How the state of generators and the content of arrays is kept, by type; numpy's if loaded."""
+    return _with_numpy(numpy())
+
+
+@cache
+def _with_numpy(np: Any) -> Mapping[type, Way]:
+    if np is None:
+        return STATES
+    drawing, array = np.random.RandomState, np.ndarray
+    return STATES | {
+        drawing: Way(drawing.get_state, drawing.set_state),
+        np.random.Generator: Way(
+            lambda each: each.bit_generator.state,
+            lambda each, state: setattr(each.bit_generator, "state", state),
+        ),
+        array: Way(array.copy, lambda each, content: array.__setitem__(each, ..., content)),
+    }

@@ -1,0 +1,206 @@
+"""The arguments of a run, as the program has them.
+
+Tensors have stand-ins, open numbers have symbols, and tensors that share memory are views of one.
+"""
+
+import itertools
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.program.call_requirements import CallRequirements, memory_of
+from foretrace.ir.program.interface import Input, Role, size_input
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.state import NUMBERS, StateRead, tensor_of
+from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.tensor_types import Types
+from foretrace.python_state.effects.module_state import SwappedModuleTensors
+from foretrace.session.run.aliased_inputs import check_no_set_of_inputs, sharing
+from foretrace.session.run.mutations import copy_attributes
+from foretrace.session.run.session_parts import Assumed, KnownTensors
+from foretrace.tracer.data_dependence.sym_float_ops import Steps
+from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.subclasses.dispatch import as_program_has
+
+
+class Inputs(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    types: Types
+    dynamic: Dynamic
+    assumed: Assumed
+    known: KnownTensors
+    inputs: list[Input]
+    real: list[Any]
+    placeholders: list[Any]
+    recorder: Recorder
+    steps: Steps
+
+    def placeholder(
+        self, tensor: torch.Tensor, kind: Any, name: str, *, like: TensorType | None = None
+    ) -> Abstract:
+        """The abstract tensor for a real one."""
+
+    def append(self, item: Input, real: Any, placeholder: Any) -> None:
+        """One more input."""
+
+
+class Arguments:
+    """Those of one run, and the numbers that it counts with.
+
+    Args:
+        run: its inputs.
+    """
+
+    def __init__(self, run: Inputs) -> None:
+        self.run = run
+        self._as_passed: list[Any] = []
+        """the placeholders of arguments; in place of those that share memory, their views"""
+        self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
+        """for such a placeholder, by id: that of the memory, and the real tensor"""
+        self._counted: list[tuple[tuple[Location, int] | str, sympy.Symbol]] = []
+        """numbers that the program counts with, and their symbols"""
+
+    def stand_ins(self, leaves: list[tuple[str, Any]], requires: CallRequirements) -> list[Any]:
+        """Abstract tensors for the tensors among the arguments; open numbers are inputs too.
+
+        Anything else is a constant of the program.
+        """
+        placeholders: list[Any] = []
+        first = dict[int, int]()
+        places = itertools.count()
+        for name, leaf in leaves:
+            number = self._number(leaf, name)
+            if number is not None:
+                placeholders.append(self._size(number, name, next(places)))
+            elif isinstance(leaf, torch.Tensor):
+                place = next(places)
+                if first.setdefault(id(leaf), place) != place:
+                    requires.inputs.repeated.append((first[id(leaf)], place))
+                known = id(leaf) in self.run.known.abstract
+                placeholders.append(self.run.placeholder(leaf, "input", name))
+                if not known:
+                    self.run.inputs[-1] = replace(self.run.inputs[-1], argument=place)
+            elif name in self.run.assumed.counts.names and type(leaf) in NUMBERS:
+                placeholders.append(self._count(leaf, "input", name, argument=next(places)))
+            else:
+                requires.constants[name] = leaf
+                placeholders.append(leaf)
+        check_no_set_of_inputs(leaves, self.run.known.abstract)
+        if self.run.assumed.together and not self.run.dynamic.opens:
+            for group in sharing(leaves):
+                self._share(group, requires)
+        return placeholders
+
+    def _share(self, group: list[tuple[str, torch.Tensor]], requires: CallRequirements) -> None:
+        """One input for the memory of arguments, of which they are views."""
+        ids = {id(tensor) for _, tensor in group}
+        indices = [i for i, real in enumerate(self.run.real) if id(real) in ids]
+        first = self.run.inputs[indices[0]]
+        memory = self.run.placeholder(memory_of(group[0][1]), "input", f"memory_of_{group[0][0]}")
+        self.run.inputs[-1] = replace(self.run.inputs[-1], argument=first.argument, memory=True)
+        requires.inputs.together[len(self.run.inputs) - 1] = indices
+        for index in indices:
+            self._views[id(self.run.placeholders[index])] = memory, self.run.real[index]
+
+    def _begins(self) -> None:
+        """Attribute what follows to no user line: the program has not begun."""
+        self.run.recorder.sources.called_by(sys._getframe(1).f_code)
+
+    def _view(self, argument: Any) -> Any:
+        """An argument as the program has it."""
+        if id(argument) not in self._views:
+            return argument
+        memory, real = self._views[id(argument)]
+        self._begins()
+        view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
+        copy_attributes(view, real)
+        view.ft_leaf = argument.ft_leaf
+        index = next(i for i, each in enumerate(self.run.placeholders) if each is argument)
+        self._as_passed[index] = view
+        return view
+
+    def current(self) -> list[Any]:
+        """What the program computes with for each input so far."""
+        return [*self._as_passed, *self.run.placeholders[len(self._as_passed) :]]
+
+    def opened(self, stand_ins: list[Any], loan: SwappedModuleTensors) -> list[Any]:
+        """The arguments with symbols in place of the numbers that the program counts with.
+
+        What wraps others is of its own class, there and in the modules.
+        """
+        shown = partial(as_program_has, recorder=self.run.recorder)
+        if any(item.value.type.wrapped for item in self.run.inputs):
+            loan.show(shown)
+        names = {
+            id(p): i.role.name
+            for i, p in zip(self.run.inputs, self.run.placeholders, strict=True)
+            if i.number is not None
+        }
+        self._as_passed[:] = self.run.placeholders
+        seen = {id(x): self._view(x) for x in stand_ins}
+        stand_ins = [seen[id(x)] for x in stand_ins]
+        stand_ins = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in stand_ins]
+        stand_ins = [shown(x) if issubclass(type(x), Abstract) else x for x in stand_ins]
+        own = {
+            id(p): r
+            for p, r in zip(self.run.placeholders, self.run.real, strict=True)
+            if id(r) in self.run.known.themselves
+        }
+        return [own.get(id(x), x) for x in stand_ins]
+
+    def count(self, read: StateRead, name: str) -> Any:
+        """A symbol for a number that is read at each call."""
+        number = named_leaves(read.place.before)[0][read.number][1]
+        tensor = self._count(number, "state", name, read=read)
+        return self._symbol(tensor, (read.place, read.number))
+
+    def _symbol(self, tensor: Abstract, of: tuple[Location, int] | str) -> Any:
+        self._begins()
+        number = tensor.item()
+        self._counted.append((of, torch_api.expression(number)))
+        return number
+
+    def close_fixed(self) -> bool:
+        """Close the numbers whose value the program needs; whether there are any."""
+        symbols, fixed = self.run.types.symbols, self.run.steps.fixed
+        found = [
+            of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
+        ]
+        for of in found:
+            self.run.assumed.counts.close(of)
+        return bool(found)
+
+    def _count(self, number: Any, kind: Any, name: str, **where: Any) -> Abstract:
+        """The tensor that stands for a number."""
+        with torch_api.plain_torch():
+            tensor = tensor_of(number, type(number))
+        abstract = self.run.placeholder(tensor, kind, name, like=self.run.types.of(tensor))
+        inputs = self.run.inputs
+        inputs[-1] = replace(inputs[-1], tensor=None, number=type(number), **where)
+        return abstract
+
+    def _number(self, leaf: Any, name: str) -> torch.SymInt | None:
+        """A number whose value is open; None for any other leaf."""
+        if isinstance(leaf, torch.SymInt):
+            return leaf
+        return self.run.dynamic.number(leaf, name) if type(leaf) is int else None
+
+    def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
+        role = Role("size", self.run.known.unique(name))
+        item = size_input(self.run.types.symbols.size(number), role, place)
+        self.run.append(item, number, number)
+        return number
+
+    def release(self) -> None:
+        """Let go of the abstract tensors, at the end of a run."""
+        self._as_passed.clear()
+        self._views.clear()
