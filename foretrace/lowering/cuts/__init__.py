@@ -1,1 +1,1 @@
-"""From the record to graphs: cut, differentiate, open by a table."""
+"""From the record to graphs: flatten, write back, decompose."""

@@ -1,4 +1,4 @@
-"""Cut the tree: flatten it down to the ops that are to stay whole."""
+"""Cut the tree: flatten it down to the ops that stay whole."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -39,10 +39,10 @@ class Level:
     differentiated: bool = False
     """loops also return the results of each round, where autograd follows them"""
     read: Collection[Value] = frozenset()
-    """what gradients read that the program asks for itself: no op that is called gives its insides
+    """values that the program's own gradients read: an op that is called returns no inner value
     """
     writes: bool = False
-    """ops that write are whole: the graph is run, and is to write as the program does"""
+    """ops that write are whole: the graph runs, and writes as the program does"""
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
@@ -73,7 +73,7 @@ class Level:
         return called(op, touches) if isinstance(target, FunctionCall) else not touches
 
     def _hides(self, op: Op) -> bool:
-        """Whether something inside is used outside, which a call of the op would give nobody."""
+        """Whether an inner value is used outside, which a call of the op does not return."""
         read = self.read and op.region and _insides(op).intersection(self.read)
         return bool(read) or hides(op)
 
@@ -89,7 +89,7 @@ def _insides(op: Op) -> set[Value]:
 
 
 def read_by_gradients(ops: Iterable[Op]) -> frozenset[Value]:
-    """What the walks of gradients read that the program asks for itself."""
+    """The values that the program's own gradients read."""
     return frozenset(_read_by_gradients(ops))
 
 
@@ -115,7 +115,7 @@ def flatten(
     stop: Callable[[Op], bool] = lambda _: False,
     body: Callable[[Op], Iterable[Op]] = _body,
 ) -> Iterator[Op]:
-    """The ops of the cut, in order; those that `stop` means are left to the caller."""
+    """The ops of the cut, in order; those that `stop` selects are left to the caller."""
     stack = [iter(ops)]  # a generator in a generator hands each op through all that are around it
     while stack:
         op = next(stack[-1], None)
@@ -136,7 +136,7 @@ def flatten(
 def cut_inside(
     ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: EagerHistory | None = None
 ) -> list[Op]:
-    """The ops of a cut, with what they hold cut at the same level; `history`: of a forward cut."""
+    """The ops of a cut, their subgraphs cut at the same level; `history`: of a forward cut."""
     outer = level
 
     def inside(subgraph: Subgraph) -> Subgraph:
@@ -160,7 +160,7 @@ def cut_inside(
 
 
 def written_over(recorded: Recording, semantics: TargetSemantics) -> OverwrittenSaved:
-    """What autograd saves of a program and the program writes over."""
+    """The tensors that autograd saves of a program and the program overwrites."""
     if not recorded.overwritten:
         return OverwrittenSaved({}, {}, {}, {}, lambda value: value)
     leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))

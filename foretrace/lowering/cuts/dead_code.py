@@ -1,4 +1,4 @@
-"""What has to run for the outputs of a graph, and what an op makes and needs."""
+"""Dead code elimination: the ops that outputs need, the values that an op needs and returns."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
@@ -21,7 +21,7 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 
 
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
-    """The ops on which a result depends, and those that do something else: draw, check, raise."""
+    """The ops on which a result depends, and those with effects: draws, checks, errors."""
     wanted, kept = set(results), []
     fixed, data = cache(lambda: _fixed(ops)), semantics.symbols.data
     for op in reversed(ops):
@@ -62,12 +62,12 @@ def needs(op: Op) -> Collection[Value]:
 
 
 def all_outs(op: Op) -> Collection[Value]:
-    """Everything that an op makes, in its opened body too."""
+    """All results of an op, and of the ops in its body."""
     return {*op.outs, *_ordered(op)} if op.region else op.outs
 
 
 def _fixed(ops: Iterable[Op]) -> set[Value]:
-    """The values that follow from no input: the places of what a view shows, for one."""
+    """The values that depend on no input, such as indices of a view."""
     found = set[Value]()
     for op in every_op(ops):
         operator = hasattr(op.target, "overloadpacket") and not schema_of(op.target).random
@@ -98,7 +98,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
 
 
 def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:
-    """Ops that were kept whole also return what is used of their insides."""
+    """Let ops that were kept whole return their inner values that are used."""
     if all(op.region is None for op in ops):
         return ops
     used = {v for op in ops for v in needs(op)} | set(results)

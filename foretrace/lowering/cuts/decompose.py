@@ -47,7 +47,7 @@ def decompose(
     semantics: TargetSemantics,
     keep: Callable[[Op], bool] = lambda _: False,
 ) -> Graph:
-    """The graph with every op that the table has an entry for opened, as far down as it goes.
+    """The graph with every op opened that the table has an entry for, recursively.
 
     Args:
         graph: a cut, forward or backward or both.
@@ -71,7 +71,7 @@ def decompose(
 
 
 def _is_for_autograd(op: Op) -> bool:
-    """Whether a forward cut has it so that it trains as the program does.
+    """Whether a forward cut has the op for autograd, so that it trains as the program does.
 
     See `autograd/eager_history/emit_history.py`.
     """
@@ -86,7 +86,7 @@ FOR_AUTOGRAD: Mapping[Any, bool] = MappingProxyType(
 
 
 class _Decomposition:
-    """One pass over a graph; what a decomposition does is learned once and kept."""
+    """One pass over a graph; each decomposition is recorded once."""
 
     def __init__(
         self, entries: Entries, keep: Callable[[Op], bool], used: frozenset[Value]
@@ -114,7 +114,7 @@ class _Decomposition:
             yield from self._opened(op)
 
     def _inside(self, subgraph: Subgraph) -> Subgraph:
-        """A program that an op holds, opened by the table."""
+        """A subgraph of an op, opened by the table."""
         results = values_in(subgraph.result)
         self.used |= {*results, *(v for op in subgraph.ops for v in needs(op))}
         ops = list(self.opened(subgraph.ops))
@@ -160,7 +160,7 @@ class _Decomposition:
         return entry and len(op.outs) == 1 and self._writes(op)
 
     def _written(self, op: Op) -> Iterator[Op]:
-        """An in-place op by its entry, and a copy: others read what it wrote to."""
+        """An in-place op by its entry, then a copy into the memory that others read."""
         (old,) = schema_of(op.target).written_now(op.args, op.kwargs)
         new = Value(op.outs[0].type)
         self.used |= {new}
@@ -174,7 +174,7 @@ class _Decomposition:
         yield Op(aten.copy_.default, args, {}, op.result, op.outs, origin=op.origin, piece_of=op)
 
     def _functional_form(self, op: Op) -> Iterator[Op]:
-        """An `out=` op as what gives its result and puts that in the layout of `out`."""
+        """An `out=` op as its functional form, and a copy in the layout of `out`."""
         functional = schema_of(op.target).functional
         if functional is None:
             raise AssertionError(op)
@@ -210,7 +210,7 @@ class _Decomposition:
         return op.but(below=[*body, *self.restored(op.outs)])
 
     def _writes(self, op: Op) -> bool:
-        """Whether it is there to write: others read what it wrote to, and not what it returns."""
+        """Whether the op writes: others read the memory, not its result."""
         return bool(schema_of(op.target).written_now(op.args, op.kwargs))
 
     def _may_be_typed_again(self, op: Op) -> bool:
@@ -247,7 +247,7 @@ class _Decomposition:
         return copies
 
     def _own(self, op: Op, result: Value, taken: Container[Value], ops: list[Op]) -> Value:
-        """A result as a value of its own, where the decomposition handed on what there was."""
+        """A result as a new value, where the decomposition returned an existing one."""
         if result not in taken:
             return result
         views = schema_of(op.target).viewed
@@ -259,7 +259,7 @@ class _Decomposition:
         return result
 
     def restored(self, values: Sequence[Value]) -> Iterator[Op]:
-        """The ops that give values the layout that they had."""
+        """The ops that restore the layout of values."""
         for value in values:
             if value not in self.relaid:
                 continue
@@ -273,7 +273,7 @@ class _Decomposition:
     # ---- types --------------------------------------------------------------------------------
 
     def _fits(self, result: TensorType, wanted: TensorType) -> bool:
-        """Whether a decomposition gave what the operator gives, but for the layout."""
+        """Whether a decomposition's result equals the operator's in type, but for the layout."""
         same = (result.dtype, result.lazy, len(result.shape)) == (
             wanted.dtype,
             wanted.lazy,

@@ -1,4 +1,4 @@
-"""What operators mean where a decomposition table comes before the target."""
+"""Semantics of operators where a decomposition table comes before the target."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -69,7 +69,7 @@ def _checked(table: Any) -> dict[Any, Callable[..., Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """A decomposition; what it raises is a refusal that names it."""
+    """A decomposition whose errors are refusals that name it."""
 
     func: Any
     decomposition: Callable[..., Any]
@@ -89,7 +89,7 @@ class _Reported:
 
 
 class EntryRecorder(WithoutExample, Recorder):
-    """Records what a table makes of calls in values; numbers become ops, and no data is known."""
+    """Records a table's decompositions over values; numbers become ops, and no data is known."""
 
     def __init__(self, entries: Entries) -> None:
         types = entries.target.derivatives.types
@@ -134,7 +134,7 @@ class EntryRecorder(WithoutExample, Recorder):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No mode, no autograd and no autocast that is on around the cut."""
+    """Without the modes, autograd and autocast that are on around the cut."""
     with (
         torch_api.no_dispatch_modes(),
         torch_api.with_autograd(),

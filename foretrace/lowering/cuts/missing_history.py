@@ -1,4 +1,4 @@
-"""What a cut leaves without a history, though eager leaves it with one."""
+"""Refusals of histories that a cut does not leave, though eager does."""
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Value

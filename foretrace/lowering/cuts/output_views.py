@@ -1,7 +1,7 @@
-"""What a program returns, built of what its graph gives: live inputs, views of their memory.
+"""A program's outputs from its graph's results: live inputs, views of their memory.
 
 A call of a cut builds tensors, generated code builds expressions, an exported graph builds ops.
-What each output is built of is decided here for all three; a subclass does the steps.
+How each output is built is decided here for all three; a subclass does the steps.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from foretrace.ir.program.walk import MissingHistory
 
 T = TypeVar("T")
 RESULTS: Final = (None, "leaf")
-"""How an output that is no view may lack a history, so that it is what the graph gives"""
+"""How an output that is no view may lack a history, so that it is the graph's result"""
 
 
 class OutputViews(ABC, Generic[T]):
@@ -27,7 +27,7 @@ class OutputViews(ABC, Generic[T]):
     def __init__(self, recorded: Recording) -> None:
         self.recorded = recorded
         self.views: dict[Tree, T] = {}
-        """what was built of values: one that is returned twice is one again"""
+        """outputs by value: one that is returned twice is one object again"""
 
     def all(self) -> list[T]:
         """Build all outputs, in the order of the program."""
@@ -35,7 +35,7 @@ class OutputViews(ABC, Generic[T]):
         return [built[place] for place in range(len(self.recorded.outputs))]
 
     def output(self, place: int | None, output: Output) -> T:
-        """Build one output; `place` is None of a view that others are taken of."""
+        """Build one output; `place` is None for the base of other views."""
         value = output.value
         if not isinstance(value, Value):
             return self.constant(place, value)
@@ -72,11 +72,11 @@ class OutputViews(ABC, Generic[T]):
         return view
 
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
-        """Why an output that requires grad is to have no history of its own."""
+        """Why an output that requires grad has no history of its own."""
         return self.recorded.missing(value)
 
     def named(self, value: Value, built: T) -> T:
-        """What stands for an output that was built."""
+        """A name for an output that was built."""
         return built
 
     @abstractmethod
@@ -85,7 +85,7 @@ class OutputViews(ABC, Generic[T]):
 
     @abstractmethod
     def result(self, place: int | None, value: Value) -> T:
-        """What the graph gives for a value."""
+        """The graph's result for a value."""
 
     @abstractmethod
     def live(self, index: int) -> T:
@@ -109,7 +109,7 @@ class OutputViews(ABC, Generic[T]):
 
     @abstractmethod
     def joined(self, view: T, place: int | None, value: Value) -> T:
-        """The memory of a view with the history of what the graph gives."""
+        """The memory of a view with the history of the graph's result."""
 
     @abstractmethod
     def marked(self, built: T, missing: MissingHistory) -> T:

@@ -21,7 +21,7 @@ ASSERT_NUMBER = torch.ops.aten._assert_scalar.default
 
 
 def with_assertions(ops: list[Op], recorded: Recording) -> list[Op]:
-    """The ops with an assertion after the one that makes the last number of each condition."""
+    """The ops with an assertion after the one that computes the last number of a condition."""
     if not recorded.asked_of_numbers:
         return ops
     return list(_Asserting(recorded.symbols.data, recorded.asked_of_numbers).ops(ops))
@@ -36,7 +36,7 @@ class _Asserting:
         self.missing, self.waiting = missing, list(waiting)
 
     def ops(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """The ops, each followed by the conditions of which it makes the last number."""
+        """The ops, each followed by the conditions whose last number it computes."""
         for op in ops:
             yield with_subgraphs(op, self._subgraph)
             found = self.missing & binds(op)
@@ -47,7 +47,7 @@ class _Asserting:
                 yield Op(ASSERT_NUMBER, check, {}, None, (), origin=Origin(guard.frame, None))
 
     def _subgraph(self, subgraph: Subgraph) -> Subgraph:
-        """A program that an op holds: what it makes is known in it alone."""
+        """A subgraph of an op: its numbers are known in it alone."""
         inside = _Asserting(self.missing, self.waiting)
         ops = tuple(inside.ops(subgraph.ops))
         self.waiting = inside.waiting

@@ -21,11 +21,11 @@ KNOWN: Final = frozenset({
 SYMBOLIC: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
     {math.sqrt: torch.sym_sqrt, operator.pos: torch.sym_float}
 )
-"""The same function under the name that the reader takes"""
+"""The same function under the name that the reader accepts"""
 
 
 def in_file(ops: Iterable[Op], symbols: Symbols) -> Iterator[Op]:
-    """The ops of a graph as a file can have them.
+    """The ops of a graph with functions that a file can have.
 
     Raises:
         Refusal: a function of Python's is none that it can have.

@@ -1,4 +1,4 @@
-"""What `keep=` and `open=` may name, and which ops they mean."""
+"""Selectors: what `keep=` and `open=` may name, and the ops that they select."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ Selector = str | Callable[[Op], bool] | Any
 
 
 def selects(selector: Selector, op: Op) -> bool:
-    """Whether a selector means this op."""
+    """Whether a selector selects this op."""
     if isinstance(selector, str):
         bare = selector.removeprefix("torch.ops.").removeprefix("aten::").removeprefix("aten.")
         return not {selector, bare}.isdisjoint(names(op))
@@ -23,7 +23,7 @@ def selects(selector: Selector, op: Op) -> bool:
 
 
 def names(op: Op) -> set[str]:
-    """What an op may be called by."""
+    """The names by which a selector may select an op."""
     target = op.target
     if isinstance(target, ModuleCall):
         return {target.class_name, target.path, target.qualified_class}

@@ -35,7 +35,7 @@ class Written:
 
 
 def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]) -> Written:
-    """The ops of a forward cut, and what comes of its mutations and outputs.
+    """The ops of a forward cut with its mutations and outputs explicit.
 
     Args:
         recorded: the program.
@@ -62,7 +62,7 @@ def with_writes(recorded: Recording, ops: Iterable[Op], hidden: Container[Value]
 
 
 class _ExplicitWrites(OutputViews[Any]):
-    """Makes writes and views of written inputs ops."""
+    """Adds ops for writes, and for views of written inputs."""
 
     def __init__(self, recorded: Recording) -> None:
         super().__init__(recorded)
@@ -106,7 +106,7 @@ class _ExplicitWrites(OutputViews[Any]):
         return [*copies, *(rename(op, self.old) for op in ops)]
 
     def inside(self, mutation: Mutation) -> bool:
-        """Whether the graph has to write by itself."""
+        """Whether the graph itself writes."""
         item = self.recorded.inputs[mutation.index]
         shared = any(output.view_of == mutation.index for output in self.recorded.outputs)
         shared &= mutation.index not in self.bound
@@ -204,7 +204,7 @@ def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHER
 
 
 def _check_data(recorded: Recording, hidden: Container[Value]) -> None:
-    """Refuse a write by way of `.data` that a backward would read: torch writes back otherwise."""
+    """Refuse a write through `.data` that a backward would read: torch writes back otherwise."""
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
         if mutation.hidden and (item.value.type.requires_grad or item.value in hidden):
@@ -221,7 +221,7 @@ def _check_data(recorded: Recording, hidden: Container[Value]) -> None:
 
 
 def _check_loose(recorded: Recording) -> None:
-    """Refuse to return what a graph has no operator for, where autograd would follow the graph."""
+    """Refuse an output that no operator computes, where autograd would follow the graph."""
     for output in recorded.outputs:
         if recorded.requires.grad_mode and recorded.loose(output.value):
             raise Refusal(

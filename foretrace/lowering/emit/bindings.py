@@ -1,4 +1,4 @@
-"""The quickest way to call an operator: torch's own Python binding, where that is the same call.
+"""The fastest way to call an operator: torch's Python binding, where that is the same call.
 
 `torch.mul` takes half a microsecond less than the entry of `aten.mul.Tensor`. But which operator a
 binding calls, and with what, is for its argument parser to say. So it is called once on examples,
@@ -18,7 +18,7 @@ from foretrace.ir.program.op import Op, Tree, Value
 from foretrace.operators.schemas.cache import PLAIN
 
 Form = tuple[Any, ...]
-"""What an argument is to a parser: the number of dimensions and dtype of a tensor, the type of a
+"""What a parser sees of an argument: the number of dimensions and dtype of a tensor, the type of a
 number, anything else itself. The same forms lead to the same operator"""
 NUMBERS: dict[type, Any] = {int: 1, float: 1.0, complex: 1j}
 """An example of each type of number"""
@@ -26,7 +26,7 @@ C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
 
 def quickest(op: Op) -> Callable[..., Any]:
-    """What to call with the arguments of an op, which has an operator as its target."""
+    """The fastest callable for an op whose target is an operator."""
     found = None
     if all(map(_plain, (op.args, op.kwargs))):
         named = tuple((name, _form(arg)) for name, arg in op.kwargs.items())
@@ -35,7 +35,7 @@ def quickest(op: Op) -> Callable[..., Any]:
 
 
 def _plain(tree: Tree) -> bool:
-    """Whether nothing in it would be kept alive by being remembered, as a Generator would."""
+    """Whether a cache may keep it: it holds no object such as a Generator alive."""
     if isinstance(tree, (tuple, list)):
         return all(map(_plain, tree))
     if isinstance(tree, dict):
@@ -114,7 +114,7 @@ def _reached(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether arguments are the same: tensors the same objects, numbers of the same type."""
+    """Whether arguments are the same: tensors by identity, numbers by type and value."""
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return one is other
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -17,7 +17,7 @@ from foretrace.lowering.emit.graph_module import module_of
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One input of the new module: which input of the old one it is, or what nothing reads."""
+    """One input of the new module: an input of the old one, or one that nothing reads."""
 
     name: str
     input: int | None = None
@@ -74,7 +74,7 @@ def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, t
 
 
 def _attributes_of(module: fx.GraphModule) -> dict[str, Any]:
-    """What the module's nodes name."""
+    """The attributes that the module's nodes name."""
     named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
     return {name: attrgetter(name)(module) for name in map(str, named)}
 

@@ -89,7 +89,7 @@ class ExportEmitter(Emitter):
         self._calls = Counter[str]()
 
     def inner(self) -> "ExportEmitter":
-        """An emitter for a program that an operator holds."""
+        """An emitter for a subgraph of an operator."""
         ((outermost),) = self.outermost.values()
         return ExportEmitter(self.symbols, self.vals, self.needs, outermost)
 
@@ -214,7 +214,7 @@ def _input_spec(item: Lifted, name: str) -> InputSpec:
 
 
 def argument_of(output: Any) -> ArgumentSpec:
-    """What an output is, by the `val` of its node."""
+    """The ArgumentSpec of an output, by the `val` of its node."""
     if not isinstance(output, fx.Node):
         return ConstantArgument("", output)
     val = output.meta["val"]

@@ -1,4 +1,4 @@
-"""What an exported graph takes: a module's tensors and the leaves of a call, in torch's order."""
+"""An exported graph's inputs: a module's tensors and a call's leaves, in torch's order."""
 
 from collections import Counter
 from collections.abc import Iterable

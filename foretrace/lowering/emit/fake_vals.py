@@ -78,7 +78,7 @@ class Vals:
         return created
 
     def make_all(self) -> None:
-        """The `val` of every node: who reads one reads them all.
+        """Create the `val` of every node, when one is read.
 
         They are as if they had been created with the graph, whatever modes the reader is in.
         """
@@ -102,7 +102,7 @@ class Meta(dict[str, Any]):
 
 
 class Waiting(Meta):
-    """One whose "val" may be a Value or a symbol still: who gives the "val" out makes them all.
+    """A `meta` whose "val" may still be a Value or symbol: reading one creates them all.
 
     With an `__iter__` of its own, C copies it (`{**meta}`, `dict.update`) by `keys` and `[...]`.
     Source: dict_merge in CPython's Objects/dictobject.c.

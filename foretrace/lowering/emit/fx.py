@@ -46,11 +46,11 @@ class Emitter:
         """those that data decides, until a node gives them their numbers"""
 
     def inner(self) -> "Emitter":
-        """An emitter for a program that an operator holds."""
+        """An emitter for a subgraph of an operator."""
         return Emitter(self.symbols, self.vals, self.needs)
 
     def program(self, subgraph: Subgraph, name: str) -> fx.GraphModule:
-        """The module of such a program."""
+        """The module of a subgraph."""
         for param in subgraph.params:
             if isinstance(param, Value):
                 self.placeholder(param, param.hint or "arg")
@@ -62,14 +62,14 @@ class Emitter:
         return module_of(self.root, self.graph, name)
 
     def input(self, item: Input) -> None:
-        """One input of the graph: a tensor, or a size."""
+        """Add a placeholder for one input: a tensor, or a size."""
         if item.size is None:
             self.placeholder(item.value, item.role.name)
         else:
             self.size_placeholder(item.size, item.role.name)
 
     def placeholder(self, value: Value, name: str) -> None:
-        """One tensor from outside."""
+        """Add a placeholder for a tensor."""
         self.unbound -= value.type.symbols
         self._learn(value, self._placeholder(name))
 
@@ -84,7 +84,7 @@ class Emitter:
         node.meta["val"] = value
 
     def emit(self, op: Op) -> None:
-        """One op: a call of its target, or of a submodule that holds its body."""
+        """Emit one op: a call of its target, or of a submodule with its body."""
         name = self.names.of(op)
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
@@ -119,7 +119,7 @@ class Emitter:
         self._results(op, node, tuple(op.outs))
 
     def _hold(self, name: str, module: torch.nn.Module) -> str:
-        """Where the submodule of a node stands: modules have methods called `to` and `type`."""
+        """The attribute of a node's submodule: modules have methods called `to` and `type`."""
         place = f"{name}_body" if hasattr(torch.nn.Module, name) else name
         self.root.add_module(place, module)
         return place
@@ -133,7 +133,7 @@ class Emitter:
         return sorted(found, key=str)
 
     def size_placeholder(self, size: Size, name: str) -> None:
-        """A size from outside."""
+        """Add a placeholder for a size."""
         self.unbound -= free_symbols(size)
         self._learn_size(size, self._placeholder(name))
 
@@ -162,7 +162,7 @@ class Emitter:
         self._items(op, node, result)
 
     def _is_open(self, symbol: sympy.Symbol) -> bool:
-        """Whether it is no size that is known by now; of a float no more is ever known."""
+        """Whether the symbol has no known number yet; a float never has one."""
         return symbol.is_integer is not True or not self.symbols.simplify(symbol).is_number
 
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
@@ -178,7 +178,7 @@ class Emitter:
                     self._items(op, part, item)
 
     def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
-        """Say where a node comes from; gives its `meta`."""
+        """Set and return a node's `meta`: where the node comes from."""
         origin = op.origin
         meta = self.vals.meta(self.stacks.line(origin.frame))
         meta["foretrace"] = op

@@ -29,7 +29,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
     "floor": math.floor, "ceil": math.ceil,
 })  # fmt: skip
-"""What each function of torch's sympy is in a graph: what torch's own verifier allows there."""
+"""The graph's form of each function of torch's sympy, as torch's own verifier allows."""
 
 ROUNDING: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
@@ -39,11 +39,11 @@ ROUNDING: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "round_to_int": round,
     }
 )
-"""The same for those that torch calls with the dtype of the result."""
+"""The same for functions that torch calls with the dtype of the result."""
 
 
 class SizeNodes:
-    """What torch's interpreter of expressions calls: a method for each function, by name."""
+    """Handlers for torch's interpreter of expressions: a method for each function, by name."""
 
     def __init__(self, make: Make) -> None:
         self.make = make

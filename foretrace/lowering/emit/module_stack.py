@@ -1,4 +1,4 @@
-"""Where a node comes from, in the words that torch.export has for it in `node.meta`."""
+"""The origin of a node, in torch.export's form in `node.meta`."""
 
 from collections import Counter
 

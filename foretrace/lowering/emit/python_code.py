@@ -26,7 +26,7 @@ from foretrace.tracer.recorder.function_target import FunctionCall
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One call: its text, what it makes, what it reads, and the user's line behind it."""
+    """One call: its text, its results and operands, and the user's line."""
 
     text: str
     results: tuple[Value, ...]
@@ -120,14 +120,14 @@ class Straight:
         return f"{self._pattern(op, op.result)} = {call}"
 
     def _pattern(self, op: Op, result: Tree) -> str:
-        """What the call is assigned to: names where it makes a value, `_` elsewhere."""
+        """The target of the assignment: names of results, `_` elsewhere."""
         if isinstance(result, (tuple, list)):
             inside = ", ".join(self._pattern(op, item) for item in result)
             return f"({inside}{',' * (len(result) == 1)})"
         return self.names[result] if isinstance(result, Value) and result in op.outs else "_"
 
     def named_once(self, value: Value, text: str) -> str:
-        """A name for what the expression gives, the same one each time for a value."""
+        """A name for the expression's result, the same one each time for a value."""
         if value not in self._once:
             self._once[value] = name = self.source.names.new("view")
             self.source.add(f"{name} = {text}")
@@ -180,7 +180,7 @@ def _callable(op: Op) -> Any:
 
 
 def _called_whole(op: Op) -> bool:
-    """Whether the target itself can be called, or only what is below."""
+    """Whether the target itself can be called, or only its body."""
     if isinstance(op.target, FunctionCall):
         return True
     if not isinstance(op.target, torch_api.OpOverload):
@@ -189,7 +189,7 @@ def _called_whole(op: Op) -> bool:
 
 
 def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[Value]]:
-    """For each statement, the values that nothing reads after it."""
+    """For each statement, the values whose last use it is."""
     seen, rows = set(kept), list[list[Value]]()
     for statement in reversed(statements):
         both = dict.fromkeys((*statement.read, *statement.results))

@@ -28,9 +28,9 @@ TEXTS: Mapping[Callable[..., Any], str] = MappingProxyType({
 NAMED: Mapping[Callable[..., Any], str] = MappingProxyType(
     {round: "round", torch_api.is_dense: "is_dense"}
 )
-"""Those with any number of arguments"""
+"""Functions with any number of arguments"""
 SPACE: Mapping[str, Any] = MappingProxyType({"math": math, "is_dense": torch_api.is_dense})
-"""What the texts name beside symbols and builtins"""
+"""The globals of the texts, beside symbols and builtins"""
 
 
 def size_text(size: Any) -> str:

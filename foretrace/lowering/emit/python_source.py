@@ -57,7 +57,7 @@ class Source:
 def compiled(
     name: str, parameters: str, body: Iterable[str], space: dict[str, Any]
 ) -> Callable[..., Any]:
-    """A function of these lines whose globals are `space`, and those of `python_sizes`."""
+    """A function of these lines with the globals `space`, and those of `python_sizes`."""
     space.update(SPACE)
     lines = [f"def {name}({parameters}):", *(INDENT + line for line in body)]
     text = "\n".join(lines) + "\n"

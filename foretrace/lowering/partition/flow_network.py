@@ -42,7 +42,7 @@ class SavingNetwork:
         return {v: self.reasons.get(v, FEWEST) for v in saved if isinstance(v, Value)}
 
     def _used(self, op: Op | None, values: Iterable[Value]) -> list[Node]:
-        """The nodes that stand for values where an op uses them."""
+        """The nodes of values where an op uses them."""
         nodes: list[Node] = []
         for value in values:
             maker = self.halves.makers.get(value)
@@ -68,7 +68,7 @@ class SavingNetwork:
         return self.copies[value]
 
     def _source(self, node: Value, value: Value, reason: str) -> None:
-        """A value that can be had once only."""
+        """Add a value that can be computed only once."""
         self.network.node(node, self.halves.symbols.hint(value.type.bytes))
         self.network.sources.add(node)
         self.reasons[value] = reason

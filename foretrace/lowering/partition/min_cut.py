@@ -1,4 +1,4 @@
-"""The fewest bytes: a minimum vertex cut between what can be had once only and what is needed.
+"""The fewest bytes: a minimum vertex cut between values computed once and values needed.
 
 A node is a value, and weighs what saving it takes. It leads to what is computed from it by ops that
 may run again. Sources are values whose op never runs again, sinks are what the backward uses. Every
@@ -45,7 +45,7 @@ class Network:
         self.before[other][node] = None
 
     def drop(self, node: Node) -> list[Node]:
-        """Take a node out; gives the nodes that were beside it."""
+        """Remove a node; returns its neighbours."""
         beside = [*self.before[node], *self.after[node]]
         for other in self.before.pop(node):
             del self.after[other][node]
@@ -78,7 +78,7 @@ def minimum_cut(network: Network) -> set[Node]:
 
 
 def _contract(network: Network, saved: set[Node]) -> None:
-    """Decide what can be decided from a node and those beside it, until nothing changes."""
+    """Reduce nodes by their neighbours, until nothing changes."""
     waiting = dict.fromkeys(network.weight)
     while waiting:
         node, _ = waiting.popitem()
@@ -87,7 +87,7 @@ def _contract(network: Network, saved: set[Node]) -> None:
 
 
 def _decide(network: Network, node: Node, saved: set[Node]) -> list[Node]:
-    """One step at a node; gives the nodes to look at again."""
+    """Reduce one node; returns the nodes to look at again."""
     before, after = network.before[node], network.after[node]
     source, sink = node in network.sources, node in network.sinks
     if source and sink:
@@ -141,7 +141,7 @@ def _parts(network: Network) -> Iterator[list[Node]]:
 
 
 def _shape(network: Network, part: list[Node]) -> Shape:
-    """All that decides where a group is cut."""
+    """The key of a group: all that decides where it is cut."""
     place = {node: i for i, node in enumerate(part)}
     return tuple(
         (

@@ -1,4 +1,4 @@
-"""Split a joint graph into a forward and a backward one, with what the first hands to the second.
+"""Split a joint graph into a forward and a backward graph, with saved values between them.
 
 Values keep their identity: an op that runs in both graphs is one Op, and a saved value is an
 output of the forward and an input of the backward. Gradients are computed by the same ops on the
@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def open(self) -> bool:
-        """Whether the backward gets sizes: what compiles it may then add guards."""
+        """Whether the backward gets sizes: its compiler may then add guards."""
         inputs = self.backward.inputs
         return any(item.size is not None or item.value.type.symbols for item in inputs)
 
@@ -139,7 +139,7 @@ def running_again(
     done: set[Op],
     handed: dict[Value, None],
 ) -> Iterator[Op]:
-    """The ops that have to run again to have the values wanted; `done` and `handed` learn."""
+    """The ops that run again for the values wanted; adds to `done` and `handed`."""
     waiting = list(wanted)
     while waiting:
         value = waiting.pop()
@@ -180,7 +180,7 @@ def _saved(
 
 
 def _copied(halves: Sides, value: Value) -> list[Op]:
-    """Ops that copy a value in its own layout, as it is at the end of the forward."""
+    """Ops that copy a value, in its layout, at the end of the forward."""
     type, op = value.type, halves.makers.get(value)
     if op is None:  # an input: the copy is there because of the op that writes to it
         op = halves.makers.get(halves.written[value].value)

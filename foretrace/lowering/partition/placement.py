@@ -33,7 +33,7 @@ ABSOLUTE = "storage_offset"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of an operator: why it never runs twice, whether it makes views, is cheap, reduces."""
+    """Facts about an operator: why it never runs twice, whether it is a view, cheap, reduces."""
 
     once: str
     view: bool
@@ -63,7 +63,7 @@ class Sides:
     # ---- sides ------------------------------------------------------------------------------
 
     def _late(self) -> dict[Op, None]:
-        """What runs in the backward alone: all that depends on a gradient, or may run only once.
+        """The ops of the backward alone: those that depend on a gradient, or may run only once.
 
         The rest of the backward (masks, casts of operands) could as well run in the forward.
         """
@@ -84,14 +84,14 @@ class Sides:
         return (op for op in self.joint.ops if op not in self.late)
 
     def order(self, value: Value) -> tuple[int, int]:
-        """Where the forward has it: inputs in order, then what ops make."""
+        """The position in the forward: inputs in order, then results of ops."""
         op = self.makers.get(value)
         if op is None:
             return (-1, self.places[value])
         return (self.position[op], op.outs.index(value))
 
     def free(self, value: Value) -> bool:
-        """Whether the backward has it without being handed anything that would not live on."""
+        """Whether the backward gets it at no cost: the value lives on anyway."""
         return value in self.input_of and value not in self.aliases
 
     # ---- checkpoints ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What of a step's forward its backward makes again, within the one graph of the step.
+"""Recomputation of a step's forward for its backward, within the one graph of the step.
 
 A policy names the values that are kept, as for a pair; all else that a backward reads is recomputed
 just before, by the same ops on the same operands. An update is never recomputed: what a step leaves
@@ -25,7 +25,7 @@ from foretrace.lowering.partition.rng_replay import (
 from foretrace.tracer.concrete.rng_draws import draws
 
 AGAIN = "made again"
-"""The choice that an op carries which runs a second time"""
+"""The choice of an op that runs a second time"""
 
 
 class StepSides(Sides):
@@ -35,7 +35,7 @@ class StepSides(Sides):
         return dict.fromkeys(op for op in self.joint.ops if op.asked and op.because is not None)
 
     def inside(self, op: Op, value: Value) -> bool:
-        """The same; an op of a backward belongs where the op does that it serves."""
+        """The same; an op of a backward belongs to the checkpoint of its forward op."""
         while op.because is not None:
             op = op.because
         return super().inside(op, value)
@@ -87,13 +87,13 @@ def recomputed(
 
 
 def _drawn_again(op: Op, new: dict[Value, Value], states: dict[Op, Value]) -> Op:
-    """The op from the state of the generator that the first run found; `states` learns of it."""
+    """The op, from the generator's state before its first run; adds it to `states`."""
     states[op] = state_of(op)
     return from_state(_once_more(op, new), states[op])
 
 
 def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
-    """The ops; those that draw twice give the state from before."""
+    """The ops; those that draw twice also return the state from before."""
     for op in ops:
         yield keeping_state(op, states[op]) if op in states else op
 

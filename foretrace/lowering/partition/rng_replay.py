@@ -21,7 +21,7 @@ from foretrace.tracer.concrete.rng_draws import draws
 
 CPU = torch.device("cpu")
 STATE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 5056, "cuda": 16})
-"""What the state of a device's own generator takes: CPUGeneratorImpl.cpp, CUDAGeneratorImpl.cpp"""
+"""Bytes of the state of a device's generator: CPUGeneratorImpl.cpp, CUDAGeneratorImpl.cpp"""
 
 
 def opened(graph: Graph, symbols: Symbols) -> Graph:
@@ -52,7 +52,7 @@ def repeatable(op: Op, symbols: Symbols) -> bool:
 
 
 def _device(op: Op) -> str | None:
-    """By which torch finds the generator: that of the first tensor, or the one that is named."""
+    """The device whose generator torch uses: that of the first tensor, or the one named."""
     named = op.kwargs.get("device")
     tensors = [arg.type.device for arg in op.args if isinstance(arg, Value)]
     device = named if isinstance(named, torch.device) else tensors[0] if tensors else None
@@ -73,6 +73,6 @@ def keeping_state(op: Op, state: Value) -> Op:
 
 
 def from_state(op: Op, state: Value) -> Op:
-    """The op once more, which draws from a state, and leaves the generator as it is."""
+    """The op again, which draws from a state, and leaves the generator unchanged."""
     func: Any = torch_api.RUN_WITH_RNG_STATE
     return op.but(target=func, args=(state, op.target, *op.args))

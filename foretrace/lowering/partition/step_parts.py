@@ -25,7 +25,7 @@ DO = 'use cut("step"), which is one graph'
 
 
 def parts_of(graph: Graph, recorded: Recording) -> tuple[Graph, Graph, Graph]:
-    """The three, each with inputs and outputs of the step and what goes from one to the next.
+    """The three parts, with inputs and outputs of the step and the values passed between them.
 
     Args:
         graph: the step; what is recomputed in it is the backward's.

@@ -98,13 +98,13 @@ def cut_trained_subgraphs(graph: Graph, context: Context) -> Graph:
 
 @as_pass(CUT_SUBGRAPHS)
 def cut_subgraphs(graph: Graph, context: Context) -> Graph:
-    """Cut the programs that ops hold at the same level."""
+    """Cut the subgraphs of ops at the same level."""
     return _with(graph, cut_inside(graph.ops, context.forward_level, context.semantics))
 
 
 @as_pass("return insides")
 def return_insides(graph: Graph, context: Context) -> Graph:
-    """Let an op that was kept whole return what is used of its insides."""
+    """Let an op that was kept whole return its inner values that are used."""
     return _with(graph, with_saved(graph.ops, values_of(graph.outputs)))
 
 

@@ -57,7 +57,7 @@ def flatten_joint(graph: Graph, context: Context) -> Graph:
 
 @as_pass(CUT_SUBGRAPHS)
 def cut_joint_subgraphs(graph: Graph, context: Context) -> Graph:
-    """Cut the programs that ops hold at the same level."""
+    """Cut the subgraphs of ops at the same level."""
     level = replace(context.joint_level, differentiated=True)
     return replace(graph, ops=cut_inside(graph.ops, level, context.semantics))
 

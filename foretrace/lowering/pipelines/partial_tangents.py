@@ -1,4 +1,4 @@
-"""The backward of a pair for the tangents that there are, as they lie, from the same saved values.
+"""The backward of a pair for some tangents with their strides, from the same saved values.
 
 Where an output gets no gradient, eager's backward does not pass through its op: parameters
 that only it reaches get None, and sums lack its part. Where a gradient lies otherwise than its
@@ -26,7 +26,7 @@ WHY = "the backward for all gradients needs it"
 def partial_backward(
     joint: Graph, pair: Pair, context: Context, then: Sequence[Pass] = ()
 ) -> Graph:
-    """The backward for the tangents that there are, as they lie; inputs as of the pair's.
+    """The backward for the tangents that arrived, with their strides; inputs as of the pair's.
 
     Args:
         joint: the graph that the pair is cut from.

@@ -1,4 +1,4 @@
-"""What a pass is, what it may read, and the loop that runs a list of passes."""
+"""A pass, the context that it may read, and the loop that runs a list of passes."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ class Pass:
 
 
 def as_pass(name: str, stage: str = "") -> Callable[[Change], Pass]:
-    """Makes a pass of a function; the first line of its docstring is the purpose."""
+    """Turn a function into a pass; the first line of its docstring is the purpose."""
 
     def named(change: Change) -> Pass:
         return Pass(name, (change.__doc__ or "").partition("\n")[0], change, stage)
@@ -118,7 +118,7 @@ class History:
 
 
 def make_graph(passes: Sequence[Pass], kind: str, context: Context) -> Graph:
-    """The graph that a list of passes makes of a record.
+    """The graph of a record after a list of passes.
 
     Args:
         passes: those of the cut, in order.
@@ -150,7 +150,7 @@ def run_passes(passes: Sequence[Pass], graph: Graph, context: Context) -> Graph:
 
 
 def verifying(recorded: Recording, infer: Infer | None) -> Watch:
-    """A watch that holds the graph after each pass that changed it against docs/stages.md.
+    """A watch that checks the graph after each pass that changed it by docs/stages.md.
 
     Raises:
         Refusal: when called: the graph breaks a rule; it names the pass.

@@ -1,4 +1,4 @@
-"""Passes that rewrite the ops of a cut: a pass each for what other rooms of the wing do."""
+"""Passes that rewrite the ops of a cut by the other rooms of the wing."""
 
 from dataclasses import replace
 

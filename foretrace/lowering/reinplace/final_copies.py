@@ -27,7 +27,7 @@ NOWHERE = Origin(None, None)
 def written_at_end(
     graph: Graph, recorded: Recording, may_raise: MayRaise
 ) -> tuple[Graph, frozenset[int]]:
-    """A forward that ends with copies of new contents, which it does not give; of which inputs.
+    """A forward that copies new contents itself at its end; and the inputs that it writes.
 
     Copied is what depends on each op that may raise: the compiler decides when it is written, and a
     call that raises is to leave it as it was. A program that asks of data in its middle copies
@@ -44,7 +44,7 @@ def written_at_end(
     outputs, copies, asked = graph.outputs[:kept], list[Op](), guards_of(recorded)
 
     def stops(op: Op) -> bool:
-        """Whether it may raise; a guard was asked before the call."""
+        """Whether the op may raise; a guard was checked before the call."""
         return raises(op, may_raise) and not asserts(op, asked)
 
     after, written = _After(graph.ops, stops), set[int]()
@@ -86,7 +86,7 @@ def _after_its_loss(op: Op) -> Iterator[Op]:
 
 
 def _copied(recorded: Recording, mutation: Mutation) -> bool:
-    """Whether a plain copy at the end is what a call would do."""
+    """Whether a plain copy at the end does what the call does."""
     item = recorded.inputs[mutation.index]
     plain = not (mutation.hidden or mutation.rebound or recorded.effects_of(Reshape))
     return plain and may_be_written(item) and item.value.type.same_layout(mutation.value.type)

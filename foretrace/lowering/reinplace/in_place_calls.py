@@ -15,11 +15,11 @@ from foretrace.operators.schemas.schema import schema_of
 COPY = torch.ops.aten.copy_.default
 Called: TypeAlias = tuple[Any, tuple[Tree, ...], dict[str, Tree]]
 Lists: TypeAlias = dict[Op, tuple[Sequence[Value], Sequence[Op]]]
-"""By an operator on lists: what it would write in place, and the ops that copy its results there"""
+"""By an operator on lists: the values it would write in place, and the ops that copy into them"""
 
 
 def called(op: Op) -> Called:
-    """The operator in place and its arguments; of new content for an old history, none."""
+    """The in-place operator and its arguments; no operator for new content with an old history."""
     target = op.target
     if isinstance(target, Write) and target.func is COPY and not target.followed:
         _, inner, *rest = op.args
@@ -37,7 +37,7 @@ class InPlaceCalls:
         self.read.update(v for output in graph.outputs for v in values_in(output.value))
 
     def of(self, op: Op) -> bool:
-        """Whether it is one on a single tensor, and nothing reads its insides."""
+        """Whether the op writes a single tensor, and nothing reads its inner values."""
         func, args, kwargs = called(op)
         if not isinstance(func, torch_api.OpOverload) or func.namespace != "aten":
             return False
@@ -78,7 +78,7 @@ def _on_lists(graph: Graph) -> Iterator[tuple[Op, tuple[list[Value], list[Op]]]]
 
 
 def _copied_into(op: Op) -> Value | None:
-    """What an op copies into; None if it does something else."""
+    """The value that an op copies into; None for other ops."""
     if not op.writes or len(op.outs) != 1:
         return None
     func, args, _ = called(op)

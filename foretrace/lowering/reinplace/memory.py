@@ -1,4 +1,4 @@
-"""Where the values of a graph lie: which of them share memory, and which memory may be written."""
+"""The memory of a graph's values: which of them share it, and which may be written."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from foretrace.ir.program.recording import Graph, Recording
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """One piece: the values of now that see it, and whether it may be written."""
+    """One memory: the current values in it, and whether it may be written."""
 
     writable: bool
     members: list[Value] = field(default_factory=list)
@@ -28,14 +28,14 @@ class Sharing:
         self._known: dict[Op, Mapping[Value, list[Value]]] = {}
 
     def of(self, op: Op) -> Mapping[Value, list[Value]]:
-        """By what the op makes, the operands in whose memory it may lie."""
+        """For each result of the op, the operands whose memory it may share."""
         known = self._known.get(op)
         if known is None:
             known = self._known[op] = shared_by(op)
         return known
 
     def beside(self, values: Iterable[Value], ops: Iterable[Op]) -> set[Value]:
-        """What may lie in the memory of these inputs, they among it."""
+        """The values that may share the memory of these inputs, with these."""
         found = set(values)
         for op in ops:
             if op.writes:
@@ -64,7 +64,7 @@ class Memories:
         }
 
     def read_by(self, ops: Iterable[Op], graph: Graph, unread: Collection[Op]) -> None:
-        """Note which op reads a value last; what the graph gives is read at its end."""
+        """Note which op reads a value last; outputs are read at the end."""
         for place, op in enumerate(ops):
             if op not in unread:
                 self.last.update(dict.fromkeys(op.operands, place))
@@ -72,7 +72,7 @@ class Memories:
             self.last.update(dict.fromkeys(values_in(output.value), inf))
 
     def add_results(self, op: Op) -> None:
-        """A new value lies in memory of its own, or in that of what it is a view of."""
+        """Add an op's results, in new memory or in that of their base."""
         for value, shown in self.sharing.of(op).items():
             bases = [self.of[base] for base in shown if base in self.of]
             if len({id(base) for base in bases}) == 1:
@@ -96,12 +96,12 @@ class Memories:
         )
 
     def fits(self, op: Op, into: Value) -> bool:
-        """Whether the content that an op makes lies as that of the memory does."""
+        """Whether an op's new content has the layout of the memory."""
         (new,), old = op.outs, op.operands[0]
         return new.type.same_layout(old.type) and self.of.get(old) is self.of[into]
 
     def take(self, op: Op, into: Value) -> None:
-        """The memory has from now on the content that an op makes."""
+        """Note that an op's new content is in the memory from now on."""
         (new,), old = op.outs, op.operands[0]
         memory = self.of[new] = self.of[into]
         self.same[new] = self.same.get(old, old)

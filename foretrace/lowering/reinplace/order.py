@@ -1,4 +1,4 @@
-"""In which order the ops of a graph run that writes, and from where on it may write to inputs.
+"""The order of ops in a graph that writes, and the point from which it may write to inputs.
 
 A call that gives up, or raises, leaves everything as it was. A guard comes before the first write
 to an input, with what it is computed of, and so does what Python computes of numbers of data.
@@ -29,7 +29,7 @@ MayRaise = Callable[[Op], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """The ops as they run.
+    """The ops in the order in which they run.
 
     `values`: those that write and are not to. `until`: the place of the last op that may raise, or
     guards, after something was written to an input; -1 if there is none.
@@ -121,7 +121,7 @@ def asserts(op: Op, guards: Collection[str]) -> bool:
 
 
 def _needed(ops: Iterable[Op], asked: Collection[Op], symbols: Symbols) -> set[Op]:
-    """The ops on which some depend, and these."""
+    """Some ops, and the ops on which they depend."""
     early, values, numbers = set[Op](), set[Value](), set[Any]()
     for op in reversed(list(ops)):
         if op in asked or not values.isdisjoint(op.outs) or not numbers.isdisjoint(binds(op)):
@@ -133,7 +133,7 @@ def _needed(ops: Iterable[Op], asked: Collection[Op], symbols: Symbols) -> set[O
 
 
 def _pure(op: Op) -> bool:
-    """Whether it may run earlier: it only computes."""
+    """Whether the op may run earlier: it is pure."""
     if subgraphs_of(op):
         return False
     if op.writes:
@@ -160,7 +160,7 @@ def raises(op: Op, may_raise: MayRaise) -> bool:
 
 
 def _elementwise(func: Any, op: Op) -> bool:
-    """Whether it computes each float from floats alone, so that no value makes it raise."""
+    """Whether the op computes floats from floats alone, so that no value makes it raise."""
     if not isinstance(func, torch_api.OpOverload):
         return False
     known = torch.Tag.pointwise in func.tags or schema_of(func).writes_lists

@@ -1,4 +1,4 @@
-"""A forward as it runs where autograd follows nothing: what the program writes in place is written.
+"""A forward that autograd does not follow, with the program's in-place writes.
 
 In a record new content is a new value. Called so, a step would hold what it updates twice, until
 its end. Here the operator in place is called, as the program did, where nothing reads the memory
@@ -27,7 +27,7 @@ from foretrace.lowering.reinplace.order import MayRaise, ordered
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InPlace:
-    """A graph whose ops write; those that do make nothing.
+    """A graph whose ops write; those that write have no results.
 
     `same`: by new content, the value whose memory has it.
     """
@@ -96,7 +96,7 @@ class _Writing:
                 yield from self._caught_up(place)
 
     def _caught_up(self, place: int) -> Iterator[Op]:
-        """Into inputs, what was computed before and may be written from now on."""
+        """Writes of earlier results into inputs, which are allowed from now on."""
         for op in self.order.ops[: place + 1]:
             if op not in self.order.values or not op.writes or len(op.outs) != 1:
                 continue
@@ -114,7 +114,7 @@ class _Writing:
             yield each
 
     def _one(self, op: Op, place: int) -> bool:
-        """Whether an op writes in place; its out is then what the memory holds."""
+        """Whether an op writes in place; its result is then the memory's content."""
         if op in self.order.values or not self.callable.of(op):
             return False
         into = values_in(called(op)[1])[0]
@@ -152,7 +152,7 @@ class _Writing:
         )  # fmt: skip
 
     def shows_input(self, output: Output) -> bool:
-        """Whether a result that is no input would be one, as it is written in place."""
+        """Whether an output that is no input would become one by writing in place."""
         if output.role.kind == "mutation" or output.same_as is not None:
             return False
         if output.view_of is not None and not output.separate:

@@ -1,1 +1,1 @@
-"""Graphs with tensors that wrap others, taken down to what these hold."""
+"""Graphs with tensor subclasses, opened to inner tensors."""

@@ -1,4 +1,4 @@
-"""A graph for a compiler: it takes and gives what wrapping tensors hold, and knows none of them.
+"""A graph for a compiler: it takes and returns the inner tensors of subclasses.
 
 `around` the compiled graph unwraps the inputs of a call, and wraps the outputs.
 """
@@ -82,7 +82,7 @@ class Edges:
                 yield Output(known, Role(output.role.kind, name))
 
     def _leaves(self, value: Value, name: str) -> Iterator[tuple[Value, str]]:
-        """The values of what a wrapping one holds, and what these hold."""
+        """The inner values of a subclass's value, recursively."""
         if not value.type.wrapped:
             yield value, name
             return
@@ -93,12 +93,12 @@ class Edges:
             yield from self._leaves(part, f"{name}.{attribute}")
 
     def spread(self, flags: Sequence[bool], kind: str, graph: Graph) -> list[bool]:
-        """For each input of a kind, what is said of it, for each of what it holds."""
+        """Repeat the flag of each input of a kind for each of its inner tensors."""
         types = [item.value.type for item in graph.inputs if item.role.kind == kind]
         return [flag for flag, type in zip(flags, types, strict=True) for _ in range(_count(type))]
 
     def around(self, run: Flat) -> Flat:
-        """Calls `run` with what the inputs hold; gives outputs of their own classes."""
+        """A callable that unwraps the inputs for `run`, and wraps its outputs."""
         if not self.wraps:
             return run
         takes, gives = self.takes, self.gives
@@ -151,7 +151,7 @@ def _wrapped(results: Iterator[Any], type: TensorType | int | None) -> Any:
 
 
 def gradient_counts(backward: Graph) -> list[int]:
-    """How many tensors each gradient is that a backward gives."""
+    """The number of inner tensors of each gradient that a backward returns."""
     gradients = [o.value for o in backward.outputs if o.role.kind == "gradient"]
     return [1 if value is None else _count(value.type) for value in gradients]
 

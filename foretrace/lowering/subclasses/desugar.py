@@ -1,4 +1,4 @@
-"""Open the ops on tensors that wrap others: what their class does is recorded in their place.
+"""Open the ops on tensor subclasses: their `__torch_dispatch__` is recorded in their place.
 
 The derivative of such an op is taken above it, so a backward speaks of wrapping tensors, too. Each
 of its ops is recorded once more, over stand-ins of the types that really arrive, and its body, what
@@ -23,7 +23,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
 
 def unwrapped(graph: Graph, semantics: TargetSemantics) -> Graph:
-    """The graph with the ops on wrapping tensors opened, but for those that are kept whole.
+    """The graph with the ops on subclasses opened, but for those that are kept whole.
 
     What is left of wrapping is at its ends: inputs are unwrapped, outputs are wrapped.
 
@@ -45,12 +45,12 @@ class _Opening:
     def __init__(self, semantics: TargetSemantics) -> None:
         self.recorder = EntryRecorder(Entries({}, semantics))
         self.now = dict[Value, Value]()
-        """what stands for a value, which is of the class that it really has"""
+        """the replacement of a value, of its real class"""
         self.parts = dict[Value, tuple[Any, ...]]()
-        """what a wrapping value holds"""
+        """the inner values of a subclass's value"""
 
     def opened(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """The ops, each opened, and renamed where it reads what was."""
+        """The ops, each opened, and renamed where it reads a replaced value."""
         for op in ops:
             yield from self._one(rename(op, self.now))
 
@@ -68,7 +68,7 @@ class _Opening:
         yield op
 
     def _recorded(self, op: Op) -> Iterator[Op]:
-        """What the class of an operand does, in the graph's own values."""
+        """The recorded `__torch_dispatch__` of an operand's class, in the graph's own values."""
         stood = {v: Value(v.type.with_grad(False)) for v in op.operands}
         stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
         env: dict[Value, Any] = {each: v for v, each in stood.items()}

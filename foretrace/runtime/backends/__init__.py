@@ -1,1 +1,1 @@
-"""What becomes of a record that is to be called: eager code, graphs for compilers."""
+"""Backends: a record as eager code, or as graphs for compilers."""

@@ -27,9 +27,9 @@ from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.lowering.reinplace.in_place_calls import COPY
 
 ORDER = ("mutation", "output", "saved")
-"""The order of what a forward gives."""
+"""The order of a forward's outputs."""
 RESULTS = "num_fwd_outputs"
-"""In a forward's `meta`: how many of its outputs are not there for the backward."""
+"""Key of a forward's `meta`: the number of its outputs that are not saved tensors or sizes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class Half:
 
 
 class TorchHalves:
-    """Makes the halves of one program.
+    """Builds the halves of one program.
 
     Args:
         symbols: its sizes.
@@ -74,7 +74,7 @@ class TorchHalves:
         self.symbols, self.fakes = symbols, fakes
 
     def whole(self, graph: Graph) -> Half:
-        """A forward that nothing is trained through."""
+        """The forward of a program without a backward."""
         return self._first(graph, lambda n: f"arg{n}_1")
 
     def forward(self, pair: Pair) -> Half:
@@ -173,7 +173,7 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _saved_names(pair: Pair, forward: Half) -> list[str]:
-    """Of what is saved: the name of the node that the forward returns for it."""
+    """The names of the nodes that the forward returns as saved values."""
     returned: Any = forward.module.graph.output_node().args[0]
     kinds = [output.role.kind for output in pair.forward.outputs]
     return [
@@ -184,7 +184,7 @@ def _saved_names(pair: Pair, forward: Half) -> list[str]:
 
 
 def _gradients(pair: Pair, graph: Graph) -> tuple[list[int | None], tuple[int, ...]]:
-    """For each primal, which output is its gradient; and where each output is among these."""
+    """For each primal, the output that is its gradient; and the inverse of that map."""
     inputs = pair.forward.inputs
     requiring = [i for i, item in enumerate(inputs) if item.value.type.requires_grad]
     gradient_of = {source: place for place, source in enumerate(requiring)}

@@ -27,7 +27,7 @@ from foretrace.runtime.guards.cut_guards import number
 Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
 Partial = Callable[[TangentStrides], Flat]
-"""Makes the backward, called like the pair's own, for some tangents (the others have no data)"""
+"""Builds the backward, called like the pair's own, for some tangents (the others are None)"""
 
 
 class TrainableCall:
@@ -81,7 +81,7 @@ class TrainableCall:
         return self._backwards[strides]
 
     def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
-        """Those in which the backward takes a tangent."""
+        """The strides in which the backward takes a tangent."""
         found = strides_of(item, tangent, sizes)
         return found if self.relaid else item.value.type.laid
 
@@ -98,7 +98,7 @@ class TrainableCall:
             outputs[place] = outputs[place].detach()
 
     def sizes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Numbers:
-        """What the symbols are in this call: those of the inputs, and those that data decides."""
+        """The numbers of the symbols in this call: of the inputs, and those that data decides."""
         found = numbers_of(self.inputs, inputs)
         for item, place in zip(self.tangents, self.wanting, strict=True):
             found = sizes_by_data(item, outputs[place], found)
@@ -134,7 +134,7 @@ def _numbers(item: Any) -> list[Any]:
 
 
 class _Run(torch.autograd.Function):
-    """One call of a Trained."""
+    """The autograd Function behind one call of a TrainableCall."""
 
     @staticmethod
     def forward(ctx: Any, trained: TrainableCall, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -184,14 +184,14 @@ def _gradients(
 
 
 def zeros(item: Input, sizes: Numbers) -> torch.Tensor:
-    """A tangent of zeros, as its output lies."""
+    """A tangent of zeros with its output's strides."""
     type = item.value.type
     shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
     return torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device).zero_()
 
 
 def _absent(item: Input, sizes: Numbers) -> torch.Tensor | None:
-    """What stands for a tangent that did not arrive: nothing, or what has its open sizes alone."""
+    """A replacement for a missing tangent: None, or a tensor that only has its open sizes."""
     if not item.value.type.symbols:
         return None
     return torch.empty([number(size, sizes) for size in item.value.type.shape], device="meta")

@@ -49,7 +49,7 @@ Backend = str | Callable[..., Any]
 
 
 def building(backend: Backend, policy: Policy | None = None) -> Building:
-    """What makes entries with a backend.
+    """The function that builds entries with a backend.
 
     Args:
         backend: by name, or a function of graphs.

@@ -1,4 +1,4 @@
-"""What compilers make of a program: the calls of fw_compiler, bw_compiler, inference_compiler.
+"""A program through compilers: the calls of fw_compiler, bw_compiler, inference_compiler.
 
 They are called when and with what AOTAutograd calls them (`aot_convention.py`): the forward's at
 once; the backward's at once if it has open sizes, since compiling it may then add guards, and else
@@ -59,7 +59,7 @@ class TorchCompilers:
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """What each graph goes through before a compiler gets it, or before it is split."""
+        """The passes over each graph before a compiler gets it, or before it is split."""
 
         def check(graph: Graph, _: Context) -> Graph:
             _check_sizes(graph, retypes=self.retypes)
@@ -70,13 +70,13 @@ class TorchCompilers:
                 open_by_table)  # fmt: skip
 
     def context(self, recorded: Recording, semantics: TargetSemantics) -> Context:
-        """What the passes of its graphs read."""
+        """The context of the passes over its graphs."""
         return Context(
             recorded, semantics, Level(False), table=self.decompositions, policy=self.policy
         )
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
-        """What runs a forward that is not trained."""
+        """The callable of a forward that is not trained."""
         context = self.context(recorded, semantics)
         graph = make_graph(UNTRAINED_LEAVES, "aten", context)
         halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
@@ -98,7 +98,7 @@ class TorchCompilers:
     def halves(
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat, Partial]:
-        """The pair of a joint graph, and what runs each half, and a half for some tangents."""
+        """The pair of a joint graph, the callable of each half, and that of some tangents."""
         context = self.context(recorded, semantics)
         joint = run_passes(self.passes, joint, context)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)

@@ -32,10 +32,10 @@ from foretrace.session.run.aliased_inputs import check_shared_memory
 
 
 class DynamoConditions(GuardList):
-    """What Dynamo does not look at, over the parameters of a flat function."""
+    """The guards that Dynamo does not check, over the parameters of a flat function."""
 
     def write(self, parameters: list[str]) -> None:
-        """All checks."""
+        """Collect all checks."""
         names = self._constants(parameters)
         self.take(names)
         self.bound |= {item.size for item in self.recorded.inputs if item.size is not None}
@@ -43,7 +43,7 @@ class DynamoConditions(GuardList):
         self._memory()
 
     def _constants(self, parameters: list[str]) -> list[str]:
-        """The parameters that are inputs; the others are as they were."""
+        """The parameters that are inputs; guards that the others are unchanged."""
         requires, names = self.recorded.requires, list[str]()
         for name, parameter in zip(requires.names, parameters, strict=True):
             if name in requires.constants:

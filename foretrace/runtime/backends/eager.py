@@ -74,7 +74,7 @@ def eager_entry(
 def _alone(
     captured: Captured, level: Level, policy: Policy
 ) -> tuple[Graph, ScalarPrelude, InPlace]:
-    """A step with new contents as values, what is done before it, and the rest as it is run."""
+    """A step with new contents as values: its prelude, and the rest as it runs."""
     recorded, semantics = captured.recorded, captured.semantics
     context = Context(recorded, semantics, level, policy=policy)
     whole = make_graph(UNTRAINED, "run", context)

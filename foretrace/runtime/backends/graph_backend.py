@@ -45,7 +45,7 @@ Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
-    """What makes entries whose graphs were compiled; each entry has compilers of its own."""
+    """A builder of entries with compiled graphs; each entry has compilers of its own."""
 
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
@@ -101,19 +101,19 @@ def join(
 
 
 class Compilers(Protocol):
-    """What compiles graphs."""
+    """Compiles the graphs of one program."""
 
     @property
     def relaid(self) -> bool:
-        """Whether a tangent that lies otherwise than its output has a backward of its own."""
+        """Whether a tangent with other strides than its output's has a backward of its own."""
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
-        """What runs a forward that is not trained."""
+        """The callable of a forward that is not trained."""
 
     def halves(
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
-        """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
+        """The pair of a joint graph, the callable of each half, and a builder for some tangents.
 
         Without a second half, one is built for tangents with the strides of their outputs.
         """
@@ -129,7 +129,7 @@ class ByBackend:
         """of a step"""
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
-        """What the backend makes of the forward, its ops as written."""
+        """The forward, its ops as written, compiled by the backend."""
         context = Context(recorded, semantics, Level(written=True), policy=self.policy)
         graph = make_graph(UNTRAINED, "export", context)
         results = (out for op in graph.ops for out in op.outs)
@@ -144,7 +144,7 @@ class ByBackend:
     def halves(
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
-        """The pair, and what the backend makes of each half: of the second when it first runs.
+        """The pair, and each half compiled by the backend: the second when it first runs.
 
         With open sizes at once, as the backend may add guards on them.
         """

@@ -18,7 +18,7 @@ from foretrace.runtime.backends.inductor_workarounds import as_taken, constants_
 from foretrace.runtime.backends.scalar_custom_op import numbers_refused
 
 COMPILERS: Final = re.compile(r"^.*\b(?:fatal )?error: .*$", re.MULTILINE)
-"""The line by which a compiler of C++ says what is wrong"""
+"""The line of a C++ compiler's output that has the error"""
 
 
 def inductor_compilers(

@@ -1,4 +1,4 @@
-"""A graph as Inductor takes it: what it would get wrong, or refuse, is said in another way.
+"""Rewrites of what Inductor would compile wrongly, or refuse.
 
 Each rewrite computes what the graph did; it names what Inductor does, and where.
 """
@@ -15,7 +15,7 @@ from foretrace.runtime.backends.scalar_custom_op import with_opaque_steps
 
 aten: Final = torch.ops.aten
 SCALES: Final = frozenset({aten.mul.Tensor, aten.div.Tensor})
-"""By what Inductor multiplies a maximum again, if it is a number"""
+"""Operators by whose number Inductor scales a maximum"""
 CONVERT: Final = torch.ops.prims.convert_element_type.default
 
 

@@ -83,7 +83,7 @@ class _States:
 
 
 def _undone(op: Op) -> bool:
-    """Whether a call leaves nothing that has to be undone, but what it has drawn."""
+    """Whether a call has no effect to undo but its random draws."""
     if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
         return False
     return makes_leaf(op) or not schema_of(op.target).writes
@@ -105,7 +105,7 @@ def _is_generator(leaf: Any) -> bool:
 
 
 def _default(device: torch.device) -> torch.Generator:
-    """The generator from which operators on a device draw where none is passed."""
+    """The default generator of a device."""
     if device.type == "cpu":
         return torch.default_generator
     generators: Any = torch.get_device_module(device).default_generators

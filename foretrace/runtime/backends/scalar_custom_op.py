@@ -27,7 +27,7 @@ HOMES: Final = {module.__name__: module for module in (operator, math, builtins,
 
 @torch.library.custom_op("foretrace::step", mutates_args=())
 def step(function: str, whole: bool, numbers: list[torch.types.Number]) -> torch.Tensor:
-    """What a function of Python's gives of numbers: a tensor of one float64, or int64 if whole."""
+    """Apply a Python function to numbers: a tensor of one float64, or int64 if it is an integer."""
     home, _, name = function.partition(":")
     found = getattr(HOMES[home], name)(*numbers)
     return torch.tensor(found, dtype=torch.int64 if whole else torch.float64)
@@ -57,7 +57,7 @@ def with_opaque_steps(module: fx.GraphModule) -> fx.GraphModule:
 
 @contextmanager
 def numbers_refused() -> Iterator[None]:
-    """A compiler that asks for a number which only a run has is refused."""
+    """The refusal of a compiler that asks for a number which only a run has."""
     try:
         yield
     except torch_api.GuardOnDataDependentSymNode as error:

@@ -148,7 +148,7 @@ class _Possible:
         return self.data & set(named).union(*simplified)
 
     def take(self, op: Op) -> bool:
-        """Whether it reads only what is there by then, and does nothing but compute."""
+        """Whether the op reads only values that exist before the graph, and is pure."""
         found = (
             _computes(op, self.known)
             and self.there.issuperset(op.operands)
@@ -160,7 +160,7 @@ class _Possible:
 
 
 def _needed(possible: list[Op], of: _Possible) -> set[Op]:
-    """The ops that make numbers or ask, and what these read."""
+    """The ops that compute numbers or assert, and the ops that these read."""
     early, read = set[Op](), set[Any]()
     for op in reversed(possible):
         if _ends(op) or not read.isdisjoint(op.outs):
@@ -170,12 +170,12 @@ def _needed(possible: list[Op], of: _Possible) -> set[Op]:
 
 
 def _ends(op: Op) -> bool:
-    """Whether it makes a number or asserts: the graph need not do it again."""
+    """Whether the op computes a number or asserts: the graph need not repeat it."""
     return not op.outs
 
 
 def _computes(op: Op, known: Collection[str]) -> bool:
-    """Whether an op can be called twice, or earlier: what it makes is small."""
+    """Whether an op can be called twice, or earlier: its results are small."""
     if op.target in ASSERTIONS:
         return op.args[1] in known and not subgraphs_of(op)
     if op.writes or subgraphs_of(op) or not all(map(_small, op.outs)):

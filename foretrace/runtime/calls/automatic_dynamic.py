@@ -1,4 +1,4 @@
-"""What of a capture is open: sizes, numbers and tensors that were seen to differ between calls."""
+"""Automatic dynamic shapes: sizes, numbers and tensors that have differed between calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,14 +21,14 @@ Sizes = dict[str, Asked]
 
 @dataclass
 class Found:
-    """What has shown to differ of what is outside of the arguments."""
+    """The state outside of the arguments that has differed between calls."""
 
     numbers: list[tuple[Change, int]] = field(default_factory=list)
-    """places, and which of what is there: they are open"""
+    """places, and the index of the number there: these numbers are open"""
     tensors: dict[Any, Change] = field(default_factory=dict)
     """places, by holder and key, that are read at each call"""
     locations: dict[Any, ReadLocation] = field(default_factory=dict)
-    """what captures have found there, by holder and key"""
+    """the values that captures have read there, by holder and key"""
 
     def note(self, last: list[ReadLocation]) -> None:
         """Take what is now another than captures have found; `last`: what the last one has."""

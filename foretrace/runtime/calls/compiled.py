@@ -23,12 +23,12 @@ from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
 MANY = 8
 """Recaptures after which a warning says that there are many; torch.compile stops at 8."""
 MOST = 64
-"""Captures that are kept; the one that was used longest ago goes. So many for answers alone."""
+"""Captures that are kept; the least recently used is dropped. So many for answers alone."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Recapture(Printed):
-    """One more capture of a program, and why the ones before it did not do."""
+    """One more capture of a program, and why the earlier ones could not answer."""
 
     reason: str
     """the guard that failed, in words, of the capture that came nearest"""
@@ -94,7 +94,7 @@ class Compiled:
         return []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the program; the captures are tried from the last used on."""
+        """Call the program by its captures, the last used first."""
         try:
             result = self.first(args, kwargs)
             return self._other(args, kwargs) if result is GUARD_FAILED else result
@@ -122,7 +122,7 @@ class Compiled:
         return self._again, (self.fn,)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a method: the instance is the first argument."""
+        """Bind as a method: the instance is the first argument."""
         return self if instance is None else types.MethodType(self, instance)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +155,7 @@ class Compiled:
             return self._refused(refusal, args, kwargs)
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What becomes of a call that no capture can answer; nothing of it has run."""
+        """Handle a call that no capture can answer; nothing of it has run."""
         if self._again is None or not self._may_be_first(refusal):
             raise refusal
         return self._as_first(refusal, self.fn, args, kwargs)
@@ -165,13 +165,13 @@ class Compiled:
         return refusal.of_first_call and (refusal.at or refusal.what) not in self._first_calls
 
     def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
-        """Such a call; one that raises says nothing about the next."""
+        """Run such a call as Python; one that raises says nothing about the next."""
         result = plain(*args, **kwargs)
         self._first_calls.add(refusal.at or refusal.what)
         return result
 
     def _use(self, entry: Entry) -> None:
-        """An entry has answered that was not expected, or it is new."""
+        """Note that an entry has answered that was not expected, or is new."""
         with self._lock:
             others = tuple(each for each in self._entries if each is not entry)
             self._entries = (entry, *others)[:MOST]
@@ -185,14 +185,14 @@ class Compiled:
                 self.first = self._expected_run if others else entry.run
 
     def _follows(self, entry: Entry, *, learnt: bool = False) -> None:
-        """An entry has answered, after the two before. Threads may come between: it is a guess."""
+        """Guess which entry is next from the last two that answered; threads may interleave."""
         before, last = self._recent
         if learnt:
             last.then[before] = entry
         self._recent, self._expected = (last, entry), entry.then.get(last, entry)
 
     def _newest(self, args: Any, kwargs: Any) -> Any:
-        """What a new entry answers; that it answers a second call is noted."""
+        """The result of a new entry; a second call that it answers is noted."""
         entry = self._entries[0]
         result = entry.run(args, kwargs)
         if result is not GUARD_FAILED:
@@ -201,7 +201,7 @@ class Compiled:
         return result
 
     def _expected_run(self, args: Any, kwargs: Any) -> Any:
-        """What the entry answers that is the next if some take turns, else the first that does."""
+        """The result of the expected entry if entries alternate, else of the first that answers."""
         expected = self._expected
         result = expected.run(args, kwargs)
         if result is not GUARD_FAILED:
@@ -301,7 +301,7 @@ class Compiled:
 
 
 def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Any:
-    """What the entry answers, or MISS; it does not run where another entry showed that it fails."""
+    """The entry's result, or GUARD_FAILED; not run where another entry showed that it fails."""
     unmet = None
     for other, found in tried.items():
         if unmet is None and found is not None and entry.path(found) == other.path(found):

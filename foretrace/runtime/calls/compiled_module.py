@@ -39,7 +39,7 @@ class CompiledModule(nn.Module):
         return self.compiled.breaks
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module."""
+        """Call the module by its captures."""
         try:
             return self.compiled(*args, **kwargs)
         except Refusal as refusal:

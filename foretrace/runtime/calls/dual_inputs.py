@@ -60,7 +60,7 @@ def _hidden(op: Op) -> bool:
 
 
 def _opened(graph: Graph, recorded: Recording) -> Iterator[bool]:
-    """Of each op of the program, whether the graph has only what is below autograd of it."""
+    """For each op of the program, whether the graph has only its part below autograd."""
     calls = (op.target for op in every_op(graph.ops) if isinstance(op.target, FunctionCall))
     whole = {call.context for call in calls}
     for op in every_op(recorded.ops):

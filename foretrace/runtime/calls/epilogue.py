@@ -1,4 +1,4 @@
-"""The end of a generated call: what is written back, what is returned, what else is changed."""
+"""The end of a generated call: write-backs, outputs, and effects on Python state."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
 
 def core_of(recorded: Recording) -> Recording:
-    """The program without outputs that are found by way of an input; each other one once.
+    """The program without the outputs that alias an input, and without repeated outputs.
 
     Raises:
         Refusal: it writes what autograd follows to an input.
@@ -131,7 +131,7 @@ def count_effects(source: Source, recorded: Recording, inputs: Sequence[str]) ->
 
 
 class Ending:
-    """The end of a generated call, to which effects add lines.
+    """Collects the lines that effects add at the end of a generated call.
 
     Args:
         source: binds objects.
@@ -148,7 +148,7 @@ class Ending:
         self.size: Callable[[Size], str] = size_text
 
     def lines(self, recorded: Recording, phase: Phase) -> list[str]:
-        """What the effects of one phase do."""
+        """The lines of the effects of one phase."""
         groups = recorded.effects_in(phase)
         return [line for kind, effects in groups for line in kind.lines(effects, self)]
 
@@ -161,7 +161,7 @@ def leaf_texts(
     *,
     explicit: bool = True,
 ) -> list[str]:
-    """What the program returns at each place.
+    """An expression for each output of the program.
 
     `explicit`: the lines do not run under the program's grad mode, so a view has a history unless
     the lines detach it.
@@ -218,7 +218,7 @@ class OutputTexts(OutputViews[str]):
         return f"{of}.detach()"
 
     def taken(self, of: str, step: ViewStep, seen: TensorType) -> str:
-        """The call that autograd has the view by."""
+        """The call of the view's own operator."""
         return self.straight.taken(step, of)
 
     def strided(self, of: str, seen: TensorType, index: int) -> str:
@@ -230,7 +230,7 @@ class OutputTexts(OutputViews[str]):
         return f"{of}.as_strided([{shape}], [{stride}], {offset})"
 
     def joined(self, view: str, place: int | None, value: Value) -> str:
-        """A call that gives the view the history of what the graph gives."""
+        """A call that gives the view the history of the graph's result."""
         return f"{self.source.bind(in_memory, 'in_memory')}({view}, {self.straight.names[value]})"
 
     def marked(self, built: str, missing: MissingHistory) -> str:
@@ -272,7 +272,7 @@ def register_hooks(
 def end_lines(
     source: Source, recorded: Recording, inputs: Sequence[str], outputs: Sequence[str]
 ) -> list[str]:
-    """Lines that do what the program does beside its results, and return these."""
+    """Lines for the program's effects, and for its return."""
     built = result_text(source, recorded.out_structure, outputs)
     ending = Ending(source, inputs, outputs, built)
     lines = [*ending.lines(recorded, "state"), *ending.lines(recorded, "result")]

@@ -1,4 +1,4 @@
-"""The tensors that a call of a cut returns: what its graph gives, live inputs, views of them."""
+"""The tensors that a call of a cut returns: results of its graph, live inputs, views of them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -43,11 +43,11 @@ def loose(tensor: Tensor) -> Tensor:
 MARKS: Final[Mapping[MissingHistory, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {"leaf": Tensor.requires_grad_, "loose": loose, "spent": after_backward}
 )
-"""What makes a tensor that requires grad lack a history as eager's does"""
+"""How a tensor that requires grad is left without a history, as in eager"""
 
 
 class OutputTensors(OutputViews[Any]):
-    """Builds them of one call, whose `outputs` are the graph's results.
+    """Builds the outputs of one call; its `outputs` are the graph's results.
 
     Whether a result requires grad in this call decides: it may run under no_grad.
     """
@@ -86,7 +86,7 @@ class OutputTensors(OutputViews[Any]):
         return of.detach()
 
     def taken(self, of: Any, step: ViewStep, seen: TensorType) -> Any:
-        """The view that a call takes."""
+        """The view by its own operator."""
         size = self.call.size
         where = map_tree(step.args[1:], lambda n: size(n) if isinstance(n, sympy.Basic) else n)
         return step.func(of, *where)
@@ -103,5 +103,5 @@ class OutputTensors(OutputViews[Any]):
         return in_memory(view, self.result(place, value))
 
     def marked(self, built: Any, missing: MissingHistory) -> Any:
-        """Requires grad as eager's does."""
+        """The tensor, which requires grad as in eager."""
         return MARKS[missing](built)

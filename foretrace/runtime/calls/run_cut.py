@@ -30,20 +30,20 @@ class Called(Protocol):
 
     graph: Graph
     calls: CallGuards
-    """of the program that it is of"""
+    """the guards of its program"""
     again: Callable[[TangentStrides], tuple[Any, ...]]
-    """makes it, and the other half, for tangents with such strides"""
+    """builds it, and the other half, for tangents with such strides"""
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """What runs it."""
+        """Its graph module."""
 
     @property
     def untrained(self) -> Untrained:
         """Its results that depend on Functions of which it has only the forward."""
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        """Flat, in the order of the graph."""
+        """Call it with flat inputs, in the order of the graph."""
 
 
 def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
 
 
 def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
-    """Call a cut that autograd follows no more: in the program's grad mode, below autograd."""
+    """Call an inference cut: in the program's grad mode, below autograd."""
     flat, sizes = _inputs(cut, args, kwargs)
     check_plain(flat)
     with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
@@ -132,7 +132,7 @@ def _for_tangents(
 
 
 def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
-    """Refuse inputs with hooks, which no graph runs, and dual numbers, whose tangents it has not.
+    """Refuse inputs with hooks, which no graph runs, and dual numbers, whose tangents none has.
 
     Raises:
         Refusal: one has a hook on its gradient, from before or from an earlier call of the program;
@@ -164,7 +164,7 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
 
 @contextmanager
 def uncast() -> Iterator[None]:
-    """Autocast is off while a graph runs: what it casts is an op of the graph."""
+    """Autocast off while a graph runs: its casts are ops of the graph."""
     with ExitStack() as stack:
         for device in torch_api.autocast_devices():
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -172,7 +172,7 @@ def uncast() -> Iterator[None]:
 
 
 def _detached(flat: Sequence[Any]) -> list[Any]:
-    """Inputs that nothing follows; a number is as it is."""
+    """The inputs, tensors detached."""
     return [each.detach() if isinstance(each, Tensor) else each for each in flat]
 
 
@@ -184,7 +184,7 @@ def finish(
     Args:
         recorded: the program.
         flat: the inputs of the graph.
-        sizes: what the symbols are.
+        sizes: the numbers of the symbols.
         results: what the graph returned.
         arguments: those of the call.
 
@@ -211,7 +211,7 @@ def _run_effects(recorded: Recording, call: Call, phase: Phase) -> None:
 
 
 def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> None:
-    """Write as the program did: followed, under no_grad, or without autograd's knowledge.
+    """Write into an input as the program did: followed, under no_grad, or unseen by autograd.
 
     Raises:
         Refusal: eager gives the input the history of what it is a view of, which has none.

@@ -1,4 +1,4 @@
-"""The gradients that a caller gives of a program's outputs: their sizes, and how they lie."""
+"""Tangents that a caller passes: their sizes and strides."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -96,7 +96,7 @@ def _wrong(item: Input, tangent: Tensor, shape: Sequence[int]) -> Refusal:
 
 
 def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
-    """The same of a tangent that wraps others, or should: what it holds decides the backward."""
+    """The strides of a subclass's tangent: those of its inner tensors decide the backward."""
     now, then = wrapping_now(tangent), item.value.type.wrapped
     if now is None or then is None or now.kind is not then.kind:
         raise Refusal(
@@ -108,7 +108,7 @@ def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
 
 
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
-    """A tangent with such strides, conjugated or negated if it was to be later."""
+    """A tangent with such strides, its lazy conjugation or negation resolved."""
     if isinstance(stride, SubclassStrides):
         return with_inner_layouts(tangent, stride, stride.wrapped)
     steps = tuple([_number(n, sizes) for n in stride])

@@ -66,7 +66,7 @@ def _with_inner(op: Op) -> Iterator[Op]:
 
 
 class _Untrained(torch.autograd.Function):
-    """Gives a tensor on, with a history in which no gradient goes back."""
+    """Returns a tensor with a history through which no gradient flows."""
 
     @staticmethod
     def forward(
@@ -133,7 +133,7 @@ def _backward_ran() -> Refusal:
 
 
 def after_backward(tensor: torch.Tensor) -> torch.Tensor:
-    """A result of which the program has run a backward: it requires grad, and gives none."""
+    """A result after the program's own backward: it requires grad, and has no backward left."""
     if not torch.is_grad_enabled():
         return tensor
     found: torch.Tensor = _UNTRAINED(_backward_ran, tensor.detach(), _leaf())

@@ -1,1 +1,1 @@
-"""What is captured around a hole: a program in pieces, with Python between them."""
+"""Graph breaks: a program in pieces, with Python between them."""

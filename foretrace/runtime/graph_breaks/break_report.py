@@ -40,7 +40,7 @@ class Break(Printed):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
+        """The same as JSON data."""
         return {
             "module": self.module,
             "around": list(self.around),

@@ -1,4 +1,4 @@
-"""How much of a program in pieces is captured: its operators, counted in one eager run."""
+"""The share of a program's operators that captures run, counted in one eager run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from foretrace.runtime.graph_breaks.paths import region_of
 
 
 class _Counting(torch_api.TorchDispatchMode):
-    """Counts what is dispatched, in pieces and in all."""
+    """Counts dispatched operators, in pieces and in all."""
 
     def __init__(self, root: PartialCapture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

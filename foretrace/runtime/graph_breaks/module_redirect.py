@@ -1,4 +1,4 @@
-"""Which program runs as Python in this thread, and so what a call of a module comes to.
+"""Redirects calls of modules while a program around them runs as Python.
 
 While it does, the modules that it may call have under `torch_api.CALLED_BY` what asks here first.
 Nothing else is touched, and all is taken away when it returns; a module that has got a copy of the
@@ -19,17 +19,17 @@ from foretrace.runtime.guards.guarded_entry import GUARD_FAILED
 
 
 class Hole(Protocol):
-    """What runs as Python."""
+    """A program or piece that runs as Python."""
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What a module gives that its code has called."""
+        """The result of a module that its code calls."""
 
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a region gives that its code has called."""
+        """The result of a region that its code calls."""
 
 
 class Here(threading.local):
-    """What this thread runs."""
+    """The thread's innermost code that runs as Python."""
 
     hole: Hole | None = None
     """the innermost module or function that runs as Python"""
@@ -41,13 +41,13 @@ HERE = Here()
 
 
 def watched() -> bool:
-    """Whether somebody sees operators, or what autograd saves: then the program itself runs."""
+    """Whether a mode sees operators, or hooks saved tensors: then the program itself runs."""
     seen = torch_api.dispatch_modes() or torch_api.transformed()
     return bool(seen) or torch_api.saving_hooks(True) is not None
 
 
 def hole_here() -> Hole | None:
-    """Who answers calls of modules and regions now; None: they answer themselves."""
+    """What handles calls of modules and regions now; None: they run themselves."""
     hole = HERE.hole
     if hole is None or torch_api.casts_kept():  # eager casts a parameter once for all its uses
         return None
@@ -55,7 +55,7 @@ def hole_here() -> Hole | None:
 
 
 def caller(module: nn.Module) -> Callable[..., Any]:
-    """What stands under `torch_api.CALLED_BY` of a module."""
+    """The `torch_api.CALLED_BY` of a module: it asks the thread's hole first."""
     called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -82,11 +82,11 @@ def _slowly(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def answered_by(
     module: nn.Module, first: Callable[[], Callable[[Any, Any], Any]]
 ) -> Callable[..., Any]:
-    """The same for a piece that has captures: the last used is asked at once.
+    """The same for a piece that has captures: the last used is tried at once.
 
     Args:
         module: the piece.
-        first: gives what runs that capture, or gives MISS.
+        first: gives what runs that capture, or returns GUARD_FAILED.
     """
     space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, GUARD_FAILED
     modes, levels, hooks = (torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks)
@@ -113,7 +113,7 @@ def run_by(module: nn.Module, passed: Callable[[Any, Any], Any]) -> Callable[...
 
     Args:
         module: the piece.
-        passed: runs its code as Python, or gives MISS.
+        passed: runs its code as Python, or returns GUARD_FAILED.
     """
     space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, GUARD_FAILED
     modes, levels, hooks, casts = (
@@ -168,7 +168,7 @@ class alone:  # noqa: N801 - used as a context manager; one of contextlib takes 
 
 
 Redirects = list[tuple[dict[str, Any], Callable[..., Any]]]
-"""Attributes of modules, and what is to stand there"""
+"""Attributes of modules, and their temporary values"""
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class PartialCapture(Compiled):
         super().__init__(*of_compiled)
         self.pieces, self.around = pieces, around
         self.refusals: dict[policy.Key | None, Refusal] = {}
-        """what was refused, by what the call was like"""
+        """refusals by the kind of call"""
         self.ops = 0
         """leaf ops of the largest capture"""
         self.small_ones = 0
@@ -147,7 +147,7 @@ class PartialCapture(Compiled):
         return bool(self._entries) and not self.refusals and self.ops < LEAST
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the program."""
+        """Call the program, by its captures or as Python."""
         refused = self.refusals
         try:
             if refused:
@@ -163,7 +163,7 @@ class PartialCapture(Compiled):
             raise
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, with the arguments as they are kept."""
+        """The same, with packed arguments."""
         if self._stays_python(args, kwargs):
             return self.as_python(args, kwargs)
         result = self.first(args, kwargs)
@@ -213,7 +213,7 @@ class PartialCapture(Compiled):
             return run(self, put, self.plain, args, kwargs)
 
     def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Its own code, where that is what is run and nothing is new; else MISS."""
+        """The result of its own code, if that runs and nothing is new; else GUARD_FAILED."""
         version, put = self._put
         looked = version == self.pieces.version and self._looked
         if not (looked and self._stays_python(args, kwargs)):
@@ -221,7 +221,7 @@ class PartialCapture(Compiled):
         return run(self, put, self.plain, args, kwargs)
 
     def leads_anywhere(self) -> bool:
-        """Whether it calls something that is captured, or may be."""
+        """Whether it calls a module that is captured, or may be."""
         return bool(self._entries or self._put[1]) or self._put[0] != self.pieces.version
 
     def _frontier(self) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
@@ -260,10 +260,10 @@ class PartialCapture(Compiled):
     def _check_count(
         self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse one more capture that would be for nothing.
+        """Refuse one more capture that is not worth it.
 
         Raises:
-            Refusal: it would be.
+            Refusal: it is not.
         """
         waits = self._waits > 0
         self._waits -= waits
@@ -280,7 +280,7 @@ class PartialCapture(Compiled):
         return entry
 
     def _counted(self, captured: Captured) -> Captured:
-        """A capture of it, noted."""
+        """Note how many ops a capture has."""
         self.ops = max(self.ops, sum(1 for _ in leaf_ops(captured.recorded.ops)))
         return captured
 
@@ -310,7 +310,7 @@ class PartialCapture(Compiled):
         return result
 
     def _gave_up(self, refusal: Refusal, key: policy.Key) -> None:
-        """Calls like this one run as Python; after some refusals all do."""
+        """Run calls like this one as Python from now on; after some refusals all calls."""
         with self._lock:
             if refusal not in self.refusals.values():
                 self._tries += 1

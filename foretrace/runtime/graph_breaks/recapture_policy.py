@@ -26,19 +26,19 @@ RESTS, LONGER = 64, 4
 a program may change for a while alone (a warm-up, the first calls of an average)"""
 
 AGAIN = "captured again"
-"""Of calls for which there is not one more"""
+"""Kind of a refusal: calls like this were captured too often"""
 TRIES = 4
 """Refusals of one module after which it is not tried again"""
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
-"""What is refused because of something else than the program"""
+"""Kinds of refusals that are not about the program"""
 RAISED = "raised before"
-"""Of a call that is not captured, as one before raised when it was to be"""
+"""Kind of a refusal: the last capture raised, so this call is not captured"""
 Key = tuple[Any, ...]
-"""What a call is like: its modes, and the types of its arguments"""
+"""The kind of a call: its modes, and the types of its arguments"""
 
 
 def key_of(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-    """What a call is like: others are tried again."""
+    """The kind of a call; calls of other kinds are captured again."""
     kinds = [
         (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
         for item in ((*args, *kwargs.values()) if kwargs else args)
@@ -54,13 +54,13 @@ class Again:
         self._aborted, self._rests = 0, RESTS
 
     def rest(self) -> int:
-        """For how many calls there are no more captures, as those so far were for nothing."""
+        """For how many calls not to capture again, as the captures so far were not worth it."""
         self._rests, rests = self._rests * LONGER, self._rests
         self.keys = {}
         return rests
 
     def note(self, entry: Entry, key: Key, known: Collection[Entry]) -> None:
-        """One more, for a call that is like `key`; `known` are those that are kept."""
+        """Note a capture for a call of kind `key`; `known` are the entries that are kept."""
         self.keys = {e: key for e, key in self.keys.items() if e in known}
         self.keys[entry] = key
 
@@ -81,7 +81,7 @@ class Again:
             many: whether there are too many anyway.
 
         Raises:
-            Refusal: they were.
+            Refusal: none of them answered a second call.
         """
         same = [e for e, other in self.keys.items() if other == key and e in known]
         unused = sum(not entry.answered for entry in same)

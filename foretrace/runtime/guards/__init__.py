@@ -1,1 +1,1 @@
-"""What a later call has to be like: one list of conditions, read fast or as words."""
+"""Guards: one list of conditions on later calls, as a fast path or as reasons."""

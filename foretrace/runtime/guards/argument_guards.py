@@ -19,7 +19,7 @@ from foretrace.runtime.guards.guard import Checks, message
 
 
 class Arguments(Checks):
-    """Walks one call.
+    """Binds the leaves of one call.
 
     `inputs` are the local names of the leaves that are inputs of the graph, `found` they
     themselves; the others are `constants`, by name.

@@ -149,7 +149,7 @@ class CutConditions(GuardList):
     """What a cut relies on: nothing of the modes that a call runs under."""
 
     def write(self, *, hooks: bool) -> None:
-        """All checks."""
+        """Collect all checks."""
         self.outside(hooks=hooks)
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)

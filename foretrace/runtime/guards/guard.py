@@ -27,7 +27,7 @@ or other plain data that it is called with, or that data decides; yes or no; els
 
 
 def of_answer(asked: ValueGuard) -> Of:
-    """What a guard on an answer is about."""
+    """The subject of a guard on an answer."""
     return "value" if asked.many else "answer"
 
 
@@ -59,7 +59,7 @@ def message(template: str, *places: str) -> str:
 
 
 class Checks:
-    """Guards that are being written; what they speak of is bound in `source`."""
+    """Collects guards as source; the objects that they name are bound in `source`."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -83,7 +83,7 @@ class Checks:
     def value(
         self, place: str, name: str, item: Any, at: Frame | LazyFrame | None = None, do: str = ""
     ) -> None:
-        """That what the expression `place` gives is still `item`."""
+        """Check that the expression `place` still gives `item`."""
         differ = self.source.bind(differs, "differs")
         words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"
         self.add(_condition(self.source, place, item), words, at, do)
@@ -150,5 +150,5 @@ def shown(item: Any) -> str:
 
 
 def differs(name: str, before: object, now: Any) -> str:
-    """That a value is another."""
+    """The condition that a value is another."""
     return f"{name} is {shown(now)}, the capture saw {before!r}"

@@ -1,4 +1,4 @@
-"""What calls of one record rely on, as checks over the local names of its inputs.
+"""The guards of one record, as checks over the local names of its inputs.
 
 There is one list. A compiled callable reads it as a fast path that gives up at the first check that
 fails, a cut as a function that returns what failed (`cut_guards.py`).
@@ -29,7 +29,7 @@ from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Elsewhere
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
-"""What looking at a name raises that is no longer bound, or asking what has no answer"""
+"""Errors of reading a name that is no longer bound, or of a question without an answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class GuardList(SizeGuards):
     """
 
     def outside(self, *, hooks: bool = False) -> None:
-        """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
+        """Check modules and Python state; `hooks`: also the state that hooks have read."""
         self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
 
     def take(self, arguments: list[str]) -> None:
-        """A local name for every input; what were one tensor are one again.
+        """Bind a local name for every input; check that repeated tensors are repeated.
 
         Args:
             arguments: names of those that are inputs.
@@ -81,7 +81,7 @@ class GuardList(SizeGuards):
         self._set_on()
 
     def sizes(self) -> None:
-        """Sizes that are open: what they are, how far they reach, what the program asked of them.
+        """Check open sizes: their values, their ranges, and what the program asked of them.
 
         In this order: what it asked may divide by a size that is out of range. The whole range
         comes last, as it follows from what was asked, which has a line.
@@ -101,14 +101,14 @@ class GuardList(SizeGuards):
         self.ranges(above=MANY, below=sys.maxsize)
 
     def places(self) -> None:
-        """Where inputs begin in memory, and which are no views."""
+        """Check where inputs begin in memory, and which are no views."""
         self._begins()
         self._whole()
         self._rooms()
         self._wrapped()
 
     def answers(self, asked: Sequence[ValueGuard]) -> None:
-        """Questions about values that the program asked and that are asked again."""
+        """Check the program's questions about values again."""
         if not asked:
             return
         bound = sorted(self.bound, key=str)
@@ -172,7 +172,7 @@ class GuardList(SizeGuards):
             self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
 
     def _rebound(self) -> None:
-        """That a tensor which others have bound is nothing else that the program has, too.
+        """Check that a tensor bound from outside is no other tensor of the program.
 
         The program's `is` compared two tensors in the capture.
         """

@@ -1,7 +1,7 @@
 """One captured program as one generated function: its guards, then what it does.
 
-`run` answers a call, or gives MISS without having done anything. `why` is the same guards, in
-words, generated when first asked for.
+`run` answers a call, or returns GUARD_FAILED without having done anything. `why` is the same
+guards, in words, generated when first asked for.
 """
 
 import threading

@@ -104,7 +104,7 @@ class StateGuards(Checks):
             self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
     def _elsewhere(self, python: PythonGuards) -> None:
-        """That no module has a tensor now that the program read elsewhere, and there alone."""
+        """Check that no module has a tensor that the program read only elsewhere."""
         tables = [table for s in python.modules for table in torch_api.tensor_tables(s.module)]
         own = {id(tensor) for table in tables for tensor in table.values()}
         tensors = chain.from_iterable(each.tensors for each in python.reads)

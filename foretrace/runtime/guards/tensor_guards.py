@@ -14,7 +14,7 @@ from foretrace.runtime.guards.guard import shown
 from foretrace.session.run.aliased_inputs import overlapping
 
 SPARSE = "number of sparse dimensions"
-"""Attributes of other sparse layouts"""
+"""The name of a fact; for a compressed layout its value is the name of the layout"""
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
     {
         "class": lambda tensor: type(tensor).__name__,
@@ -30,12 +30,12 @@ FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType(
         "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
     }
 )
-"""What is looked at of a tensor, beside its sizes and strides."""
+"""The properties of a tensor that are compared, beside its sizes and strides."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a tensor was, to say how another differs."""
+    """The properties of a tensor in the capture, to say how another differs."""
 
     name: str
     facts: tuple[tuple[str, Any], ...]
@@ -94,7 +94,7 @@ def _strides(type: TensorType) -> tuple[int | None, ...]:
 
 
 def difference(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
-    """What the C++ check of all tensors found."""
+    """The first difference that the C++ check of all tensors found."""
     for facts, tensor in zip(all_facts, tensors, strict=True):
         if found := facts.difference(tensor):
             return found
@@ -152,6 +152,6 @@ class Elsewhere:
         self.before = {id(each): each for each in objects if isinstance(each, torch.Tensor)}
 
     def any(self, tensors: Sequence[object], inputs: Sequence[object]) -> bool:
-        """Whether one of them is; `inputs` has all of a graph, these among them."""
+        """Whether one of them is; `inputs` are all inputs of the graph, these among them."""
         found = [*map(id, inputs)]
         return any(id(each) in self.before or found.count(id(each)) > 1 for each in tensors)
