@@ -1,0 +1,39 @@
+"""Rewrites of a graph for Inductor compute what the graph did, in the same types."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from foretrace.runtime.backends.inductor_workarounds import scale_operands
+
+aten = torch.ops.aten
+
+
+def graph_of(target: Any, one: torch.Tensor, other: torch.Tensor, alpha: Any) -> fx.GraphModule:
+    graph = fx.Graph()
+    nodes = [graph.placeholder(name) for name in "xy"]
+    node = graph.call_function(target, tuple(nodes), {"alpha": alpha})
+    for each, value in zip([*nodes, node], [one, other, target(one, other)], strict=True):
+        each.meta["val"] = value
+    graph.output(node)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("target", [aten.add.Tensor, aten.sub.Tensor])
+def test_alpha_becomes_a_product(target: Any, dtype: torch.dtype) -> None:
+    one, other = torch.randn(3, 4), torch.arange(4).to(dtype)
+    module = graph_of(target, one, other, 3)
+    scale_operands(module.graph)
+    module.recompile()
+    (node,) = module.graph.find_nodes(op="call_function", target=target)
+    assert not node.kwargs
+    assert torch.equal(module(one, other), target(one, other, alpha=3))
+
+
+def test_an_alpha_of_one_is_left() -> None:
+    module = graph_of(aten.add.Tensor, torch.ones(2), torch.ones(2), 1)
+    scale_operands(module.graph)
+    assert not module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)

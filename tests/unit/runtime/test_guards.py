@@ -1,0 +1,42 @@
+"""Guards as source: the condition on a value holds for that value, and for no other."""
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+
+from foretrace.ir.pydata.plain_data import same
+from foretrace.lowering.emit.python_source import Source
+from foretrace.runtime.guards.guard import Check, Checks, check_lines, message
+
+VALUES: list[Any] = [
+    0, 1, True, False, None, 0.0, -0.0, 1.0, math.nan, math.inf, "a", b"a", 1j, range(3), (), [],
+    (1, 2), [1, 2], (1, 2.0), (1, (2, [3])), (1, (2, [4])),
+    {"a": 1}, {"a": 1, "b": 2}, {"b": 2, "a": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("item", "other"), list(product(VALUES, repeat=2)))
+def test_a_condition_is_true_of_equal_data_alone(item: Any, other: Any) -> None:
+    checks = Checks(Source())
+    checks.value("it", "the value", item)
+    (check,) = checks.checks
+    namespace = {**checks.source.space, "it": other}
+    equal = same(item, other)
+    assert eval(check.condition, namespace) == equal  # noqa: S307
+    if not equal:
+        assert "the value" in eval(check.reason, namespace)  # noqa: S307
+
+
+def test_lines_come_before_what_uses_them_and_a_failure_is_numbered() -> None:
+    checks = [Check(lines=("a = 1",)), Check("a == 1", "'one'"), Check("a == 2", "'two'")]
+    written = list(check_lines(checks, lambda number, check: f"fail({number}, {check.reason})"))
+    assert written == [
+        "a = 1", "if not (a == 1): fail(1, 'one')", "if not (a == 2): fail(2, 'two')",
+    ]  # fmt: skip
+
+
+def test_a_message_is_filled_at_the_call() -> None:
+    text = message("size {} and {}", "n", "m + 1")
+    assert eval(text, {"n": 3, "m": 4}) == "size 3 and 5"  # noqa: S307
