@@ -70,8 +70,9 @@ LISTED: Final = (
         "_index_put_impl",
     ),
     _kind(
-        "flex_attention's gradient of a tensor that its programs read: a graph adds it up by"
-        " index_put, and the trace shows no such call in eager; why is not known yet",
+        "the operator's backward computes a gradient of each tensor that its program is called"
+        " with; eager's program reads this one from a closure, a graph passes it, and no gradient"
+        " of it is returned by either",
         "attention_by_the_operator",
         "_index_put_impl",
     ),
