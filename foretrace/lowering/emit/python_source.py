@@ -11,13 +11,15 @@ from foretrace.lowering.emit.python_sizes import SPACE
 
 PLAIN = frozenset({int, bool, str, bytes, type(None), type(...)})
 INDENT = "    "
+PARAMETERS = ("args", "kwargs", "arguments")
+"""Parameters of generated functions, which no object that they name may hide"""
 
 
 class Source:
     """One function that is being written, and the objects that it names."""
 
     def __init__(self, outer: "Source | None" = None) -> None:
-        self.names: Names = Names() if outer is None else outer.names
+        self.names: Names = _names() if outer is None else outer.names
         self.space: dict[str, Any] = {} if outer is None else outer.space
         self.bound: dict[int, str] = {} if outer is None else outer.bound
         self.lines: list[str] = []
@@ -52,6 +54,13 @@ class Source:
     def function(self, name: str, parameters: str) -> Callable[..., Any]:
         """The function; pdb and tracebacks show its lines for as long as it lives."""
         return compiled(name, parameters, self.lines, dict(self.space))
+
+
+def _names() -> Names:
+    names = Names()
+    for each in PARAMETERS:
+        names.take(each)
+    return names
 
 
 def compiled(
