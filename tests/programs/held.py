@@ -159,8 +159,8 @@ def rounds_while_small(x: Tensor) -> Tensor:
     return y + count
 
 
-@program(t(3), t(3), t(2, 3), train=False)
-def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+@program(c(3), c(3), c(2, 3), train=False)
+def rounds_of_three_tensors(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     def turn(i: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return i + 1, (y * w).sin() + x, (z * y).cos() * 0.5
 
@@ -170,8 +170,8 @@ def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return last * count, rest + last
 
 
-@program(t(3), t(3), train=False)
-def rounds_that_train_and_are_none(x: Tensor, w: Tensor) -> Tensor:
+@program(c(3), c(3), train=False)
+def rounds_that_are_none(x: Tensor, w: Tensor) -> Tensor:
     (last,) = while_loop(lambda y: y.sum() < -1e6, lambda y: (y * w,), (x * 2,))
     return last.cos()
 

@@ -26,7 +26,8 @@ LISTED: Final = (
     _kind(
         "torch's formula of a product looks whether there are zeros; a graph has both answers and"
         " takes one: eager's kernels are among those that run",
-        "a_batch_of_reduced product_with_the_hessian running reductions product_with_zeros"
+        "a_batch_of_multiplied a_batch_of_multiplied_with_zeros a_batch_of_reduced"
+        " product_with_the_hessian running reductions product_with_zeros"
         " products_of_one_and_in_a_wider_dtype",
         "cumprod cumsum prod sum",
     ),
