@@ -143,7 +143,7 @@ def noted(undo: Callable[[], object]) -> object:
 
 
 def forgotten(key: object) -> None:
-    """It is as it was."""
+    """Forget what to undo: the state is as it was."""
     UNDOING.pop(key, None)
 
 

@@ -108,7 +108,7 @@ def _may_talk(function: Any) -> bool:
 
 
 def _methods(kind: type) -> list[str]:
-    """Those of a class that may talk: none of an enumeration, nor of options, nor a property."""
+    """Names of methods of a class that may talk: no enumeration, options or property."""
     if hasattr(kind, "__members__") or kind.__name__.endswith(("Options", "ReduceOp")):
         return []
     plain = {name for name in vars(kind) if name.startswith("__")} - {"__init__"} | SILENT

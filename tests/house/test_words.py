@@ -93,6 +93,37 @@ def test_no_word_of_a_dialect() -> None:
     assert not found + names, "\n".join([*found, *names])
 
 
+ANAPHORA = frozenset({"Those", "That", "Such", "Them", "These"})
+"""First words of docstrings that say what something is by pointing at something else"""
+
+
+def pointing(path: str, source: str) -> list[str]:
+    """The docstrings of a file that begin with such a word, each with what to do."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for line, text in [*_docs(node)][:1]:
+            first = text.split()[0].strip(".,;:") if text else ""
+            if first in ANAPHORA or text == "The same.":
+                found.append(f"{path}:{line}: `{text}`: name the thing and say what it does")
+    return found
+
+
+def test_a_docstring_stands_alone() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    found = [
+        fault
+        for file in files
+        for fault in pointing(str(file.relative_to(PACKAGE)), file.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("text", ["Those of one run.", "That they differ.", "The same."])
+def test_a_docstring_that_points_is_found(text: str) -> None:
+    assert pointing("file.py", f'def f():\n    """{text}"""')
+    assert not pointing("file.py", 'def f():\n    """Collect the outputs of one run."""')
+
+
 def test_the_list_of_what_is_allowed_is_short_and_used() -> None:
     assert len(ALLOWED) <= 15
     assert all(ALLOWED.values())

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import foretrace
 from foretrace.ir.program.op import Op
-from foretrace.lowering.partition.recompute import recomputed_ops
+from foretrace.ir.program.recording import Graph
+from foretrace.lowering.partition.recompute import AGAIN
 from tests.steps import STEPS
 from tests.steps.data import features
 from tests.steps.registry import Loop
@@ -21,6 +22,11 @@ from tests.support.turns import one_in
 
 WIDE, ROWS = 32, 256
 aten = torch.ops.aten
+
+
+def recomputed_ops(graph: Graph) -> list[Op]:
+    """The ops of a step that run a second time."""
+    return [op for op in graph.ops if op.choice is not None and op.choice.what == AGAIN]
 
 
 def no_products(op: Op) -> bool:
@@ -211,7 +217,7 @@ def test_an_op_that_runs_again_says_so() -> None:
     cut = foretrace.capture(loop.step, loop.batch(0)).cut("step")
     names = [
         node.name for node in cut.graph_module.graph.nodes
-        if (op := node.meta.get("foretrace")) in set(recomputed_ops(cut.graph)) and op is not None
+        if (op := node.meta.get("foretrace")) in recomputed_ops(cut.graph) and op is not None
     ]  # fmt: skip
     told = str(cut.explain(names[0]))
     assert "made again" in told

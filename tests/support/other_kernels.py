@@ -71,6 +71,13 @@ LISTED: Final = (
         "_index_put_impl",
     ),
     _kind(
+        "a rate of a fused optimizer and lengths of targets that stay open are tensors, by the"
+        " overload that reads their numbers and computes as the one with numbers does",
+        "connectionist_temporal_classification fused_adagrad_under_a_schedule"
+        " fused_adam_under_a_schedule fused_adamw_under_a_schedule fused_sgd_under_a_schedule",
+        "_ctc_loss _ctc_loss_backward _fused_adagrad _fused_adam _fused_adamw _fused_sgd",
+    ),
+    _kind(
         "the operator's backward computes a gradient of each tensor that its program is called"
         " with; eager's program reads this one from a closure, a graph passes it, and no gradient"
         " of it is returned by either",

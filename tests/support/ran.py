@@ -44,12 +44,13 @@ ROUNDED_ONCE: Final = frozenset({
 """Of real numbers: each element comes of one rounding, or of none, however operands lie"""
 MOVED: Final = frozenset({
     "_assert_async", "_assert_scalar", "_conj_physical", "_efficientzerotensor",
-    "_has_same_storage_numel", "_neg_view_copy", "_new_zeros_with_same_feature_meta", "_to_copy",
-    "_unsafe_view", "all", "any", "arange", "cat", "complex", "detach_copy", "diag_embed", "equal",
-    "eye", "flip", "gather", "index", "index_copy", "index_fill", "index_put", "index_select",
-    "is_same_size", "item", "linspace", "masked_scatter", "masked_select", "new_empty", "new_full",
-    "new_zeros", "nonzero", "put", "repeat", "roll", "scalar_tensor", "scatter", "select_backward",
-    "select_copy", "slice_backward", "stack", "t_copy", "take", "tril", "triu", "unsafe_split",
+    "_has_same_storage_numel", "_neg_view_copy", "_new_zeros_with_same_feature_meta",
+    "_sparse_coo_tensor_with_dims_and_tensors", "_to_copy", "_unsafe_view", "all", "any", "arange",
+    "cat", "complex", "detach_copy", "diag_embed", "equal", "eye", "flip", "gather", "index",
+    "index_copy", "index_fill", "index_put", "index_select", "is_same_size", "item", "linspace",
+    "masked_scatter", "masked_select", "new_empty", "new_full", "new_zeros", "nonzero", "put",
+    "repeat", "roll", "scalar_tensor", "scatter", "select_backward", "select_copy",
+    "slice_backward", "stack", "t_copy", "take", "tril", "triu", "unsafe_split",
     "unsafe_split_with_sizes", "view_copy",
 })  # fmt: skip
 """Elements are moved, made or looked at"""

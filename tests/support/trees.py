@@ -26,6 +26,17 @@ from tests.support.notation import read, write
 
 CPU = target_of("cpu", torch.device("cpu"))
 
+COND = """
+%p: b8[]
+%x: f32[4]
+%0 = higher_order.cond(%p, @yes, @no, [%x]): f32[4]
+    @yes(%a: f32[4]) -> [%1]
+        %1 = aten.mul.Tensor(%a, 0.5): f32[4]
+    @no(%b: f32[4]) -> [%2]
+        %2 = aten.cos.default(%b): f32[4]
+"""
+"""An op that holds two programs"""
+
 
 @cache
 def semantics() -> TargetSemantics:

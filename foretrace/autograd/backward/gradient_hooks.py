@@ -103,7 +103,7 @@ OF_TORCH = (BackwardHook, Context)
 
 
 class Hooks:
-    """Those of a program, by what they are of; each runs once all of its gradient is there."""
+    """The gradient hooks of a program, by value; each runs once its whole gradient is there."""
 
     def __init__(self, standing: Iterable[Op]) -> None:
         self._waiting: dict[Value, list[Op]] = {}

@@ -41,7 +41,7 @@ def references(box: list[Any]) -> int:
 
 
 OWN: Final = references([object()]) + 1
-"""Those of the list, of the question, and of the name of who asks; more are somebody's, a hook's"""
+"""References of the list, the question and the caller's name; a hook has taken any further one"""
 
 
 class Engine:

@@ -37,7 +37,7 @@ class Walk(Protocol):
 
 
 class HooksInside:
-    """Those that are registered when a backward begins; each runs in each backward.
+    """Runs the hooks that are registered when a backward begins, each in each backward.
 
     Args:
         registered: the registrations of the program so far.

@@ -35,7 +35,7 @@ class _OwnSubgraphs(Rewriter):
     """
 
     def out(self, value: Value) -> Value:
-        """The same."""
+        """Return the value itself."""
         return value
 
     def subgraph(self, subgraph: Subgraph) -> Subgraph:

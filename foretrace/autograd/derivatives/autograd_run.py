@@ -118,10 +118,7 @@ class AutogradRuns:
     ) -> Forward:
         """Run a call under autograd; `around`: what is on meanwhile, for its tape."""
         types = types_in(call.arguments)
-        known = map_tree(
-            call.known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t
-        )
-        tape = self.tape(types[0].device, known)
+        tape = self.tape(types[0].device, _unfollowed(call.known))
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
         with tape:

@@ -47,7 +47,7 @@ class _Hooks:
         self._tape: Any = None
 
     def around(self, tape: Tape) -> AbstractContextManager[None]:
-        """They are on inside."""
+        """Turn the hooks on inside."""
         self._tape = tape
         return torch_api.saving_by(self._pack, self._unpack)
 

@@ -47,7 +47,7 @@ def called(op: Op, touches: bool) -> bool:
 
 
 def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recording) -> None:
-    """That the graph can do without what a Function makes, reads and leaves besides its results.
+    """Check that a graph needs nothing of a Function but its results.
 
     Raises:
         Refusal: a number that it makes (`x.sum().item()`) is used outside of it, or its forward

@@ -182,7 +182,7 @@ def _left(state: State, recorded: Recording) -> Change:
         return tensor.zero_().requires_grad_(type.requires_grad)
 
     leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
-    after = state.built(map(zeros, leaves))
+    after = state.build(map(zeros, leaves))
     return Change(state.place, after, rebound=True, at=state.at)
 
 

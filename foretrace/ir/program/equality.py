@@ -212,7 +212,7 @@ class Equality:
         return inner
 
     def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
-        """That the programs differ, at an op of the one or of both."""
+        """Create the difference at an op of one program, or of both."""
         return ProgramsDiffer(what, one.origin.frame if one is not None else None)
 
     def _param(self, one: Any, other: Any) -> bool:

@@ -528,12 +528,12 @@ class Instantiation(Substitution):
         return new
 
     def operands(self, op: Op) -> tuple[Value, ...]:
-        """Those of the op are known, and `env` has values for them."""
+        """Map the operands of the op, of which each has a value in `env`."""
         env = self.env
         return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
 
     def origin(self, origin: Origin) -> Origin:
-        """That of the call, in the grad mode of the op; nearly always it has it."""
+        """Return the origin of the call in the grad mode of the op, nearly always its own."""
         whole = self.call.origin
         if whole.grad_mode == origin.grad_mode:
             return whole

@@ -219,7 +219,7 @@ class Recording:
 
     @property
     def asked_before(self) -> tuple[ValueGuard, ...]:
-        """Those that can be asked before a graph runs: not of a number that one side makes."""
+        """The guards that are asked before a graph runs: none of a number of one side."""
         bound = bound_inside(self.ops) if self.symbols.data else set()
         numbers = [each for guard, each in self.asked_of_numbers if bound.isdisjoint(guard.symbols)]
         return (*self.answered, *numbers)

@@ -88,7 +88,7 @@ class SymbolGuard(ValueGuard):
 
     @property
     def many(self) -> bool:
-        """That a number is one that it was is to ask for the number."""
+        """Whether it asks for a number: an equation does."""
         return isinstance(self.of, sympy.Eq)
 
     @property

@@ -99,15 +99,15 @@ class State:
             call: the arguments, positional ones and others.
             built: what the states before it hold; takes what it does.
         """
-        built.append(item := self._built(outputs) if self.like is None else built[self.like])
+        built.append(item := self._item(outputs) if self.like is None else built[self.like])
         self.place.bind_on_call(item, inputs, call)
 
-    def _built(self, outputs: Sequence[Any]) -> Any:
+    def _item(self, outputs: Sequence[Any]) -> Any:
         if self.structure is LEAF and not self.kept:
             return outputs[self.first]
-        return self.built(iter(outputs[self.first : self.first + self.count]))
+        return self.build(iter(outputs[self.first : self.first + self.count]))
 
-    def built(self, leaves: Iterator[Any]) -> Any:
+    def build(self, leaves: Iterator[Any]) -> Any:
         """What the place is to hold, of its leaves that a call computes."""
         if not self.kept:
             return self.structure.build(leaves)

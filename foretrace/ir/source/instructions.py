@@ -20,7 +20,7 @@ LOAD, STORE, DELETE = "load", "store", "delete"
 Kind = tuple[str, str]
 """What an instruction does, and of what"""
 Word = tuple[Kind, Any]
-"""That, and the name, the constant ... : see `Instruction.arg`"""
+"""A kind with the name or the constant: see `Instruction.arg`"""
 
 
 class Instruction(NamedTuple):

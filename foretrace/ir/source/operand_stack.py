@@ -82,7 +82,7 @@ class Called(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """That an instruction takes a value."""
+    """One use of a value: the instruction that pops it, and where."""
 
     by: int
     """its number"""

@@ -54,7 +54,7 @@ def _table(item: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _ended(objects: list[Any]) -> Iterator[FrameType]:
-    """Those of functions; of a module, or a class, the variables are its namespace."""
+    """The ended frames of functions: those of modules and classes have a namespace as variables."""
     others = set[int]()
     for running in sys._current_frames().values():
         each: FrameType | None = running

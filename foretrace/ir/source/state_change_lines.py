@@ -158,7 +158,7 @@ class Lines:
         return None
 
     def _functions(self) -> Iterator[tuple[CodeType, Names]]:
-        """Those that ran, and then those that they, or methods of the classes, may have called."""
+        """The functions that ran, then what they or methods of the classes may have called."""
         waiting = [*self.ran.items()]
         done: dict[CodeType, None] = {}
         while waiting and len(done) < MOST:

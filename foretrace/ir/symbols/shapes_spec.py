@@ -96,7 +96,7 @@ class _Specs:
         return [self.tree(each, None) for each in list(parts)]
 
     def positions(self, specs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Those of the first values of a sequence; the others are as they are."""
+        """The specs of the first values of a sequence; the others have none."""
         short = max(len(values) - len(specs), 0)
         pairs = zip(specs, [*values, *(None,) * len(specs)], strict=False)
         return [*(self.tree(spec, value) for spec, value in pairs), *(None,) * short]

@@ -272,7 +272,7 @@ class Floats:
         return any(item.__class__ is sympy.Symbol and item in fixed for item in key)
 
     def among(self, tree: Any) -> list[sympy.Symbol]:
-        """Those in a structure."""
+        """The symbols of floats in a structure."""
         if not self.known:
             return []
         leaves = torch_api.tree_leaves(tree)

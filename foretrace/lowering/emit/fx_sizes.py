@@ -69,7 +69,7 @@ class SizeNodes:
         return value, condition
 
     def identity(self, node: Any) -> Any:
-        """The same."""
+        """Return the node itself."""
         return node
 
     def trunc(self, node: Any) -> Any:

@@ -104,8 +104,3 @@ def _once_more(op: Op, new: dict[Value, Value]) -> Op:
     for value in (*op.outs, *outs_in(op.own or ())):
         new.pop(value, None)  # it runs a third time
     return Substitution(new).op(op).but(choice=choice, piece_of=op)
-
-
-def recomputed_ops(graph: Graph) -> Iterator[Op]:
-    """The ops of a step that run a second time."""
-    return (op for op in graph.ops if op.choice is not None and op.choice.what == AGAIN)

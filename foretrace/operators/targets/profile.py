@@ -23,7 +23,7 @@ Where a device has its own, eager keeps the operator whole; elsewhere it decompo
 """
 
 CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
-"""Those with a CUDA kernel, read from the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
+"""Operators with a CUDA kernel, read from the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
 
 KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 """Dispatch keys of the devices that every build has."""

@@ -50,7 +50,7 @@ def capability_from(least: tuple[int, int]) -> Condition:
 
 
 def flash_head_dim(ask: Question) -> str | None:
-    """There is one head dim, at most 256."""
+    """Query and value have one head dim, at most 256."""
     dim = ask.call.query.shape[-1]
     return equal_head_dims(ask) or (
         None if ask.at_most(dim, 256) else f"head dim {dim} is above 256"

@@ -14,7 +14,7 @@ from foretrace.ir.source.state_change_lines import Lines
 CUDA = torch.backends.cuda
 ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 DEVICES = ("cpu", "cuda")
-"""Those whose autocast is looked at"""
+"""Devices whose autocast is read"""
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:

@@ -46,7 +46,7 @@ class Refusing(Protocol):
         """Whether it wants to know each call of a Python function."""
 
     def entered(self, frame: types.FrameType) -> None:
-        """Such a function begins."""
+        """Note that such a function begins."""
 
     def inspects(self, code: types.CodeType) -> bool:
         """Whether it wants to know the functions in C that this code calls."""

@@ -277,7 +277,7 @@ def bound_before(change: Change) -> ReadLocation:
 def bound_to_data(
     kept: Iterable[Change], inputs: Iterable[Input], lines: Callable[[], Lines]
 ) -> Iterator[ReadLocation]:
-    """That there is plain data, or nothing, where there was and the run has bound a tensor."""
+    """Reads of plain data, or nothing, in places where the run has bound a tensor."""
     read = {id(item.read.place) for item in inputs if item.read is not None}
     places = (
         change

@@ -49,7 +49,7 @@ def with_relations(ops: Sequence[Op]) -> list[Op]:
 
 
 def unread_in(ops: Sequence[Op], among: Collection[Op], results: Iterable[Value] = ()) -> set[Op]:
-    """Those of some ops whose results no remaining op reads and the graph does not return."""
+    """The ops among some whose results no remaining op reads and the graph does not return."""
     found, read = set[Op](), set(results)
     for op in reversed(ops):
         if op in among and read.isdisjoint(op.outs):

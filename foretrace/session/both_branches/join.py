@@ -89,7 +89,7 @@ class Joining(TwoRuns):
         return [self.ops_of[one] for one in ones]
 
     def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
-        """That they differ, at the place that is compared."""
+        """Create the difference at the place that is compared."""
         return ProgramsDiffer(what, place=self.place)
 
     # ---- values ---------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class TwoRuns(Equality):
         self.ops(one.own or (), other.own or ())
 
     def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
-        """That they differ, at the lines of both."""
+        """Create the difference, with the lines of both."""
         if one is None or other is None:
             return ProgramsDiffer()
         return ProgramsDiffer(f"{one.origin.frame} and {other.origin.frame}")

@@ -27,7 +27,7 @@ from foretrace.python_state.effects.state_outputs import all_known
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 MANY: Final = frozenset({"extend", "extendleft"})
-"""Those that take the items of something"""
+"""Methods that take the items of an iterable"""
 OWN: Final = frozenset({
     "__new__", "__init__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__",
     "__doc__", "__init_subclass__", "__subclasshook__", "__class__", "__class_getitem__",
@@ -231,7 +231,7 @@ def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> 
 
 
 def _items(content: Any) -> Iterator[Any]:
-    """Those of a copy of what a container holds: a dict's are in pairs."""
+    """The items in a copy of what a container holds: a dict's are in pairs."""
     for item in content if isinstance(content, (list, set)) else ():
         yield from item if type(item) is tuple else (item,)
 

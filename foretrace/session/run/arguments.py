@@ -54,7 +54,7 @@ class Inputs(Protocol):
 
 
 class Arguments:
-    """Those of one run, and the numbers that it counts with.
+    """Builds the stand-ins of one run's arguments, and the symbols of numbers it counts with.
 
     Args:
         run: its inputs.

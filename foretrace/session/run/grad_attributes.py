@@ -45,7 +45,7 @@ class OfClasses:
 
 
 class Gradients:
-    """Those of one run.
+    """Reads and writes `.grad` of the tensors of one run.
 
     Args:
         inputs: the inputs so far.

@@ -70,7 +70,7 @@ def _check_computed(fn: Any, later: list[Any]) -> None:
 
 
 class Outputs:
-    """Those of one run.
+    """Collects the outputs of one run.
 
     Args:
         recorder: what recorded it.

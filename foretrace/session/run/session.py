@@ -129,7 +129,7 @@ class Session:
         return id(tensor) in self.known.themselves
 
     def ties(self, reads: Iterable[object]) -> Iterator[ReadLocation]:
-        """That the modules still have these tensors: whatever leads to one, too, goes on to it.
+        """Yield guards that modules still have these tensors, and so has what leads to them.
 
         Not of a buffer that each call rebinds, unless one of `reads` finds the old one.
         """

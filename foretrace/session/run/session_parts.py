@@ -66,7 +66,7 @@ class KnownTensors:
 
 
 class RunAnswers(TensorAnswers):
-    """Those of one run.
+    """Answers what tensors of one run are asked.
 
     Args:
         recorder: what records the program.

@@ -38,7 +38,7 @@ UNTRAINED: Mapping[str, str] = MappingProxyType(
         "out_dtype": "cast what the operator gives: to(dtype)",
     }
 )
-"""Those of them that have no derivative, with what to write in their place"""
+"""Operators of these without a derivative, with what to write in their place"""
 OF_A_COMPILER = "call the function itself: its ops are recorded as they run"
 REGISTERED = "register what it calls with torch.library.custom_op"
 INSTEAD: Mapping[str, str] = MappingProxyType(

@@ -52,7 +52,7 @@ from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
 aten = torch.ops.aten
 CHECKS = (aten._assert_async.default, aten._assert_async.msg)
-"""They look at data when the graph runs, and return nothing"""
+"""Operators that look at data when the graph runs, and return nothing"""
 EQUAL = aten.equal.default
 LIFT_FRESH_COPY = aten.lift_fresh_copy.default
 PROFILER = "profiler"
@@ -266,7 +266,7 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
 ON_TENSORS: Final[Mapping[int, Handler]] = MappingProxyType(
     {id(func): each for func, each in HANDLERS.items() if each.on_tensors is not None}
 )
-"""Those that act on tensors, by the operator's id: to hash an operator is a call of Python"""
+"""Handlers that act on tensors, by the operator's id: to hash an operator is a call of Python"""
 
 
 def of_kind(

@@ -28,6 +28,7 @@ from foretrace.ir.program.op import (
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import subgraphs_of
 from tests.support.notation import read
+from tests.support.trees import COND
 
 HERE = Origin(None, None)
 FEWER = "there are 1 ops where there were 2"
@@ -39,15 +40,6 @@ PROGRAM = """
     %1 = aten.t.default(%w): f32[8, 4] by [1, 8]
     %0 = aten.mm.default(%x, %1): f32[4, 4]
 %2 = aten.add.Tensor(%0, 0.0, alpha=2): f32[4, 4]
-"""
-HELD = """
-%p: b8[]
-%x: f32[4]
-%0 = higher_order.cond(%p, @yes, @no, [%x]): f32[4]
-    @yes(%a: f32[4]) -> [%1]
-        %1 = aten.mul.Tensor(%a, 0.5): f32[4]
-    @no(%b: f32[4]) -> [%2]
-        %2 = aten.cos.default(%b): f32[4]
 """
 
 
@@ -64,7 +56,7 @@ def texts(one: str, other: str) -> str | None:
     return difference(read(one)[1], read(other)[1])
 
 
-@pytest.mark.parametrize("text", [PROGRAM, HELD])
+@pytest.mark.parametrize("text", [PROGRAM, COND])
 def test_a_program_is_itself_whatever_its_values_are(text):
     assert texts(text, text) is None
 
@@ -101,17 +93,17 @@ def test_an_op_with_a_body_is_no_leaf():
 
 
 def test_programs_that_ops_hold():
-    assert texts(HELD, HELD.replace("0.5", "0.25")) == "mul has other arguments"
-    assert texts(HELD, HELD.replace("-> [%2]", "-> [%b]")) == "cond has other arguments"
-    assert texts(HELD, HELD.replace("cos.default(%b)", "sin.default(%b)")) == (
+    assert texts(COND, COND.replace("0.5", "0.25")) == "mul has other arguments"
+    assert texts(COND, COND.replace("-> [%2]", "-> [%b]")) == "cond has other arguments"
+    assert texts(COND, COND.replace("cos.default(%b)", "sin.default(%b)")) == (
         "sin runs in the place of cos"
     )
-    other = HELD.replace("@no(%b: f32[4])", "@no(%b: f64[4])")
-    assert texts(HELD, other) == "cond has other arguments"
+    other = COND.replace("@no(%b: f32[4])", "@no(%b: f64[4])")
+    assert texts(COND, other) == "cond has other arguments"
 
 
 def test_a_subgraph_reads_nothing_of_what_is_around():
-    (one,), (two,) = read(HELD)[1], read(HELD)[1]
+    (one,), (two,) = read(COND)[1], read(COND)[1]
     outer = subgraphs_of(two)[0].params[0]
     around = Equality()
     around.bind(Value(TYPE), outer)  # another value around, and a param is bound afresh inside
@@ -236,7 +228,7 @@ def test_each_rule_of_a_context_is_asked():
 
 def test_a_copy_is_equal():
     """What one engine copies, the other finds to be the same."""
-    for text in (PROGRAM, HELD):
+    for text in (PROGRAM, COND):
         ops = read(text)[1]
         assert difference(ops, Rewriter().ops(ops)) is None
 
@@ -305,13 +297,13 @@ def test_operands_that_the_same_call_makes():
 
 
 def test_calls_that_hold_programs_are_one_by_what_these_do():
-    numbers, (op,) = ValueNumbers(), read(HELD)[1]
+    numbers, (op,) = ValueNumbers(), read(COND)[1]
 
     def of(text: str) -> int:
         return numbers.call("cond", (op.args[0], *subgraphs_of(read(text)[1][0]), op.args[-1]))
 
-    first = of(HELD)
-    assert of(HELD) == first
-    assert of(HELD.replace("0.5", "0.25")) != first
-    assert of(HELD.replace("-> [%1]", "-> [%a]")) != first
-    assert of(HELD.replace("aten.cos", "aten.sin")) != first
+    first = of(COND)
+    assert of(COND) == first
+    assert of(COND.replace("0.5", "0.25")) != first
+    assert of(COND.replace("-> [%1]", "-> [%a]")) != first
+    assert of(COND.replace("aten.cos", "aten.sin")) != first

@@ -18,6 +18,7 @@ from foretrace.ir.program.op import (
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import rename, subgraphs_of
 from tests.support.notation import read, write
+from tests.support.trees import COND
 
 HERE = Origin(None, None)
 BODY = """
@@ -27,15 +28,6 @@ BODY = """
     %1 = aten.t.default(%w): f32[8, 4] by [1, 8]
     %0 = aten.mm.default(%x, %1): f32[4, 4]
 %2 = aten.cat.default([%0, %0], 1): f32[4, 8]
-"""
-HELD = """
-%p: b8[]
-%x: f32[4]
-%0 = higher_order.cond(%p, @yes, @no, [%x]): f32[4]
-    @yes(%a: f32[4]) -> [%1]
-        %1 = aten.mul.Tensor(%a, 0.5): f32[4]
-    @no(%b: f32[4]) -> [%2]
-        %2 = aten.cos.default(%b): f32[4]
 """
 TYPE = TensorType((4,), (1,), torch.float32, torch.device("cpu"))
 
@@ -91,7 +83,7 @@ def test_each_hook_is_asked():
 
 
 def test_a_subgraph_is_the_same_unless_a_rewriter_says():
-    _, ops = read(HELD)
+    _, ops = read(COND)
 
     class Halved(Rewriter):
         def leaf(self, leaf):

@@ -13,6 +13,7 @@ from foretrace.ir.program.walk import subgraphs_of
 from foretrace.session.both_branches.join import Joining, tail
 from foretrace.session.both_branches.op_equality import TwoRuns
 from tests.support.notation import read, write
+from tests.support.trees import COND
 
 TYPE = TensorType((4,), (1,), torch.float32, torch.device("cpu"))
 CHAIN = """
@@ -20,15 +21,6 @@ CHAIN = """
 %b: f32[4]
 %0 = aten.sin.default(%a): f32[4]
 %1 = aten.add.Tensor(%0, %b, alpha=2): f32[4]
-"""
-HELD = """
-%p: b8[]
-%x: f32[4]
-%0 = higher_order.cond(%p, @yes, @no, [%x]): f32[4]
-    @yes(%a: f32[4]) -> [%1]
-        %1 = aten.mul.Tensor(%a, 0.5): f32[4]
-    @no(%b: f32[4]) -> [%2]
-        %2 = aten.cos.default(%b): f32[4]
 """
 
 
@@ -109,7 +101,7 @@ def test_what_cannot_be_a_result():
 
 
 def test_a_program_that_both_hold():
-    mine, ones, theirs, others = two(HELD)
+    mine, ones, theirs, others = two(COND)
     join = joining((mine["p"], theirs["p"]))
     copies = join.walk(ones, others, 0)
     assert [held.name for held in subgraphs_of(copies[0])] == ["yes", "no"]
@@ -119,7 +111,7 @@ def test_a_program_that_both_hold():
     assert body.params != subgraphs_of(ones[0])[0].params
     assert len(join.pairs) == 1  # `x`: what the program reads is a param of its own
     with pytest.raises(ProgramsDiffer):
-        joining().walk(ones, read(HELD.replace("0.5", "0.25"))[1], 0)
+        joining().walk(ones, read(COND.replace("0.5", "0.25"))[1], 0)
 
 
 def test_a_write_to_a_view_goes_on_with_its_base():
