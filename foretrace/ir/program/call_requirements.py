@@ -108,6 +108,23 @@ class ReadLocation(ReadFact):
 
 
 @dataclass(slots=True, eq=False)
+class ReadClassAttribute(ReadLocation):
+    """An attribute of a class; the holder is the class's view of its names, which nobody sets."""
+
+    kind: type = object
+
+    @property
+    def identity(self) -> tuple[int, object]:
+        """As `Location` has it."""
+        return id(self.kind), self.key
+
+    @property
+    def location(self) -> Location:
+        """The location in the class itself."""
+        return Location(str(self.key), self.kind, self.before)
+
+
+@dataclass(slots=True, eq=False)
 class AttributeNames(ReadFact):
     """The attributes that an object or a class had: one more may be read, or hide another."""
 

@@ -24,6 +24,7 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     How,
     ModuleState,
+    ReadClassAttribute,
     ReadFact,
     ReadLocation,
 )
@@ -157,15 +158,19 @@ class StateReads:
         return () if self._data(item) and not _leads_on(item) else ((name, item, depth),)
 
     def _take(
-        self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int
-    ) -> Iterable[Step]:
-        """Note one place; gives the steps that it leads to."""
+        self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int,
+        kind: type | None = None,
+    ) -> Iterable[Step]:  # fmt: skip
+        """Note one place; gives the steps that it leads to. `kind`: the class that has it."""
         is_data = self._data(item)
         # a dict of numbers that holds a list which each call fills is no value to compare
         itself = id(item) in self._open or (not is_data and plain(item))
         data = id(item) not in self._seen and is_data
         before = snapshot(item) if data else item
-        self.found.append(ReadLocation(name, how, holder, key, before, itself=itself))
+        facts = name, how, holder, key, before, itself
+        self.found.append(
+            ReadLocation(*facts) if kind is None else ReadClassAttribute(*facts, kind=kind)
+        )
         if issubclass(type(item), type):
             return self._classes(item, 0)
         leads = depth and (not data or _leads_on(item))
@@ -244,7 +249,7 @@ class StateReads:
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
                 name = f"{kind.__name__}.{key}"
-                yield from self._take(name, "item", space, key, space[key], depth)
+                yield from self._take(name, "item", space, key, space[key], depth, kind)
 
     def _items(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """A container of more than plain data; of a large one, how many items it has."""

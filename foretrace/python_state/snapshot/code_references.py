@@ -60,7 +60,7 @@ class Mentioned:
     bound: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     """tables and names that the code may bind again"""
     classes: list[type] = field(default_factory=list)
-    """classes of which it may set attributes"""
+    """classes that it names: it, or a class method of theirs, may set attributes"""
     functions: list[types.FunctionType] = field(default_factory=list)
     """functions of which it may"""
     called: list[types.FunctionType] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Mentioned:
     ) -> list[tuple[Mapping[str, Any], str]]:
         """What the code may ask of a class or a file that it names."""
         if isinstance(owner, type):
-            if setting and home(owner) == "user":
+            if home(owner) == "user":
                 self.classes.append(owner)
             tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
             asked = {*names, *MAKING, *UNNAMED}

@@ -55,7 +55,7 @@ TENSORS = ("_parameters", "_buffers")
 PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
 """Containers without attributes"""
 WAYS: Final[tuple[tuple[Any, str], ...]] = (
-    (nn.Module, "_module"), (torch.Tensor, "_tensor"), (type, "_class"),
+    (nn.Module, "_module"), (torch.Tensor, "_tensor"), (type, "_of_class"),
     ((dict, list, set, deque), "_container"), ((tuple, frozenset), "_inside"),
     (types.FunctionType, "_function"), (types.CellType, "_cell"), (types.ModuleType, "_file"),
     (MEMO, "_memo"), ((), "_state"),
@@ -91,6 +91,7 @@ class ReachableState:
         self.mentioned: set[str] = set(UNNAMED)
         self._casting: dict[int, dict[str, Any]] = {}
         """the globals of functions that call `int` or `float`"""
+        self._classes: dict[int, type] = {}
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
         self._queue: list[Any] = []
@@ -258,12 +259,12 @@ class ReachableState:
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it derives from."""
         for base in kind.__mro__:
-            if id(base) not in self._seen and home(base) == "user":
-                self._seen[id(base)] = base
+            if id(base) not in self._classes and home(base) == "user":
+                self._classes[id(base)] = base
                 self._kept.append(ClassSnapshot(base))
 
     def _of_class(self, kind: type) -> None:
-        """The class of an object: its attributes, and its methods as far as they may run."""
+        """A class, met itself or by an object: its attributes, and its methods that may run."""
         if kind not in self._met:
             self._met[kind] = set()
             self._class(kind)

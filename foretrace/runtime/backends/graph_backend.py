@@ -136,9 +136,8 @@ class ByBackend:
         if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *results)):
             context = replace(context, level=Level(written=False))
             graph = make_graph(UNTRAINED_LEAVES, "aten", context)
-        graph = run_passes(
-            (unmark_leaves, recompute), graph, context
-        )  # leaves are created after the call
+        # leaves are created after the call
+        graph = run_passes((unmark_leaves, recompute), graph, context)
         return InferenceGraph(self._compiled(graph, recorded, semantics))
 
     def halves(
