@@ -7,7 +7,7 @@ import random
 import threading
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -495,12 +495,23 @@ LAZY: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.fixture
+def group_ended() -> Iterator[None]:
+    """The process group that a module needs ends with the test, so that others may begin one."""
+    before = dist.is_initialized()
+    yield
+    if dist.is_initialized() and not before:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_ended")
 @pytest.mark.parametrize("name", LAZY)
 def test_modules_with_a_first_call(name: str) -> None:
     """Whole, also where the first call of all is a capture."""
     left_whole(lazily(LAZY[name]))
 
 
+@pytest.mark.usefixtures("group_ended")
 @pytest.mark.parametrize("name", ["linear", "lazy inside", "fake quantization"])
 def test_the_way_out_of_a_first_call(name: str) -> None:
     """It is named, and it works."""

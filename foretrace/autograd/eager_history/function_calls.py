@@ -12,7 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Value, Write, values_in
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import every_op
+from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.python_state.effects.leaks import closes_over_run, comes_to
@@ -50,15 +50,20 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recordin
     """Check that a graph needs nothing of a Function but its results.
 
     Raises:
-        Refusal: a number that it makes (`x.sum().item()`) is used outside of it, or its forward
-            comes to state of Python's that the program changes: its call would find what the
-            program found when it began, and change it a second time.
+        Refusal: a number that it computes (`x.sum().item()`), or a tensor that it returns nowhere,
+            is used outside of it, or its forward comes to state of Python's that the program
+            changes: its call would find what the program found when it began, and change it a
+            second time.
     """
     ops, makers = [*ops], dict[Any, Op]()
+    read = {*values_in([each.value for each in outputs]), *(v for op in ops for v in op.operands)}
     for op in ops:
         if isinstance(op.target, FunctionCall):
             results = [inner.result for inner in every_op(op.region or ())]
             makers |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
+            if not read.isdisjoint({*outs_in(op.region or ())}.difference(values_in(op.result))):
+                what = "leaves a tensor, which it does not return, where others find it"
+                _refuse(op, what, "return the tensor, and leave it outside of the function")
             if op.target.followed and comes_to(op.target.function.forward, recorded):
                 _refuse(op, "comes to what the program changes of Python's", "give it as argument")
     if not makers:
