@@ -511,7 +511,6 @@ def test_modules_with_a_first_call(name: str) -> None:
     left_whole(lazily(LAZY[name]))
 
 
-@pytest.mark.usefixtures("group_ended")
 @pytest.mark.parametrize("name", ["linear", "lazy inside", "fake quantization"])
 def test_the_way_out_of_a_first_call(name: str) -> None:
     """It is named, and it works."""
