@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 import foretrace
-from foretrace.ir.program.op import ModuleCall, Op, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import ModuleCall
 
 CUTS = {"export": "#2f6f9f", "aten": "#3f8f4f", "joint": "#b0562f"}
 ROW, LEFT, TOP, NAME, COLUMN, WIDTH = 24, 16, 66, 330, 128, 1130

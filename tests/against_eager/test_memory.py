@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import foretrace
 from foretrace.autograd.derivatives.registry import BackwardCall
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.meta_kernels import MetaKernels
 from foretrace.operators.schemas.cache import Cache, Lasting, Learned, lasts

@@ -9,10 +9,10 @@ import torch
 from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
 from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS

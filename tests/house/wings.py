@@ -15,7 +15,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 GROUND: Final = ("forks", "errors", "arrays", "torch_api")
 WINGS: Final = MappingProxyType({
-    "ir": ("source", "symbols", "pydata", "program"),
+    "ir": ("source", "symbols", "values", "pydata", "program"),
     "operators": ("schemas", "abstract_tensors", "inference", "targets"),
     "tracer": (
         "functionalization", "concrete", "subclasses", "higher_order", "forward_ad", "recorder",

@@ -32,9 +32,11 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Origin, Subgraph, Tree, Value, target_name, values_in
-from foretrace.ir.program.tensor_type import DTYPE_NAMES, TensorType
+from foretrace.ir.program.op import Op, Subgraph, target_name
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import subgraphs_of, with_subgraphs
+from foretrace.ir.values.tensor_type import DTYPE_NAMES, TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 
 INDENT: Final = "    "
 DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -10,10 +10,11 @@ from expecttest import assert_expected_inline
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Mutation, Output, Role
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.kinds import JOINT
 from foretrace.lowering.pipelines.passes import Context, make_graph

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 
 
 class Leaves(Protocol):

@@ -13,9 +13,10 @@ from foretrace.autograd.derivatives.saved_tensors import Saving
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Tree, Value, map_values, substitute, target_name, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.walk import binds
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, map_values, substitute, values_in
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.tracer.recorder.autograd_hooks import Packed

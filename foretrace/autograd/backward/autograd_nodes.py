@@ -15,8 +15,10 @@ from torch.autograd.graph import GradientEdge
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Value, Write
+from foretrace.ir.program.op import GradientCall, Op, Write
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.function_target import FunctionCall
 from foretrace.tracer.recorder.recorder import Recorder

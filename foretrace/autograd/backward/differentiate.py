@@ -28,19 +28,11 @@ from foretrace.autograd.higher_order.scan_backward import (
     differentiate as differentiate_higher_order,
 )
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import (
-    GradientCall,
-    ModuleCall,
-    Op,
-    RuleName,
-    Subgraph,
-    Tree,
-    Value,
-    Write,
-    target_name,
-)
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import GradientCall, Op, Subgraph, Write, target_name
+from foretrace.ir.program.origin import ModuleCall, RuleName
 from foretrace.ir.program.walk import every_op, outs_in, subgraphs_of
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of

@@ -14,9 +14,11 @@ from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op, RuleName, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, outs_in
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from foretrace.autograd.eager_history.op_facts import values_used
-from foretrace.ir.program.op import Backward, Op, RuleName, Tree, Value, ViewStep, map_values
+from foretrace.ir.program.op import Backward, Op, ViewStep
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Tree, Value, map_values
 from foretrace.operators.inference.infer import Inference
 
 ENGINE = RuleName("accumulate", "engine")

@@ -23,7 +23,9 @@ from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.eager_history.op_facts import locate, values_used
 from foretrace.autograd.eager_history.version_counters import VersionCounters, overwritten_in
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Backward, Op, Origin, RuleName, Value, Write, target_name
+from foretrace.ir.program.op import Backward, Op, Write, target_name
+from foretrace.ir.program.origin import Origin, RuleName
+from foretrace.ir.values.value import Value
 from foretrace.tracer.functionalization.builder import DETACH
 from foretrace.tracer.functionalization.current_value import rewrite
 from foretrace.tracer.recorder.autograd_hooks import Packed

@@ -23,8 +23,10 @@ from foretrace.autograd.backward.autograd_nodes import Edges, Task
 from foretrace.autograd.backward.batched_gradients import ONE_BY_ONE, Batch, Batches, InBatches
 from foretrace.autograd.backward.in_program_backward import InProgramBackward
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, GradientCall, Op, Value
+from foretrace.ir.program.op import GradientCall, Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 

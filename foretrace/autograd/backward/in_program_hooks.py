@@ -12,8 +12,9 @@ import torch
 from foretrace.autograd.backward.record_walk import WalkRecord
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, multi_grad_name
 

@@ -25,9 +25,11 @@ from foretrace.autograd.derivatives.saved_tensors import (
 from foretrace.autograd.eager_history.op_facts import locate, results_of, written_positions
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import ModuleCall, Op, Value, Write, map_values, values_in
+from foretrace.ir.program.op import Op, Write
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.walk import binds, every_op, in_bodies, subgraphs_of
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.tracer.concrete.rng_draws import draws

@@ -11,17 +11,11 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
-from foretrace.ir.program.op import (
-    Backward,
-    Op,
-    Origin,
-    Rewriter,
-    SharedBody,
-    Subgraph,
-    Value,
-    values_in,
-)
+from foretrace.ir.program.op import Backward, Op, SharedBody, Subgraph
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.program.walk import every_op, subgraphs_of
+from foretrace.ir.values.value import Value, values_in
 from foretrace.tracer.functionalization.alias import link
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder

@@ -11,9 +11,11 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.formula_tracer import current_value, flat_ops
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, RuleName, Value, Write, values_in
+from foretrace.ir.program.op import Op, Write
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
 from foretrace.tracer.recorder.error_reports import adding_nothing, reported

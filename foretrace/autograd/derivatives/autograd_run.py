@@ -25,10 +25,11 @@ from foretrace.autograd.derivatives.formula_tracer import (
 from foretrace.autograd.derivatives.registry import BackwardCall, Registered, RuleTable, fit
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import RuleName, Tree, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.symbols.sym_float import asked_number
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in

@@ -19,9 +19,9 @@ from foretrace.autograd.derivatives.number_arguments import rule_at_numbers
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.abstract_tensors.tensor_types import Types

@@ -16,10 +16,12 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Origin, Tree, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.source.call_site import Sources
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference

@@ -14,7 +14,9 @@ from foretrace.autograd.derivatives.formula_tracer import Tape, current_value, f
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_after
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, RuleName, Tree, Value, values_in
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import RuleName
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.function_target import FunctionCall, backward_of
 

@@ -13,13 +13,14 @@ import torch
 
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Subgraph, Tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Subgraph
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_float import ASKED_NUMBER
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.inference.numeric_probe import at_floats, with_any_number
 
 SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default

@@ -6,8 +6,10 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from foretrace.ir.program.op import Op, RuleName, Tree, Value, substitute, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import RuleName
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, substitute, values_in
 from foretrace.operators.schemas.cache import frozen
 
 Env: TypeAlias = dict[Any, Any]

@@ -17,7 +17,9 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.formula_tracer import Tape, current_value, flat_ops
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Op, RuleName, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import RuleName
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.error_reports import adding_nothing, reported

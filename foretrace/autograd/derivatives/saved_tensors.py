@@ -17,8 +17,8 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.formula_tracer import Tape, current_value
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.cache import Cache, frozen
 
 OPERAND, COPY, RESULT = "operand", "copy", "result"

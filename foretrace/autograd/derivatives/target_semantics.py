@@ -11,8 +11,9 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.registry import RuleTable
 from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.ir.program.interface import Target
-from foretrace.ir.program.op import Choice, Tree, Value, values_in
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics

@@ -14,8 +14,10 @@ import torch
 
 from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy
 from foretrace.autograd.eager_history.trained_writes import WRONG, TrainedWrites, is_hidden_write
-from foretrace.ir.program.op import Choice, Op, Value, substitute
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.walk import rename
+from foretrace.ir.values.value import Value, substitute
 from foretrace.operators.schemas.quirks import WRONG_NOISE
 
 aten = torch.ops.aten

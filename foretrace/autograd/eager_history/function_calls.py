@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Output
-from foretrace.ir.program.op import Op, Value, Write, values_in
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.python_state.effects.leaks import closes_over_run, comes_to
 from foretrace.tracer.recorder.function_target import FunctionCall

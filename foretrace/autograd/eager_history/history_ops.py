@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.walk import makes_leaf
+from foretrace.ir.values.value import Value
 
 aten = torch.ops.aten
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.names import neighbourhood
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.schema import schema_of
 
 

@@ -7,9 +7,10 @@ from typing import Any
 from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.eager_history.history_ops import make_copy
 from foretrace.autograd.eager_history.version_counters import VersionCounters, saved_by
-from foretrace.ir.program.op import Op, Value, Write
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import freed_in, rename
+from foretrace.ir.values.value import Value
 
 RESHAPED = (
     "the shape of this was changed in place, and the backward is to find what was saved before"

@@ -12,8 +12,9 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.emit_history import HIDDEN
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Value, values_in
 
 
 def returned_inputs(recorded: Recording) -> set[Value]:

@@ -9,9 +9,11 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import HISTORY
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Choice, Op, Value, map_values
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Value, map_values
 from foretrace.operators.schemas.dispatch_result import ReturnedOperand
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.storage_offsets import FROM_START

@@ -17,9 +17,10 @@ from foretrace.autograd.eager_history.history_ops import make_call, make_copy
 from foretrace.autograd.eager_history.version_counters import written_operand
 from foretrace.autograd.eager_history.view_writes import through_views, writes_through_views
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value, Write, map_values
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.walk import rename
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, map_values
 from foretrace.operators.schemas.quirks import SCATTERED, overload
 from foretrace.operators.schemas.schema import schema_of
 

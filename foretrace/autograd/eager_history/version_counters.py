@@ -11,17 +11,11 @@ from foretrace.autograd.derivatives.derive import Derivatives
 from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.autograd.eager_history.op_facts import locate, results_of, written_positions
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import (
-    Checkpoint,
-    Op,
-    Value,
-    map_values,
-    substitute,
-    target_name,
-    values_in,
-)
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import Checkpoint
 from foretrace.ir.program.recording import Overwritten
 from foretrace.ir.program.walk import binds
+from foretrace.ir.values.value import Value, map_values, substitute, values_in
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.higher_order_schema import SIDES, higher_order_schema_of
 from foretrace.operators.schemas.schema import schema_of

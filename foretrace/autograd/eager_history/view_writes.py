@@ -10,16 +10,10 @@ from collections.abc import Iterator
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import make_call, make_copy
-from foretrace.ir.program.op import (
-    AS_STRIDED,
-    Instantiation,
-    Op,
-    SharedBody,
-    Value,
-    ViewStep,
-    Write,
-)
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.program.op import AS_STRIDED, Op, SharedBody, ViewStep, Write
+from foretrace.ir.program.rewriter import Instantiation
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Value
 
 COMPOSITE = "CompositeImplicitAutograd"
 WHY = "autograd puts the gradient of the part that was written in the place of that of the whole"

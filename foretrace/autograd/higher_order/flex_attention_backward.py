@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from foretrace.autograd.higher_order.subgraph_backward import Walk
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, RuleName, Subgraph, Value, values_in
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.walk import REQUIRES_GRAD
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.higher_order_schema import (
     ATTENTION,
     ATTENTION_BACKWARD,

@@ -20,8 +20,9 @@ from foretrace.autograd.higher_order.subgraph_backward import (
     own,
 )
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Subgraph, Value, target_name
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph, target_name
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
 from foretrace.tracer.higher_order.views_as_copies import in_copies
 

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 import torch
 
 from foretrace.autograd.eager_history.version_counters import VersionCounters
-from foretrace.ir.program.op import Op, RuleName, Subgraph, Tree, Value, target_name
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph, target_name
+from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.higher_order_schema import Groups, HigherOrderSchema
 from foretrace.operators.schemas.schema import schema_of

@@ -14,8 +14,8 @@ from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import Program, capture
 from foretrace.inspect.diff.diff import Diff, diff
 from foretrace.inspect.diff.render import FOLDS, Row
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.tensor_type import DTYPE_NAMES
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import DTYPE_NAMES
 from foretrace.python_state.effects.module_owners import owners_of
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}

@@ -16,9 +16,9 @@ from foretrace.inspect.explain.explain import explain
 from foretrace.inspect.explain.explanation import Explanation
 from foretrace.ir.program.interface import Signature
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_module
 from foretrace.ir.source.call_site import Asked
+from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx

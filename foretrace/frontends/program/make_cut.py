@@ -9,8 +9,8 @@ from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import Cut, Remake
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.verify import verify_pair
+from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.partition.partition import Pair, partition

@@ -22,9 +22,9 @@ from foretrace.frontends.torch_compat.stateless_check import (
     without_states,
 )
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Asked
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.writeback import check_begins

@@ -28,12 +28,13 @@ from foretrace.frontends.torch_compat.stateless_check import (
     without_hooks,
     without_states,
 )
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.input_symbols import WithoutSmall
 from foretrace.ir.symbols.shapes_spec import of_function
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.cuts.writeback import Written, with_writes

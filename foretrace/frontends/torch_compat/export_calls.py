@@ -7,9 +7,9 @@ from torch.export import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ArgumentSpec
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import positional_names
+from foretrace.ir.values.value import Value
 from foretrace.lowering.emit.export_graph import Exported, argument_of
 from foretrace.tracer.recorder.module_calls import CallSite
 

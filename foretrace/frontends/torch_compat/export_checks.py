@@ -9,10 +9,11 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.ir.program.names import called_like_a_keyword
-from foretrace.ir.program.op import Op, Subgraph, Value
+from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
+from foretrace.ir.values.value import Value
 from foretrace.lowering.emit.export_graph import returnable
 from foretrace.lowering.emit.graph_module import LITERAL_TYPES
 from foretrace.lowering.pipelines.passes import Context, as_pass

@@ -21,9 +21,9 @@ from foretrace.ir.program.interface import Input
 from foretrace.ir.program.names import calls_target
 from foretrace.ir.program.op import Op, Subgraph, ViewStep
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.substitution import Numbers, put_in
 from foretrace.ir.symbols.symbols import MANY, Symbols
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.session.both_branches.op_equality import same_bits
 
 PAIRED: Final = 2

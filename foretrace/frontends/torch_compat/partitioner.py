@@ -16,9 +16,9 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
 from foretrace.ir.program.interface import Input, Output, Role, size_input
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
+from foretrace.ir.values.tensor_type import TangentStrides
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import make_graph, run_passes

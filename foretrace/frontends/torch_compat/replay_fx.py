@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from foretrace.errors import Frame
-from foretrace.ir.program.op import ModuleCall
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
 from foretrace.tracer.recorder.recorder import Recorder
 

@@ -28,12 +28,13 @@ from foretrace.ir.program.effects import (
 )
 from foretrace.ir.program.equality import Equality, equal
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import SharedBody, Subgraph, Target, Tree, Value, target_name
+from foretrace.ir.program.op import SharedBody, Subgraph, Target, target_name
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change, State
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"

@@ -11,8 +11,8 @@ from foretrace.errors import Attempt
 from foretrace.inspect.check.bits import Sight, difference
 from foretrace.inspect.check.run_stages import Seen, Stage
 from foretrace.inspect.check.user_errors import first_line
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Value
 from foretrace.python_state.effects.module_owners import owners_of
 from foretrace.python_state.effects.module_state import borrowed
 from foretrace.runtime.calls.run_cut import Called

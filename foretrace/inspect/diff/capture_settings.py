@@ -10,7 +10,8 @@ from foretrace.inspect.diff.difference import Reason
 from foretrace.inspect.diff.sides import Side, aspects, listed, paired_inputs
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import ModuleCall, Op
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.shape_env import free_symbols
 

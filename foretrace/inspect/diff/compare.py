@@ -21,7 +21,8 @@ from foretrace.inspect.diff.tree_alignment import (
 )
 from foretrace.inspect.diff.value_causes import ByOperands, Causes, Users, Uses
 from foretrace.inspect.explain.tree_path import choice_notes
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 
 
 class Comparison:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from foretrace.inspect.explain.tree_path import of_history, pieces_to
-from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.value import Value
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from foretrace.errors import PACKAGE_DIR, Frame, Printed
 from foretrace.inspect.explain.explanation import shown_path
-from foretrace.ir.program.op import ModuleCall, Op, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import ModuleCall
 
 Kind: TypeAlias = Literal[
     "kept", "opened", "replaced", "only left", "only right", "type", "arguments"

@@ -7,7 +7,7 @@ from foretrace.inspect.diff.compare import Comparison
 from foretrace.inspect.diff.difference import Difference, Kind, Part, Reason, Seen
 from foretrace.inspect.diff.sides import aspect_text, aspects, paired_inputs
 from foretrace.ir.program.interface import Input, Output
-from foretrace.ir.program.op import Value
+from foretrace.ir.values.value import Value
 
 End = Input | Output
 ASPECTS: dict[str, tuple[str, ...]] = {

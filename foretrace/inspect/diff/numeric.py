@@ -16,11 +16,12 @@ from foretrace.inspect.diff.render import Row
 from foretrace.inspect.diff.sides import Side
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.names import calls_target
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Op, Tree, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.runtime.calls.run_cut import uncast

@@ -28,7 +28,8 @@ from foretrace.inspect.explain.tree_path import (
     has_composite_kernel,
     of_history,
 )
-from foretrace.ir.program.op import Op, Value, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import live
 from foretrace.lowering.cuts.decompose import decompose

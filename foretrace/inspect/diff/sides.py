@@ -8,9 +8,11 @@ from torch import fx
 from foretrace.errors import Frame
 from foretrace.inspect.diff.difference import Seen
 from foretrace.ir.program.interface import Input, Target
-from foretrace.ir.program.op import ModuleCall, Op, Value, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import DTYPE_NAMES, TensorType
+from foretrace.ir.values.tensor_type import DTYPE_NAMES, TensorType
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair as Halves
 
 LISTED = 3

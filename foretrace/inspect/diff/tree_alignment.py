@@ -10,8 +10,10 @@ import torch
 from foretrace import torch_api
 from foretrace.inspect.diff.cut_coverage import Marked, Node
 from foretrace.inspect.diff.sequence_alignment import align
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import ModuleCall, Op, Subgraph, Tree, Value, Write, target_name
+from foretrace.ir.program.op import Op, Subgraph, Write, target_name
+from foretrace.ir.program.origin import ModuleCall
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.schemas.schema import schema_of
 
 SAME_LINE, SAME_CONSTANTS, SAME_TYPES = 4, 2, 1

@@ -8,9 +8,10 @@ from foretrace.inspect.diff.difference import Found, Reason
 from foretrace.inspect.diff.sequence_alignment import by_rules
 from foretrace.inspect.diff.sides import aspects
 from foretrace.inspect.diff.tree_alignment import constants, fit, key_of
-from foretrace.ir.program.op import Op, Value, target_name, values_in
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.value import Value, values_in
 
 
 class Causes:

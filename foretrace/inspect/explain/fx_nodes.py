@@ -10,9 +10,10 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.inspect.explain.explanation import Link
 from foretrace.ir.program.names import calls_target
-from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.tensor_type import DTYPE_NAMES
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.walk import every_op
+from foretrace.ir.values.tensor_type import DTYPE_NAMES
+from foretrace.ir.values.value import Value, values_in
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 

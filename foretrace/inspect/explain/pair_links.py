@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from foretrace.inspect.explain.explanation import Link
 from foretrace.inspect.explain.tree_path import line_link, name_of, same_call
 from foretrace.ir.program.names import node_names
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved
 
 AGAIN = "the backward runs it again, as what it made is not saved"

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from foretrace.errors import Printed, counted
 from foretrace.ir.program.names import OpPrinter, node_names
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.value import Value
 from foretrace.lowering.pipelines.passes import PassRun
 
 

@@ -6,11 +6,13 @@ from types import FrameType
 from typing import Any, Final
 
 from foretrace.inspect.explain.tree_path import name_of, path_to
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import ModuleCall, Op, Value, values_in
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import every_op
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.builder import RecorderBase
 

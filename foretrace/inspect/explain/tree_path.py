@@ -9,9 +9,11 @@ from foretrace.autograd.derivatives.target_semantics import COMPOSITE
 from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Frame
 from foretrace.inspect.explain.explanation import Link, shown_path
-from foretrace.ir.program.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
+from foretrace.ir.program.op import Backward, Op, Write, target_name
+from foretrace.ir.program.origin import Choice, ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.partition.recompute import AGAIN
 from foretrace.operators.abstract_tensors.subclass_types import dispatched

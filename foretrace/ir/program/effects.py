@@ -18,11 +18,11 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
 from foretrace.ir.pydata.state import Change, State, put_all
+from foretrace.ir.values.tensor_type import TensorType
 
 
 class InputEffect(Effect):

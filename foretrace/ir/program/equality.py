@@ -7,20 +7,17 @@ from typing import Any, Self
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.op import (
     Backward,
-    ModuleCall,
     Op,
-    Origin,
     SharedBody,
     Subgraph,
     Target,
-    Tree,
-    Value,
     ViewStep,
     Write,
     target_name,
-    values_in,
 )
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import ModuleCall, Origin
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 
 
 class ProgramsDiffer(Exception):

@@ -8,10 +8,11 @@ import torch
 
 from foretrace.errors import Printed
 from foretrace.ir.program.call_requirements import memory_of
-from foretrace.ir.program.op import Tree, Value, ViewStep
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",

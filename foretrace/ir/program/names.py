@@ -9,7 +9,8 @@ from types import MappingProxyType
 import sympy
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name, values_in
+from foretrace.ir.program.op import Op, Subgraph, target_name
+from foretrace.ir.values.value import Tree, Value, values_in
 
 TAKEN = frozenset({*vars(builtins), "device", "inf", "is_dense", "math", "nan", "torch"})
 """Names that mean something in generated code: torch.fx would add a number to them later."""

@@ -3,102 +3,20 @@
 A parent and its children share the same values, so a cut is a flattening without renaming.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
-from foretrace.errors import Frame
-from foretrace.ir.program.nested import CONTAINERS, map_tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import Choice, Origin, RuleName
+from foretrace.ir.values.value import Tree, Value, substitute, values_in
 
 Target: TypeAlias = Any
 """What an op calls: an OpOverload, a ModuleCall, a Backward, or a Python operator."""
-Tree: TypeAlias = Any
-"""Values and constants, nested in tuples, lists and dicts (`nested.py`), as the call had them."""
 
-NESTED = frozenset(CONTAINERS)
-ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
-"""Types of arguments in which no value is"""
 AS_STRIDED = torch.ops.aten.as_strided.default
 STRIDED = ("self", "size", "stride", "storage_offset")
-
-
-class Value:
-    """One tensor, known by identity."""
-
-    __slots__ = ("hint", "type")
-
-    def __init__(self, type: TensorType, hint: str = "") -> None:
-        self.type, self.hint = type, hint
-
-    def __repr__(self) -> str:
-        return f"%{self.hint or format(id(self), 'x')[-5:]}: {self.type!r}"
-
-
-@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class ModuleCall:
-    """One call of an nn.Module; `path` is "" for the program's own module."""
-
-    path: str
-    class_name: str
-    qualified_class: str
-    outer: "ModuleCall | None" = None
-    training: bool | None = None
-    """the module's mode when it was called; None where a front end does not say"""
-
-    def stack(self) -> tuple["ModuleCall", ...]:
-        """The calls from the outermost to this one."""
-        return (*(self.outer.stack() if self.outer else ()), self)
-
-    def __str__(self) -> str:
-        return self.path or self.class_name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """A decision about one op: what was taken, why, and what was not and why not."""
-
-    what: str
-    value: str
-    reason: str
-    rejected: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
-    """One call of `torch.utils.checkpoint`: what is computed inside is recomputed in the backward.
-
-    `saves` is the policy of a selective one: torch's own function of a context, an operator and
-    its arguments, which names those that are saved all the same. `inputs` are the tensors among the
-    arguments: autograd saves them, and finds whether they were written to.
-    """
-
-    saves: Callable[..., Any] | None = None
-    inputs: tuple["Value", ...] = ()
-
-
-@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class Origin:
-    """Where an op comes from: the user's line, the module call, the grad mode it ran under."""
-
-    frame: Frame | None
-    module: ModuleCall | None
-    grad_mode: bool = True
-    checkpoint: Checkpoint | None = None
-    """the outermost one that was running"""
-    inference: bool = False
-    """whether it was in torch.inference_mode()"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RuleName:
-    """The derivative that a backward op is of: the autograd node's name, or our rule's place."""
-
-    name: str
-    kind: str
-    """"derived" (asked of torch), "registered" (ours or the user's), "engine", "hook"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +116,10 @@ class SharedBody:
     seen: tuple[ViewStep, ...] = ()
     """the views by which its one out sees memory that the ops make"""
 
+    def copied_for(self, call: "Op") -> "list[Op]":
+        """Copies of the ops that speak of the values of one call; a `RecordedBody` has them."""
+        raise NotImplementedError
+
 
 class InstantiatedBody(list["Op"]):
     """The ops of a definition in the words of one call of it."""
@@ -289,8 +211,7 @@ class Op:
         values.
         """
         if isinstance(self.below, SharedBody):
-            shared = self.below
-            self.below = InstantiatedBody(shared, Instantiation.of(shared, self).ops(shared.ops))
+            self.below = InstantiatedBody(self.below, self.below.copied_for(self))
         return self.below
 
     @property
@@ -364,188 +285,6 @@ class Subgraph:
     def values(self) -> tuple[Value, ...]:
         """The params that are tensors."""
         return tuple(param for param in self.params if isinstance(param, Value))
-
-
-def values_in(tree: Tree) -> list[Value]:
-    """The values of a nested structure, left to right."""
-    found: list[Value] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Tree, found: list[Value]) -> None:
-    kind = tree.__class__
-    if kind is Value:
-        found.append(tree)
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            kind = item.__class__
-            if kind is Value:
-                found.append(item)
-            elif kind in NESTED or (kind not in ATOMS and isinstance(item, CONTAINERS)):
-                _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
-
-
-def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
-    """The structure with every value replaced by `change(value)`."""
-    return map_tree(tree, lambda leaf: change(leaf) if isinstance(leaf, Value) else leaf)
-
-
-def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:
-    """The structure with every value that `env` knows replaced."""
-    kind = type(tree)
-    if kind is Value:
-        return env.get(tree, tree)
-    if kind in ATOMS:
-        return tree
-    if isinstance(tree, (tuple, list)):
-        found = [item if type(item) in ATOMS else substitute(item, env) for item in tree]
-        return found if isinstance(tree, list) else tuple(found)
-    if isinstance(tree, dict):
-        return {key: substitute(item, env) for key, item in tree.items()} if tree else tree
-    return tree
-
-
-class Rewriter:
-    """Copies ops with other values; a subclass says what else is another in the copies.
-
-    The values that the ops make are new ones in the copies, unless `env` says what stands for them.
-    A body that an op shares with other calls is shared, and a subgraph is the same. `walk.py`
-    has the rewriters that several rooms need.
-
-    Args:
-        env: what stands for each value. It learns the values that the copies make.
-    """
-
-    def __init__(self, env: dict[Value, Any] | None = None) -> None:
-        self.env: dict[Value, Any] = {} if env is None else env
-
-    def ops(self, ops: Iterable[Op]) -> list[Op]:
-        """Copies of ops, in order."""
-        return [self.op(op) for op in ops]
-
-    def op(self, op: Op) -> Op:
-        """The copy of one op; its arguments are rewritten before what it makes."""
-        args, kwargs, target = self.tree(op.args), self.tree(op.kwargs), self.target(op.target)
-        outs = tuple([self.out(out) for out in op.outs])
-        return Op(
-            target, args, kwargs, self.tree(op.result), outs, origin=self.origin(op.origin),
-            below=self.below(op), because=op.because, rule=op.rule, choice=op.choice,
-            writes=op.writes, piece_of=op.piece_of, operands=self.operands(op), asked=op.asked,
-        )  # fmt: skip
-
-    def below(self, op: Op) -> "list[Op] | SharedBody | None":
-        """The body of the copy."""
-        own = op.own
-        return op.definition if own is None else self.ops(own)
-
-    def operands(self, op: Op) -> tuple[Value, ...] | None:
-        """The values among the arguments of the copy; None: they are looked for when asked."""
-        return None
-
-    def tree(self, tree: Tree) -> Any:
-        """Nested arguments with each leaf rewritten."""
-        return map_tree(tree, self._leaf)
-
-    def _leaf(self, leaf: Any) -> Any:
-        kind = type(leaf)
-        if kind is Value:
-            return self.value(leaf)
-        return self.subgraph(leaf) if kind is Subgraph else self.leaf(leaf)
-
-    def step(self, step: ViewStep) -> ViewStep:
-        """A view of a rewritten base."""
-        base, args, kwargs = self.value(step.base), self.tree(step.args), self.tree(step.kwargs)
-        return replace(step, base=base, args=args, kwargs=kwargs)
-
-    # ---- what a subclass may say ---------------------------------------------------------------
-
-    def value(self, value: Value) -> Tree:
-        """What stands for a value that an op reads."""
-        return self.env.get(value, value)
-
-    def out(self, value: Value) -> Value:
-        """What stands for a value that an op makes."""
-        found = self.env.get(value)
-        if found is None:
-            found = self.env[value] = Value(self.type(value.type), value.hint)
-        return found
-
-    def type(self, type: TensorType) -> TensorType:
-        """The type of a new value."""
-        return type
-
-    def leaf(self, leaf: Any) -> Any:
-        """An argument that is no value."""
-        return leaf
-
-    def subgraph(self, subgraph: Subgraph) -> Subgraph:
-        """A program that an op holds."""
-        return subgraph
-
-    def target(self, target: Target) -> Target:
-        """What the copy calls."""
-        return target
-
-    def origin(self, origin: Origin) -> Origin:
-        """Where the copy comes from."""
-        return origin
-
-
-class Substitution(Rewriter):
-    """Copies ops with other values, and nothing else; quick, as each body of a call is one."""
-
-    def tree(self, tree: Tree) -> Any:
-        """Nested arguments with other values."""
-        return substitute(tree, self.env)
-
-
-class Instantiation(Substitution):
-    """Copies ops as the body of a call.
-
-    Each copy has the line, the reason and the rule of the call, unless it has its own.
-    """
-
-    def __init__(self, env: dict[Value, Any], call: Op) -> None:
-        super().__init__(env)
-        self.call = call
-
-    @classmethod
-    def of(cls, shared: SharedBody, call: Op) -> "Instantiation":
-        """For a body that a call shares with others: its params are the operands of the call."""
-        env: dict[Value, Any] = dict(zip(shared.params, call.operands, strict=True))
-        env.update(zip(shared.outs, call.outs, strict=True))
-        return cls(env, call)
-
-    def op(self, op: Op) -> Op:
-        """The copy of one op, whose operands are of the same types."""
-        new, call = super().op(op), self.call
-        new.outcome, new.asked = op.outcome, op.asked or call.asked
-        new.because, new.rule = op.because or call.because, op.rule or call.rule
-        return new
-
-    def operands(self, op: Op) -> tuple[Value, ...]:
-        """Map the operands of the op, of which each has a value in `env`."""
-        env = self.env
-        return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
-
-    def origin(self, origin: Origin) -> Origin:
-        """Return the origin of the call in the grad mode of the op, nearly always its own."""
-        whole = self.call.origin
-        if whole.grad_mode == origin.grad_mode:
-            return whole
-        return replace(whole, grad_mode=origin.grad_mode)
-
-
-def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:
-    """Copies of ops with values replaced by `env`, which learns the copies' own outs.
-
-    Each copy has the origin, `because` and `rule` of `call`, unless it has its own.
-    """
-    return Instantiation(env, call).ops(ops)
 
 
 def target_name(target: Target) -> str:

@@ -11,13 +11,15 @@ from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect, Phase
 from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
 from foretrace.ir.program.interface import Input, Mutation, Output, Signature, Target, roles_of
-from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value
+from foretrace.ir.program.op import GradientCall, Op
+from foretrace.ir.program.origin import Checkpoint, ModuleCall
 from foretrace.ir.program.value_guard import GuardEvaluator, SymbolGuard, ValueGuard
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.location import OnArguments
 from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.symbols.symbols import Guard, Symbols
+from foretrace.ir.values.value import Tree, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,13 +16,14 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Output
 from foretrace.ir.program.names import calls_target, neighbourhood
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import GradientCall, Op, Tree, Value, Write, map_values, values_in
+from foretrace.ir.program.op import GradientCall, Op, Write
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree, Value, map_values, values_in
 
 RECORDED: Final = "recorded"
 BODY: Final = "body"

@@ -8,9 +8,12 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Subgraph, Substitution, Value
+from foretrace.ir.program.op import GradientCall, Op, Subgraph
+from foretrace.ir.program.origin import ModuleCall
+from foretrace.ir.program.rewriter import Substitution
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.value import Value
 
 NO_SYMBOLS = frozenset[sympy.Symbol]()
 

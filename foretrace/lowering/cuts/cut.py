@@ -9,17 +9,11 @@ from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_his
 from foretrace.autograd.eager_history.function_calls import call_with_copies, called, overwritten
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
 from foretrace.autograd.eager_history.version_counters import applied
-from foretrace.ir.program.op import (
-    Backward,
-    GradientCall,
-    ModuleCall,
-    Op,
-    Subgraph,
-    Value,
-    values_in,
-)
+from foretrace.ir.program.op import Backward, GradientCall, Op, Subgraph
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, hides, subgraphs_of, with_subgraphs
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.dead_code import live, with_saved
 from foretrace.lowering.cuts.folded_products import folded_for_grad
 from foretrace.lowering.cuts.selectors import Selector, selects

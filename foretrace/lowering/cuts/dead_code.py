@@ -8,8 +8,9 @@ import torch
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.trained_writes import is_hidden_write
 from foretrace.ir.program.interface import Output
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.walk import binds, every_op, makes_leaf, subgraphs_of
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.schema import schema_of
 
 PRINT = torch.ops.higher_order.print

@@ -21,11 +21,14 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.ir.program.names import calls_target
-from foretrace.ir.program.nested import pairs
-from foretrace.ir.program.op import Choice, Op, Subgraph, Value, copy_ops, values_in
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.program.rewriter import copy_ops
 from foretrace.ir.program.walk import binds, leaf_ops, subgraphs_of, with_subgraphs
+from foretrace.ir.values.nested import pairs
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.dead_code import live, needs, values_of
 from foretrace.lowering.cuts.decomposition_tracer import TABLE_ENTRY, Entries, EntryRecorder, Table
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

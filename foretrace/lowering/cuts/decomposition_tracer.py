@@ -10,8 +10,10 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal, Refusing
-from foretrace.ir.program.op import Choice, Tree, Value, target_name
+from foretrace.ir.program.op import target_name
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.source.call_site import Sources
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache, Learned

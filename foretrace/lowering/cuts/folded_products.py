@@ -10,8 +10,9 @@ from typing import Final
 
 import torch
 
-from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 
 aten = torch.ops.aten
 PRODUCTS: Final = frozenset(

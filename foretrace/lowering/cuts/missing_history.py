@@ -1,9 +1,9 @@
 """Refusals of histories that a cut does not leave, though eager does."""
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.values.value import Value
 
 
 def check_gradients_bare(recorded: Recording) -> None:

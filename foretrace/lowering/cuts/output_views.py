@@ -8,10 +8,11 @@ from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
 from foretrace.ir.program.interface import Output
-from foretrace.ir.program.op import Tree, Value, ViewStep
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 
 T = TypeVar("T")
 RESULTS: Final = (None, "leaf")

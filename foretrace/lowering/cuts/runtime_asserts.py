@@ -11,7 +11,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from foretrace.ir.program.op import Op, Origin, Subgraph
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.value_guard import SymbolGuard
 from foretrace.ir.program.walk import binds, with_subgraphs

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import ModuleCall, Op, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.walk import subgraphs_of
 
 Selector = str | Callable[[Op], bool] | Any

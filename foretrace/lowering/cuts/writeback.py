@@ -14,10 +14,12 @@ import torch
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Mutation, Output
-from foretrace.ir.program.op import Op, Origin, Tree, Value, ViewStep, values_in
+from foretrace.ir.program.op import Op, ViewStep
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, called_in, rename
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.lowering.cuts.output_views import OutputViews
 
 aten = torch.ops.aten

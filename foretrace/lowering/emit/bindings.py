@@ -14,7 +14,8 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Tree, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.schemas.cache import PLAIN
 
 Form = tuple[Any, ...]

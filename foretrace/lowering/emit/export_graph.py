@@ -28,8 +28,9 @@ from torch.export.graph_signature import (
 )
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Tree, Value, target_name
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx import Emitter, Needs
 from foretrace.lowering.emit.module_stack import ModuleStacks

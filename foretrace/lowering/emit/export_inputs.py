@@ -12,9 +12,10 @@ from torch.export.graph_signature import InputKind
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.lowering.emit.export_graph import Lifted
 
 

@@ -10,9 +10,9 @@ import sympy
 import torch
 
 from foretrace import forks, torch_api
-from foretrace.ir.program.op import Tree, Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.sparse_layouts import compressed
 
 

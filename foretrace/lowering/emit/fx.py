@@ -15,13 +15,14 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.program.interface import Input, Output
 from foretrace.ir.program.names import Names, calls_target
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, target_name
+from foretrace.ir.program.op import Op, Subgraph, target_name
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx_sizes import write_size
 from foretrace.lowering.emit.graph_module import LITERAL_TYPES, Complex, module_of, size_path

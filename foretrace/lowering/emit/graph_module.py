@@ -8,8 +8,8 @@ from torch import fx
 
 from foretrace import torch_api
 from foretrace.ir.program.names import called_like_a_keyword, escape_keywords
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Tree, Value
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.value import Tree, Value
 
 LITERAL_TYPES = frozenset({
     bool, int, float, str, bytes, type(None), type(...),

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from foretrace.errors import Frame
-from foretrace.ir.program.op import ModuleCall
+from foretrace.ir.program.origin import ModuleCall
 
 
 class ModuleStacks:

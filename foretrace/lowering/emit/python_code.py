@@ -13,10 +13,11 @@ from sympy.logic.boolalg import Boolean
 
 from foretrace import torch_api
 from foretrace.errors import Frame
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, ViewStep, values_in
+from foretrace.ir.program.op import Op, Subgraph, ViewStep
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.lowering.emit.bindings import quickest
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT, Source

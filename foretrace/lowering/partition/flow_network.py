@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from math import inf
 
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.min_cut import Network, Node, minimum_cut
 from foretrace.lowering.partition.placement import Sides

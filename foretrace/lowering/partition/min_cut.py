@@ -17,7 +17,8 @@ from importlib import import_module
 from math import inf
 from typing import TypeAlias
 
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 
 Node: TypeAlias = Value | Op
 """A value, or the op that makes several of them together."""

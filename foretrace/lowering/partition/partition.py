@@ -15,11 +15,13 @@ import torch
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.names import node_names
-from foretrace.ir.program.op import Choice, Op, Origin, Tree, Value, map_values
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice, Origin
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.program.walk import bound_inside, leaves_that_run
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.tensor_type import Size, TangentStrides
+from foretrace.ir.values.value import Tree, Value, map_values
 from foretrace.lowering.cuts.dead_code import live, needs, values_of, with_saved
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.partition.policies import Policy, choose

@@ -13,9 +13,10 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.op import Op, Value, map_values, target_name
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import leaf_ops, leaves_that_run
+from foretrace.ir.values.value import Value, map_values
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.operators.schemas.cache import OWN

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.flow_network import SavingNetwork
 from foretrace.lowering.partition.placement import Sides

@@ -8,9 +8,12 @@ is there anyway. What ran in a checkpoint is recomputed under every policy, as i
 from collections.abc import Iterator
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.op import Choice, Op, Substitution, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewriter import Substitution
 from foretrace.ir.program.walk import binds, outs_in, rename
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
 from foretrace.lowering.partition.placement import Sides

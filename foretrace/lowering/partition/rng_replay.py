@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Tree, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.program.walk import leaves_that_run
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.concrete.rng_draws import draws

@@ -12,10 +12,11 @@ import sympy
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.names import node_names
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.partition.recompute import AGAIN
 from foretrace.tracer.concrete.rng_draws import draws

@@ -12,9 +12,10 @@ from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.equality import ValueNumbers
-from foretrace.ir.program.op import Op, Value, substitute
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import rename
+from foretrace.ir.values.value import Value, substitute
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.pipelines.kinds import DERIVED

@@ -12,10 +12,12 @@ import torch
 
 from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Mutation
-from foretrace.ir.program.op import Choice, Op, Origin, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice, Origin
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Value
 from foretrace.lowering.reinplace.in_place_calls import COPY
 from foretrace.lowering.reinplace.memory import may_be_written
 from foretrace.lowering.reinplace.order import MayRaise, asserts, guards_of, raises

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Tree, Value, Write, values_in
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import every_op
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.schemas.schema import schema_of
 
 COPY = torch.ops.aten.copy_.default

@@ -8,8 +8,9 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.values.value import Value, values_in
 
 
 @dataclass(slots=True, eq=False)

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 from foretrace.lowering.reinplace.in_place_calls import Lists, called, counterpart
 from foretrace.lowering.reinplace.memory import Sharing
 from foretrace.operators.schemas.schema import schema_of

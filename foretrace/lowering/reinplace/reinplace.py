@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrace.ir.program.interface import Output
-from foretrace.ir.program.op import Op, Value, substitute, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import rename, subgraphs_of
+from foretrace.ir.values.value import Value, substitute, values_in
 from foretrace.lowering.cuts.cut import Level, flatten
 from foretrace.lowering.reinplace.in_place_calls import (
     COPY,

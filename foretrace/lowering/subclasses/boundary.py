@@ -9,10 +9,11 @@ from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input, Output, Role
-from foretrace.ir.program.op import Op, Value, substitute
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import rename
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, substitute
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 
 SECOND_HALF = ("saved", "tangent")

@@ -11,11 +11,13 @@ from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import pairs
-from foretrace.ir.program.op import Op, Value, copy_ops, substitute
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.rewriter import copy_ops
 from foretrace.ir.program.walk import leaf_ops, rename
+from foretrace.ir.values.nested import pairs
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, substitute
 from foretrace.lowering.cuts.dead_code import live, values_of
 from foretrace.lowering.cuts.decomposition_tracer import Entries, EntryRecorder
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

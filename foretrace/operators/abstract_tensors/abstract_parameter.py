@@ -7,7 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import OURS, Abstract
 from foretrace.operators.abstract_tensors.metaclass import AsParameter, copy_names
 

@@ -7,8 +7,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Value
 from foretrace.ir.source.call_site import asked, asking_line
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.index_parts import open_number
 from foretrace.operators.abstract_tensors.indexing import get_item, set_item
 from foretrace.operators.abstract_tensors.metaclass import AsTensor

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Choice
+from foretrace.ir.program.origin import Choice
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 
 INSIDE = Choice(

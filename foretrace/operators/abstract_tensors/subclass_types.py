@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.op import Choice, Op
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import SPARSE
 
 DISPATCHED = Choice("wrapper", "dispatched", "the class of an operand says what the op does")

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Refusal
-from foretrace.ir.program.op import Tree
+from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.sparse_layouts import is_compressed, of_layout
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 

@@ -7,9 +7,9 @@ from weakref import ref
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import OFFSET, Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import wrapping_of

@@ -13,10 +13,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.sparse_layouts import compressed
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.numeric_probe import probe

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,

@@ -9,8 +9,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import OUTSIDE, Refusal
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import (
     Make,

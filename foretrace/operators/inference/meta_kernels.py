@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import RAISED, types_in, with_tensors
 from foretrace.operators.inference.eager_strides import as_iterated

@@ -14,10 +14,12 @@ import sympy
 from foretrace import torch_api
 from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.equality import Equality, equal, same_constant
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Rewriter, SharedBody, Subgraph, Tree, Value
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.program.op import Op, SharedBody, Subgraph
+from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree, Value
 
 Numbers = dict[sympy.Symbol, int]
 ORDINARY: Final = (0.75, 2.5)

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from foretrace.ir.program.op import Choice, Tree
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Learned
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree
 from foretrace.operators.inference.cpu_kernels import types_in
 
 aten = torch.ops.aten

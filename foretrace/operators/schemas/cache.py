@@ -17,10 +17,10 @@ import sympy
 import torch
 
 from foretrace import forks, torch_api
-from foretrace.ir.program.op import Tree
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.shape_env import NotingShapeEnv, Question
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree
 
 T = TypeVar("T")
 

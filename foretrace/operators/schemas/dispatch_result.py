@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Choice, SharedBody, Tree, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import SharedBody
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 
 
 @dataclass(frozen=True, slots=True)

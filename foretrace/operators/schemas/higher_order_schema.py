@@ -11,8 +11,10 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from foretrace.ir.program.op import Choice, Subgraph, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Subgraph
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 
 SIDES: Final = Choice("the answer", "both", "the program asks data, and each answer was run")
 """The choice of a cond that is a Python `if`: a call from Python may run one side alone"""

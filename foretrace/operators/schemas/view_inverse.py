@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Tree, Value, ViewStep
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, ViewStep
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 
 aten = torch.ops.aten
 

@@ -12,10 +12,11 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import AS_STRIDED, Op, Tree, map_values
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import AS_STRIDED, Op
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, map_values
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,

@@ -5,7 +5,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Target
-from foretrace.ir.program.op import Choice
+from foretrace.ir.program.origin import Choice
 from foretrace.operators.targets.sdpa_call import AttentionCall, Condition, Enabled, Question
 from foretrace.operators.targets.sdpa_conditions import CPU, META
 from foretrace.operators.targets.sdpa_cuda import CUDA

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Choice
+from foretrace.ir.program.origin import Choice
 from foretrace.operators.targets.sdpa import ZEROS
 from foretrace.operators.targets.sdpa_call import BATCHED
 

@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from foretrace.ir.program.interface import Target
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.values.tensor_type import Size, TensorType
 
 BATCHED = 4
 """The number of dimensions with batch and heads"""

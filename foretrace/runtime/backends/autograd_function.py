@@ -15,9 +15,9 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import Size, TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.values.tensor_type import Size, TangentStrides
 from foretrace.lowering.partition.partition import Pair
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING

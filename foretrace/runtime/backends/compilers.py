@@ -17,9 +17,9 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.program.walk import binds, leaves_that_run
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import MIN_CUT, Policy

@@ -12,8 +12,8 @@ from foretrace.autograd.derivatives.target_semantics import Captured, TargetSema
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx

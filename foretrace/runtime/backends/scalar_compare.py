@@ -8,7 +8,8 @@ from typing import Any, Final
 import sympy
 import torch
 
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.tracer.data_dependence.value_guards import ASSERT

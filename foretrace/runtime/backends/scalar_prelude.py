@@ -15,12 +15,13 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.interface import Input, Role, size_input
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.walk import binds, subgraphs_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.schemas.schema import schema_of

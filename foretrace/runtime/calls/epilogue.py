@@ -11,12 +11,13 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
 from foretrace.ir.program.interface import Mutation, Output, Role
-from foretrace.ir.program.op import Tree, Value, ViewStep
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from foretrace.ir.program.effect import Call
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Tree, Value, ViewStep
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.runtime.calls.untrainable_results import after_backward
 

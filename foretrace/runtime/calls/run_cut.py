@@ -14,9 +14,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.effect import Call, Phase
 from foretrace.ir.program.interface import Input, Mutation
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
 from foretrace.runtime.calls.output_tensors import OutputTensors

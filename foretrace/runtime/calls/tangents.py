@@ -10,8 +10,8 @@ from torch import Tensor
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_type import Size, SubclassStrides
 from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.values.tensor_type import Size, SubclassStrides
 from foretrace.operators.abstract_tensors.subclass_types import (
     with_inner_layouts,
     wrapping_now,

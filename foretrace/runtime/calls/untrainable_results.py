@@ -12,10 +12,12 @@ import torch
 from foretrace.autograd.backward.gradient_hooks import left_out
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Mutation
-from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of, sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
 from foretrace.runtime.guards.guard import shown

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.tensor_type import TangentStrides
+from foretrace.ir.values.tensor_type import TangentStrides
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.partial_tangents import partial_backward

@@ -19,8 +19,8 @@ from foretrace.ir.program.effects import (
     SetRequiresGrad,
     of_kind,
 )
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.serialization.schema.field_checks import (
     NUMBER,
     TRUTH,

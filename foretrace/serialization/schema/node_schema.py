@@ -13,16 +13,14 @@ import torch
 
 from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.program.interface import Input, Mutation, Output, Role, Target
-from foretrace.ir.program.op import (
-    Checkpoint,
-    ViewStep,
-)
+from foretrace.ir.program.op import ViewStep
+from foretrace.ir.program.origin import Checkpoint
 from foretrace.ir.program.recording import Graph, Overwritten
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.symbols import Guard
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.python_state.access.reads import state_of
 from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS

@@ -12,22 +12,18 @@ import torch
 from foretrace.errors import Frame
 from foretrace.ir.program.op import (
     Backward,
-    Checkpoint,
-    Choice,
     GradientCall,
     InstantiatedBody,
-    ModuleCall,
     Op,
-    Origin,
-    RuleName,
-    SharedBody,
     Subgraph,
-    Value,
     ViewStep,
     Write,
 )
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import Checkpoint, Choice, ModuleCall, Origin, RuleName
+from foretrace.ir.program.rewriter import RecordedBody
 from foretrace.ir.symbols.shape_env import Question
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.sparse_layouts import is_layout_description
 from foretrace.operators.schemas.dispatch_result import Outcome, Share
 from foretrace.python_state.effects.leaks import abstract_in
@@ -90,10 +86,10 @@ def _holds(call: HookCall) -> bool:
 def _is_body(item: Any) -> bool:
     """Whether an op may have this as its body: nothing, ops, or a shared body."""
     ops = isinstance(item, list) and all(type(each) is Op for each in item)
-    return item is None or type(item) is SharedBody or ops
+    return item is None or type(item) is RecordedBody or ops
 
 
-def _outcome(definition: SharedBody | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
+def _outcome(definition: RecordedBody | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
     """The outcome of equal calls, as far as it is read for sizes 0 and 1."""
     known = tuple([(result, operand, Share(how)) for result, operand, how in views])
     return Outcome(None, definition, views=known, lasting=False)
@@ -183,7 +179,7 @@ OPS: tuple[NodeSchema, ...] = (
             "followed": TRUTH,
             "several": TRUTH,
             "own": TRUTH,
-            "definition": optional(instance_of(SharedBody)),
+            "definition": optional(instance_of(RecordedBody)),
         },
     ),
     NodeSchema(
@@ -192,7 +188,7 @@ OPS: tuple[NodeSchema, ...] = (
         {"func": any_value, "steps": sequence_of(instance_of(ViewStep)), "followed": TRUTH},
     ),
     NodeSchema(
-        SharedBody,
+        RecordedBody,
         "definition",
         {
             "params": sequence_of(VALUE),
@@ -204,7 +200,7 @@ OPS: tuple[NodeSchema, ...] = (
     NodeSchema(
         InstantiatedBody,
         "copied",
-        {"definition": instance_of(SharedBody), "ops": sequence_of(OP)},
+        {"definition": instance_of(RecordedBody), "ops": sequence_of(OP)},
         read={"ops": tuple},
     ),
     NodeSchema(Same, "same", {}),
@@ -212,7 +208,7 @@ OPS: tuple[NodeSchema, ...] = (
         Outcome,
         "outcome",
         {
-            "definition": optional(instance_of(SharedBody)),
+            "definition": optional(instance_of(RecordedBody)),
             "views": sequence_of(tuple_of(NUMBER, NUMBER, NUMBER)),
         },
         make=_outcome,

@@ -8,11 +8,11 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.serialization.state.state_objects import other_state, shown
 
 FIXED: Final = "the program has the names that it has: change what they hold"

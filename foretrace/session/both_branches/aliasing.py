@@ -5,7 +5,9 @@ from typing import Any
 
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.interface import Mutation, Output
-from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
+from foretrace.ir.values.value import Value
 
 
 class Memory:

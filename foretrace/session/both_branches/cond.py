@@ -13,10 +13,12 @@ import torch
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import ModuleCall, Origin
 from foretrace.ir.program.walk import binds, every_op, leaves_that_run, makes_leaf, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.higher_order_schema import HIGHER_ORDER_SCHEMAS, SIDES
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.gradient_order import used_twice

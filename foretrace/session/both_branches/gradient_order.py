@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
+from foretrace.ir.program.op import Op, Write
+from foretrace.ir.program.origin import ModuleCall
+from foretrace.ir.values.value import Value, values_in
 from foretrace.session.both_branches.join import Pair
 from foretrace.session.both_branches.join_point import Met
 from foretrace.session.both_branches.op_equality import TwoRuns

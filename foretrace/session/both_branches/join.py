@@ -11,20 +11,11 @@ from typing import Any, TypeAlias
 import sympy
 
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.op import (
-    Op,
-    Rewriter,
-    SharedBody,
-    Subgraph,
-    Target,
-    Tree,
-    Value,
-    ViewStep,
-    Write,
-    values_in,
-)
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, SharedBody, Subgraph, Target, ViewStep, Write
+from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.program.walk import binds
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.session.both_branches.op_equality import TwoRuns, described
 from foretrace.tracer.recorder.function_target import FunctionCall
 

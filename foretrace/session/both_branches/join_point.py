@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.op import ModuleCall, Op
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.session.both_branches.join import Joining, tail
 from foretrace.session.both_branches.op_equality import TwoRuns
 from foretrace.tracer.data_dependence.answer_path import BranchMarker

@@ -7,8 +7,8 @@ from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Value, values_in
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
 from foretrace.session.both_branches.gradient_order import (

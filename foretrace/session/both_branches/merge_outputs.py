@@ -5,8 +5,9 @@ from typing import Any
 
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.interface import Input, Mutation, Output
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Overwritten, Recording
+from foretrace.ir.values.value import Value
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.join import Joining
 from foretrace.session.both_branches.op_equality import described

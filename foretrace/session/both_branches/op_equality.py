@@ -7,8 +7,10 @@ import torch
 
 from foretrace.ir.program.equality import Equality, ProgramsDiffer
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op, Origin, Target, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Target
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall

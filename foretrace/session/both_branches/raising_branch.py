@@ -7,10 +7,12 @@ from traceback import walk_tb
 import torch
 
 from foretrace.errors import Refusal, is_library
-from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.value_guard import WRITTEN
 from foretrace.ir.source.call_site import LIBRARY_DIRS
+from foretrace.ir.values.value import Value
 from foretrace.tracer.data_dependence.answer_path import BranchMarker
 from foretrace.tracer.data_dependence.value_guards import ASSERT
 

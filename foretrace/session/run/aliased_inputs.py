@@ -10,9 +10,10 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.op import GradientCall, Op, Value
+from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
 
 T = TypeVar("T")

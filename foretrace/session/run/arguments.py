@@ -15,11 +15,11 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements, memory_of
 from foretrace.ir.program.interface import Input, Role, size_input
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.state import NUMBERS, StateRead, tensor_of
 from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.python_state.effects.module_state import SwappedModuleTensors

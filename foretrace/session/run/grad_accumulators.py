@@ -13,10 +13,10 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Value
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import switch_leaf, value_of

@@ -18,10 +18,10 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.tensor_type import Size, TensorType
 from foretrace.ir.pydata.location import OnGradient
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line, clears
+from foretrace.ir.values.tensor_type import Size, TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class

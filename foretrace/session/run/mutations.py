@@ -11,9 +11,10 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Input, Mutation, Output, Role
-from foretrace.ir.program.op import Op, Value, ViewStep, Write, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, ViewStep, Write
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.python_state.effects.module_state import SwappedModuleTensors

@@ -13,7 +13,6 @@ from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.interface import Mutation, Output, Role
-from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
@@ -22,6 +21,7 @@ from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators

@@ -12,12 +12,12 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import has_blocks

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.tensor_type import Size
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.ir.values.tensor_type import Size
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
 from foretrace.python_state.access.monitor import AccessMonitor

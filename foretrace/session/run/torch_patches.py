@@ -14,7 +14,8 @@ from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.backward.pack_hooks import Packing
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
-from foretrace.ir.program.op import Checkpoint, Op, target_name
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import Checkpoint
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import cell_content, cells_of, lookup
 from foretrace.ir.source.call_site import asking_line, function_of

@@ -17,11 +17,12 @@ import torch
 
 from foretrace import forks, torch_api
 from foretrace.ir.program.equality import ValueNumbers
-from foretrace.ir.program.nested import map_tree, pairs
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, values_in
+from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Numbers, with_numbers
+from foretrace.ir.values.nested import map_tree, pairs
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.tracer.concrete.producers import Producers
 from foretrace.tracer.concrete.rng_draws import CPU, draws
 from foretrace.tracer.concrete.unknown_values import check_size, depends_on_inputs, may_guard

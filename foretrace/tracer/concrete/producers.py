@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import sympy
 
-from foretrace.ir.program.op import Op, SharedBody, Tree, Value
+from foretrace.ir.program.op import Op, SharedBody
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Tree, Value
 from foretrace.tracer.concrete.rng_draws import CPU, Draws, draws
 
 

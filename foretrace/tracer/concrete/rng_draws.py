@@ -5,9 +5,11 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import ModuleCall, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.schema import schema_of
 
 DEFAULT: Final = torch.default_generator

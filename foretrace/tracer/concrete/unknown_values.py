@@ -7,7 +7,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Remedy
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 
 MAX_ELEMENTS = 1 << 24
 """Larger constants are not computed while recording."""

@@ -10,8 +10,9 @@ from typing import Any, Final
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.equality import ValueNumbers
-from foretrace.ir.program.op import Op, Tree, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.recorder.recorder import Recorder

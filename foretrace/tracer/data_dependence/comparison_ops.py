@@ -11,9 +11,9 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.ir.program.op import Value
 from foretrace.ir.source.call_site import compares
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 from foretrace.tracer.recorder.recorder import Recorder
 
 aten = torch.ops.aten

@@ -16,7 +16,8 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Choice, Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.source.call_site import users_frame
 from foretrace.ir.source.operand_stack import called_at
 from foretrace.ir.symbols.builtin_call_sites import NameOfModule
@@ -24,6 +25,7 @@ from foretrace.ir.symbols.builtin_casts import bound
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_float import EXACT, Float
 from foretrace.ir.symbols.sym_int import as_int
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.tracer.concrete.unknown_values import depends_on_inputs

@@ -13,9 +13,10 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Tree, Value, target_name
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.values.value import Tree, Value
 from foretrace.tracer.concrete.concrete_values import Constants, Root, content
 from foretrace.tracer.concrete.unknown_values import depends_on_inputs
 from foretrace.tracer.data_dependence.answer_path import AnswerPath

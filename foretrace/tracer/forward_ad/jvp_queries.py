@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import sympy
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import Size, TensorType, reach
+from foretrace.ir.values.tensor_type import Size, TensorType, reach
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.tracer.functionalization.alias import alias_of

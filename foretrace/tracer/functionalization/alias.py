@@ -7,9 +7,11 @@ from weakref import ref
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op, Origin, Value, ViewStep
+from foretrace.ir.program.op import Op, ViewStep
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
 from foretrace.operators.abstract_tensors.tensor_queries import view_unknown
 from foretrace.operators.schemas.dispatch_result import Share

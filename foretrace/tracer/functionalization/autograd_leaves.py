@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.builder import DETACH, RecorderBase

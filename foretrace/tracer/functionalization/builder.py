@@ -13,11 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Choice, Op, Origin, Target, Tree, Value, Write
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Target, Write
+from foretrace.ir.program.origin import Choice, Origin
 from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.ir.source.call_site import Sources
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import Casts
 from foretrace.operators.abstract_tensors.tensor_types import Types

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import AS_STRIDED, Op, Value, ViewStep, Write
+from foretrace.ir.program.op import AS_STRIDED, Op, ViewStep, Write
 from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.value import Value
 from foretrace.tracer.functionalization.alias import Alias
 from foretrace.tracer.functionalization.builder import RecorderBase
 

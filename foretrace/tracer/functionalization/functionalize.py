@@ -18,8 +18,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Origin, Tree, Value, Write, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Write
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, become_like, follow
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.operators.schemas.view_inverse import put_back

@@ -4,8 +4,9 @@ from typing import Any, cast
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Origin, ViewStep
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, ViewStep
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, become_like, follow
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, StorageAliases, alias_of, cut_off

@@ -13,7 +13,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise, takewhile
 
-from foretrace.ir.program.op import AS_STRIDED, Choice, Instantiation, Op, Value, ViewStep, copy_ops
+from foretrace.ir.program.op import AS_STRIDED, Op, ViewStep
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.program.rewriter import Instantiation, copy_ops
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias
 from foretrace.tracer.functionalization.builder import RecorderBase

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Tree, Value, map_values, values_in
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Tree, Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, Schema
 from foretrace.operators.schemas.schema import schema_of

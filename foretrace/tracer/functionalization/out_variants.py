@@ -8,9 +8,11 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Choice, Op, Tree, Value, substitute, values_in
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Tree, Value, substitute, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, become_like
 from foretrace.operators.schemas.dispatch_result import Schema
 from foretrace.operators.schemas.schema import schema_of

@@ -7,8 +7,10 @@ from typing import Any
 from weakref import ref
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Checkpoint, ModuleCall, Op, Origin, Value
-from foretrace.ir.program.tensor_type import Size
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Checkpoint, ModuleCall, Origin
+from foretrace.ir.values.tensor_type import Size
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias, StorageAliases
 

@@ -14,9 +14,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import Size, TensorType
+from foretrace.ir.values.tensor_type import Size, TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import OFFSET, Abstract, become_like
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Op, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.quirks import DRAWS_IN_ANY_ORDER
 from foretrace.tracer.functionalization.alias import Alias, alias_of

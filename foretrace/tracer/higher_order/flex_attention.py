@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Subgraph, Tree, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.schemas.higher_order_schema import (
     ATTENTION,
     ATTENTION_BACKWARD,

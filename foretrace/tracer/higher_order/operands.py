@@ -12,9 +12,10 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Op, Subgraph, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.walk import read_outside
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.higher_order_schema import Groups, HigherOrderSchema
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.higher_order.trace_subgraph import Holding, Run

@@ -9,9 +9,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Op, Value, Write, values_in
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.walk import every_op, leaves_that_run, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Stranded

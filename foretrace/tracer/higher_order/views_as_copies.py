@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.nested import leaves
-from foretrace.ir.program.op import Choice, Op, Rewriter, Subgraph, Target, Value, map_values
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph, Target
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.values.nested import leaves
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, map_values
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.schema import schema_of
 

@@ -17,10 +17,11 @@ from torch.autograd.function import Function
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value, values_in
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_int import NUMBERS
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.tracer.functionalization.alias import Alias, alias_of

@@ -16,8 +16,9 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.pydata.members import cell_content
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder

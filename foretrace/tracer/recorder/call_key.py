@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from foretrace import torch_api
-from foretrace.ir.program.op import Tree, Value
 from foretrace.ir.symbols.sym_float import Float
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps

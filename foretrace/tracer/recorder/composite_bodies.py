@@ -7,9 +7,11 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Op, SharedBody, Subgraph, Tree, Value, map_values, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.rewriter import RecordedBody
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import INSIDE
 from foretrace.operators.abstract_tensors.subclass_types import DISPATCHED
@@ -228,7 +230,7 @@ def _shared_body_result(
         return value.type if value in inner_outs else ReturnedOperand(places[params.index(value)])
 
     seen = seen_inside(handed[0], inner_outs) if len(handed) == len(outs) == 1 else ()
-    body = SharedBody(tuple(params), tuple(ops), tuple(outs), seen)
+    body = RecordedBody(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
     if not used <= inner_outs.union(params):  # a constant from inside is an input of this capture
         return None

@@ -13,10 +13,13 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Choice, Op, Origin, SharedBody, Tree, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, SharedBody
+from foretrace.ir.program.origin import Choice, Origin
+from foretrace.ir.program.rewriter import RecordedBody
 from foretrace.ir.symbols.sym_int import as_int
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -279,7 +282,7 @@ def _reading(call: Call, symbol: Any) -> SharedBody:
     tensor = Value(call.values[0].type)
     origin = Origin(call.recorder.origin().frame, None)
     read = Op(READ, (tensor,), {}, symbol, (), origin=origin, choice=NUMBER)
-    return SharedBody((tensor,), (read,), ())
+    return RecordedBody((tensor,), (read,), ())
 
 
 def _followed(call: Call, result: Tree) -> tuple[bool, ...]:

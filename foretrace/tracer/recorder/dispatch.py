@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Choice, Tree, Value, map_values, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.origin import Choice
+from foretrace.ir.values.nested import leaves, map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, map_values, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import INSIDE
 from foretrace.operators.abstract_tensors.supported_inputs import check_asked_for

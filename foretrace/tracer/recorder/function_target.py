@@ -10,7 +10,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.error_reports import adding_nothing, reported

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Origin, Value, map_values, values_in
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import makes_leaf
+from foretrace.ir.values.value import Value, map_values, values_in
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.recorder.recorder import Recorder

@@ -10,7 +10,9 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import ModuleCall, Op, Origin, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall, Origin
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder

@@ -11,9 +11,11 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.names import neighbourhood
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Target
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.tracer.functionalization.alias import alias_of, link

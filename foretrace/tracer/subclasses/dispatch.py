@@ -13,9 +13,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract
 from foretrace.operators.abstract_tensors.subclass_types import (

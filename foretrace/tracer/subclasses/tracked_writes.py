@@ -13,8 +13,9 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.equality import ValueNumbers
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Value, map_values
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.value import Value, map_values
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, filled

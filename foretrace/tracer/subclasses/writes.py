@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import GradientCall, Op, Value
+from foretrace.ir.program.op import GradientCall, Op
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import (
     Metadata,

@@ -6,8 +6,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.runtime.calls.tangents import sizes_by_data, strides_of
 
 A, B = sympy.symbols("a b", integer=True, positive=True)

@@ -7,8 +7,10 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Origin, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.serialization.schema.container_json import Classes
 from foretrace.serialization.schema.decode import Decoder
 from foretrace.serialization.schema.encode import Encoder

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.values.value import Value
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.concrete.producers import Producers
 from foretrace.tracer.concrete.unknown_values import GUARD, depends_on_inputs, may_guard

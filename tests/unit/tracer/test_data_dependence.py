@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
+from foretrace.ir.values.value import Value
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.answer_path import QUESTIONS, AnswerPath
 from foretrace.tracer.data_dependence.comparison_ops import condition_of

@@ -9,8 +9,9 @@ import torch
 from foretrace.autograd.backward.differentiate import Differentiation
 from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Backward, Op, Value
+from foretrace.ir.program.op import Backward, Op
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level, flatten
 from tests.support.trees import assert_tree, recorded, semantics, tree
 

@@ -10,8 +10,8 @@ from foretrace.autograd.derivatives.registry import BackwardCall, Registered, Ru
 from foretrace.autograd.derivatives.rule import TypedCall
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from tests.support.trees import semantics, tree
 

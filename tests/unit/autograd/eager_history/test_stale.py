@@ -12,8 +12,9 @@ from foretrace.autograd.eager_history.version_counters import (
     written_operand,
 )
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Overwritten
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.dispatch_result import Share
 from tests.support.trees import recorded, semantics, tree
 

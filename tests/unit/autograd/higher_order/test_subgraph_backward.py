@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from foretrace.autograd.higher_order.subgraph_backward import own
-from foretrace.ir.program.op import Op, RuleName, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import RuleName
+from foretrace.ir.values.value import Value
 from tests.support.trees import tree
 
 aten = torch.ops.aten

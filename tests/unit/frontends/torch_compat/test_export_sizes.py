@@ -5,9 +5,11 @@ import sympy
 
 from foretrace.frontends.torch_compat.export_sizes import AtSizes
 from foretrace.ir.program.interface import Input, Output, Role
-from foretrace.ir.program.op import AS_STRIDED, Choice, Value, ViewStep
+from foretrace.ir.program.op import AS_STRIDED, ViewStep
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 from tests.support.notation import read
 
 OPEN = """\

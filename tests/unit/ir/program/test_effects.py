@@ -23,11 +23,11 @@ from foretrace.ir.program.effects import (
     ordered,
 )
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.location import Entry, OnGradient
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.pydata.state import Change, State
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.serialization.schema.effect_schema import (
     EFFECTS,
     IN_STATE,

@@ -13,20 +13,12 @@ from foretrace.ir.program.equality import (
     equal,
     same_constant,
 )
-from foretrace.ir.program.op import (
-    AS_STRIDED,
-    ModuleCall,
-    Op,
-    Origin,
-    Rewriter,
-    SharedBody,
-    Subgraph,
-    Value,
-    ViewStep,
-    Write,
-)
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import AS_STRIDED, Op, Subgraph, ViewStep, Write
+from foretrace.ir.program.origin import ModuleCall, Origin
+from foretrace.ir.program.rewriter import RecordedBody, Rewriter
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from tests.support.notation import read
 from tests.support.trees import COND
 
@@ -114,7 +106,7 @@ def shared(text: str) -> list[Op]:
     """A call with a body that it shares with others."""
     values, ops = read(text)
     params = (values["p"],)
-    body = SharedBody(params, tuple(ops), ops[-1].outs)
+    body = RecordedBody(params, tuple(ops), ops[-1].outs)
     operands = tuple(Value(param.type) for param in params)
     out = Value(ops[-1].outs[0].type)
     return [Op("f", operands, {}, out, (out,), origin=HERE, below=body)]

@@ -4,19 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from foretrace.ir.program.op import (
-    AS_STRIDED,
-    Op,
-    Origin,
-    Rewriter,
-    SharedBody,
-    Value,
-    ViewStep,
-    Write,
-    copy_ops,
-)
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import AS_STRIDED, Op, ViewStep, Write
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.program.rewriter import RecordedBody, Rewriter, copy_ops
 from foretrace.ir.program.walk import rename, subgraphs_of
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from tests.support.notation import read, write
 from tests.support.trees import COND
 
@@ -103,7 +96,7 @@ def test_a_subgraph_is_the_same_unless_a_rewriter_says():
 def test_a_shared_body_is_shared_and_speaks_of_the_copys_values():
     _, (inner,) = read("%p: f32[4]\n%0 = aten.sin.default(%p): f32[4]")
     (param,) = inner.operands
-    shared = SharedBody((param,), (inner,), inner.outs)
+    shared = RecordedBody((param,), (inner,), inner.outs)
     x, y, other = Value(TYPE), Value(TYPE), Value(TYPE)
     call = Op("f", (x,), {}, y, (y,), origin=HERE, below=shared)
     copy = Rewriter({x: other}).op(call)

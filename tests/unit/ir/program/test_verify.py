@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.ir.program.op import Op, Origin, RuleName, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Origin, RuleName
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.verify import verify_graph, verify_module, verify_pair, verify_record
+from foretrace.ir.values.value import Value
 
 X = torch.randn(3, 4)
 

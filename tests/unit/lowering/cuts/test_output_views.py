@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from foretrace.ir.program.interface import Output, Role
-from foretrace.ir.program.op import Value, ViewStep
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import MissingHistory
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.output_views import OutputViews
 from tests.support.trees import program
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import ModuleCall, Op, Origin
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall, Origin
 from foretrace.lowering.cuts.selectors import check_selectors, every_op, names, selects
 from tests.support.trees import recorded, tree
 

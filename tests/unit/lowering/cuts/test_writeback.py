@@ -8,8 +8,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Mutation, Output, Role
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.writeback import Written, check_begins, with_writes
 from tests.support.trees import assert_tree, program
 

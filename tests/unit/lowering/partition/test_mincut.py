@@ -6,8 +6,8 @@ from math import inf
 import torch
 from hypothesis import given, settings, strategies as st
 
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.min_cut import Network, minimum_cut
 
 TYPE = TensorType((), (), torch.float32, torch.device("cpu"))

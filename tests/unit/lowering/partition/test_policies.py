@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Checkpoint
+from foretrace.ir.program.origin import Checkpoint
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.partition.policies import USED, choose

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.program.op import Op, Origin, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.placement import Sides
 from tests.support.trees import joint_of, semantics, tree
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import SAVED_COPY, WRITTEN, Pair, partition
 from tests.support.trees import assert_tree, joint_of, semantics
 

@@ -11,7 +11,8 @@ import torch
 import foretrace
 from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.forward import (

@@ -7,9 +7,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, TensorQueries
 from foretrace.operators.abstract_tensors.tensor_types import Types
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import CpuKernels
 from foretrace.operators.inference.fake_kernels import FakeKernels

@@ -6,8 +6,11 @@ import pytest
 import sympy
 import torch
 
-from foretrace.ir.program.op import Op, Origin, SharedBody, Subgraph, Value
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import Origin
+from foretrace.ir.program.rewriter import RecordedBody
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.inference.numeric_probe import (
     stand_in_numbers,
     with_any_number,
@@ -31,7 +34,7 @@ def recording(*constants, target=mul, shared=False):
     if shared:
         param, out = Value(TYPE), Value(TYPE)
         call = Op("f", (param,), {}, out, (out,), origin=HERE,
-                  below=SharedBody((x,), tuple(ops), (value,)))  # fmt: skip
+                  below=RecordedBody((x,), tuple(ops), (value,)))  # fmt: skip
         return Subgraph("", (param,), (call,), (out,))
     return Subgraph("", (x,), tuple(ops), (value,))
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from foretrace.ir.program.op import Value, ViewStep
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import ViewStep
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.view_inverse import put_back
 
 aten = torch.ops.aten

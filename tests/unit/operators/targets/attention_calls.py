@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
 
 ALL_ON = Enabled()

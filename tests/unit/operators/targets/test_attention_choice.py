@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Target
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.targets.profile import target_of
 from foretrace.operators.targets.sdpa import choose_attention
 from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled

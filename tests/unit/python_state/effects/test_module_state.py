@@ -8,10 +8,10 @@ import torch
 from torch import fx, nn
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.location import Contents
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import borrowed

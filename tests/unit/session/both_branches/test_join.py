@@ -7,9 +7,11 @@ import torch
 from foretrace.errors import Frame
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import AS_STRIDED, Op, Origin, Value, ViewStep, Write
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import AS_STRIDED, Op, ViewStep, Write
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.session.both_branches.join import Joining, tail
 from foretrace.session.both_branches.op_equality import TwoRuns
 from tests.support.notation import read, write

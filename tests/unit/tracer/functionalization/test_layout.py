@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.program.op import Value
+from foretrace.ir.values.value import Value
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.functionalization.written_layout import (

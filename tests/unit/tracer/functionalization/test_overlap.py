@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.self_overlap import meet, overlaps, place, within
 from tests.support.trees import recorded, recorder

@@ -4,7 +4,9 @@ from contextlib import suppress
 from typing import Any
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.op import Checkpoint, Op, Origin, Value
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import Checkpoint, Origin
+from foretrace.ir.values.value import Value
 from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.functionalization.run_state import (
     Aliasing,

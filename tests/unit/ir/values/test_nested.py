@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from foretrace.ir.program.nested import leaves, map_tree, pairs
-from foretrace.ir.program.op import Op, Origin, Subgraph, Value, map_values, substitute, values_in
-from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.op import Op, Subgraph
+from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import subgraphs_of
+from foretrace.ir.values.nested import leaves, map_tree, pairs
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, map_values, substitute, values_in
 
 
 class Pair(NamedTuple):

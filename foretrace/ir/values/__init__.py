@@ -1,0 +1,1 @@
+"""Values, what is known of each, and the nested structures that ops take and return."""
