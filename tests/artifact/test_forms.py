@@ -32,7 +32,7 @@ OUTSIDE = {
     "forms", "tied", "hooked",  # with Python's state
     "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip
-APART = {"symbols", "requires", "effects", "again", "_bare", "_order"}
+APART = {"symbols", "requires", "effects", "again"}
 
 
 def names_of(kind: type) -> set[str]:

@@ -106,7 +106,7 @@ def _by_copies(op: Op) -> bool:
     if any(each.writes and not set(op.outs).isdisjoint(each.outs) for each in inside):
         return False
     schemas = [schema_of(each.target) for each in inside if hasattr(each.target, "overloadpacket")]
-    return all(schema.returns_something and not schema.random for schema in schemas)
+    return all(schema.returns.something and not schema.random for schema in schemas)
 
 
 def overwritten(op: Op) -> tuple[set[Value], set[Value]]:

@@ -127,7 +127,7 @@ def _is_in_place(op: Op) -> bool:
     if not (op.writes and hasattr(target, "overloadpacket")):
         return False
     schema = schema_of(target)
-    return schema.returns_written and not schema.multiple and not schema.outs
+    return schema.returns.written and not schema.returns.several and not schema.outs
 
 
 def _draws(op: Op, inner: Op) -> bool:

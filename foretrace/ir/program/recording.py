@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from foretrace.errors import Frame
+from foretrace.forks import cached_property
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect, Phase
 from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
@@ -44,7 +45,7 @@ class Overwritten:
     """its tensor got other memory, by `.data`: views of it see what they saw"""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Recording:
     """The tree of one run.
 
@@ -71,8 +72,6 @@ class Recording:
     """the registrations of hooks on gradients, in order; of some that were removed again, too"""
     torch_version: str = str(torch.__version__)
     """of the torch whose autograd the rules were asked of"""
-    _bare: dict[Value, MissingHistory] | None = field(default=None, repr=False)
-    _order: "_Order | None" = field(default=None, repr=False, init=False)
 
     @property
     def returned(self) -> list[Output]:
@@ -119,28 +118,27 @@ class Recording:
         That is the order in which autograd adds up the gradients of such views. Views that others
         are taken of are among them, without a place.
         """
-        return self._ordered()[0]
+        return self._ordered[0]
 
     @property
     def returns_results(self) -> bool:
         """Whether each output is what a graph gives for it: no input, no view of one, no mark."""
-        return self._ordered()[1]
+        return self._ordered[1]
 
-    def _ordered(self) -> "_Order":
-        if self._order is None:
-            place_of = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
-            known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
-            above = list[Output]()
-            for each in self.outputs:
-                at: Output | None = each
-                while at and (at := at.through) and at.value not in known:
-                    above.append(known.setdefault(at.value, at))
-            order = sorted(
-                [*((None, output) for output in above), *enumerate(self.outputs)],
-                key=lambda item: -1 if item[1].view_of is None else place_of.get(item[1].value, -1),
-            )
-            self._order = order, all(map(self._is_result, self.outputs))
-        return self._order
+    @cached_property
+    def _ordered(self) -> tuple[list[tuple[int | None, Output]], bool]:
+        place_of = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
+        known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
+        above = list[Output]()
+        for each in self.outputs:
+            at: Output | None = each
+            while at and (at := at.through) and at.value not in known:
+                above.append(known.setdefault(at.value, at))
+        order = sorted(
+            [*((None, output) for output in above), *enumerate(self.outputs)],
+            key=lambda item: -1 if item[1].view_of is None else place_of.get(item[1].value, -1),
+        )
+        return order, all(map(self._is_result, self.outputs))
 
     def _is_result(self, output: Output) -> bool:
         value, input_of = output.value, (output.same_as, output.view_of)
@@ -152,28 +150,28 @@ class Recording:
 
     def missing(self, value: Value) -> MissingHistory | None:
         """Why a value that requires grad has no history, if it has none."""
-        return self._without_history().get(value)
+        return self._without_history.get(value)
 
     def is_new_leaf(self, value: Value) -> bool:
         """Whether the program turned it into a leaf that requires grad."""
-        return self._without_history().get(value) == "leaf"
+        return self._without_history.get(value) == "leaf"
 
     @property
     def makes_leaves(self) -> bool:
         """Whether the program makes leaves that require grad, returned or not."""
-        return "leaf" in self._without_history().values()
+        return "leaf" in self._without_history.values()
 
     def loose(self, value: Value) -> bool:
         """Whether it is a view taken under no_grad: no backward can begin there."""
-        return self._without_history().get(value) == "loose"
+        return self._without_history.get(value) == "loose"
 
     def spent(self, value: Tree) -> bool:
         """Whether a backward of the program's own has run there, and let go of what it needs."""
-        return isinstance(value, Value) and self._without_history().get(value) == "spent"
+        return isinstance(value, Value) and self._without_history.get(value) == "spent"
 
     def followed(self, value: Value) -> bool:
         """Whether a gradient can go through it."""
-        return value.type.requires_grad and value not in self._without_history()
+        return value.type.requires_grad and value not in self._without_history
 
     @property
     def gives_followed(self) -> bool:
@@ -204,10 +202,9 @@ class Recording:
         leaf = item.leaf and item.value.type.requires_grad
         return mutation.value.type.requires_grad and not (quiet or leaf)
 
+    @cached_property
     def _without_history(self) -> dict[Value, MissingHistory]:
-        if self._bare is None:
-            self._bare = dict(bare_in(self.ops))
-        return self._bare
+        return dict(bare_in(self.ops))
 
     @property
     def guards(self) -> tuple[Guard | ValueGuard, ...]:
@@ -241,9 +238,6 @@ class Recording:
             str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
             asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip
-
-
-_Order: TypeAlias = tuple[list[tuple[int | None, Output]], bool]
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

@@ -91,7 +91,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
         nested = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
         return any(effectful(inner, semantics, fixed) for inner in nested)
     schema = schema_of(op.target)
-    if schema.random or schema.writes or not schema.returns_something:
+    if schema.random or schema.writes or not schema.returns.something:
         return True
     if op.late or not semantics.may_raise(op):
         return False

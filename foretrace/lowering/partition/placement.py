@@ -182,7 +182,7 @@ class Sides:
             once = "what another library's operator does a second time is not known"
         elif torch.Tag.nondeterministic_bitwise in target.tags:
             once = "it may give other bits the second time"
-        elif not schema.returns_something:
+        elif not schema.returns.something:
             once = "it returns nothing"
         reduces = torch.Tag.reduction in target.tags
         return Facts(once, view, view or COSTS.cheap(target), reduces)

@@ -43,7 +43,7 @@ class InPlaceCalls:
         if not isinstance(func, torch_api.OpOverload) or func.namespace != "aten":
             return False
         schema = schema_of(func)
-        if schema.outs or not schema.returns_written or schema.reshapes_in_place:
+        if schema.outs or not schema.returns.written or schema.reshapes_in_place:
             return False
         if len(op.outs) != 1 or schema.written_now(args, kwargs) != values_in(args)[:1]:
             return False

@@ -155,7 +155,7 @@ def raises(op: Op, may_raise: MayRaise) -> bool:
         return any(raises(inner, may_raise) for inner in op.template)
     if not isinstance(op.target, torch_api.OpOverload):
         return bool(subgraphs_of(op)) or step(op)
-    if not schema_of(op.target).returns_something:
+    if not schema_of(op.target).returns.something:
         return True
     return not _elementwise(op.target, op) and may_raise(op)
 

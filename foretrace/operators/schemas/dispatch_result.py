@@ -102,6 +102,19 @@ class Functional:
 
 
 @dataclass(frozen=True, slots=True)
+class Returns:
+    """What an operator returns."""
+
+    tensors: bool = False
+    """or nothing; else it returns numbers, which depend on data"""
+    something: bool = False
+    written: bool = False
+    """the arguments that it wrote to, and nothing else"""
+    several: bool = False
+    """a tuple or a list"""
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
     """Facts about an operator that do not depend on its operands' types."""
 
@@ -122,13 +135,7 @@ class Schema:
     """fills its first argument with what it draws, in the order of memory"""
     reshapes_in_place: bool = False
     """changes the sizes of its argument, such as unsqueeze_"""
-    returns_tensors: bool = False
-    """or returns nothing; else it returns numbers, which depend on data"""
-    returns_something: bool = False
-    returns_written: bool = False
-    """returns the arguments that it wrote to, and nothing else"""
-    multiple: bool = False
-    """returns a tuple or a list"""
+    returns: Returns = Returns()
     outs: tuple[str, ...] = ()
     """names of the arguments that are only written, such as `out`"""
     keeps_shape: bool = False

@@ -1,13 +1,13 @@
 """Facts about an operator: its schema, and the few things that the schema leaves out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.operators.schemas.dispatch_result import Functional, Schema, Share
+from foretrace.operators.schemas.dispatch_result import Functional, Returns, Schema, Share
 from foretrace.operators.schemas.quirks import (
     FUNCTIONAL_NAMES,
     FUNCTIONAL_ORDER,
@@ -25,7 +25,7 @@ OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments of a factory that its `out=` form lacks: the `out` tensor has them."""
 
 
-HIGHER_ORDER = Schema(returns_tensors=True, returns_something=True, multiple=True)
+HIGHER_ORDER = Schema(returns=Returns(tensors=True, something=True, several=True))
 
 
 @cache
@@ -38,10 +38,8 @@ def schema_of(func: Any) -> Schema:
     outs = tuple(a.name for a in said if a.is_out)
     hidden = HIDDEN_WRITES.get(func, ())
     written = (*outs, *(a.name for a in said if not a.is_out), *hidden)
-    returned = [r.alias_info for r in schema.returns]
     random = torch.Tag.nondeterministic_seeded in func.tags
     shared = HIDDEN_VIEWS.get(func) or KEPT_OPERANDS.get(func)
-    returns_written = bool(returned) and all(r and r.is_write for r in returned)
     return Schema(
         arguments=tuple(a.name for a in schema.arguments),
         writes=written,
@@ -56,13 +54,21 @@ def schema_of(func: Any) -> Schema:
         random=random,
         draws_over=random and not outs and written == (schema.arguments[0].name,),
         reshapes_in_place=torch.Tag.inplace_view in func.tags,
-        returns_tensors=any("Tensor" in str(r.type) for r in schema.returns) or not schema.returns,
-        returns_something=bool(schema.returns),
-        returns_written=returns_written,
-        multiple=len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns),
+        returns=_returns(schema.returns),
         outs=outs,
         keeps_shape=str(schema.name) in SHAPELESS.operators,
         functional=_functional(func, schema) if written else None,
+    )
+
+
+def _returns(returned: Sequence[Any]) -> Returns:
+    infos = [each.alias_info for each in returned]
+    kinds = [str(each.type) for each in returned]
+    return Returns(
+        tensors=any("Tensor" in kind for kind in kinds) or not kinds,
+        something=bool(kinds),
+        written=bool(infos) and all(info and info.is_write for info in infos),
+        several=len(kinds) > 1 or any("List" in kind for kind in kinds),
     )
 
 

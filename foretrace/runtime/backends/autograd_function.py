@@ -48,7 +48,6 @@ class TrainableCall:
     ) -> None:  # fmt: skip
         self.inputs, self.forward = recorded.inputs, forward
         self.early, self.written = NOTHING, frozenset[int]()
-        self.count = len(recorded.outputs) + len(recorded.mutations)
         outputs = [o.value for o in recorded.outputs]
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
         self.followed = [i for i in self.wanting if recorded.followed(outputs[i])]
@@ -142,7 +141,8 @@ class _Run(torch.autograd.Function):
         plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad():
             results = trained.forward(*plain)
-        outputs, saved = list(results[: trained.count]), results[trained.count :]
+        count = len(results) - len(trained.numbers)
+        outputs, saved = list(results[:count]), results[count:]
         trained.place(outputs, plain)
         followed = set(trained.followed)
         loose = [each for i, each in enumerate(outputs) if i not in followed]

@@ -6,6 +6,7 @@ calls is tried in turn. So the module whose own code has the hole is found witho
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -130,8 +131,7 @@ class PartialCapture(Compiled):
         self._seen: dict[int, nn.Module] = {}
         """modules that its code calls"""
         self._looked, self._worth = False, policy.Again()
-        self._raised = self._waits = 0
-        """how often it raised when it was captured, and for how many calls it is not, therefore"""
+        self._backoff = policy.Backoff()
         self._rests = 0
         """for how many calls more it is not captured again; 0: it does not come back from Python"""
         self._put: tuple[int, Redirects] = (-1, [])
@@ -265,8 +265,7 @@ class PartialCapture(Compiled):
         Raises:
             Refusal: it is not.
         """
-        waits = self._waits > 0
-        self._waits -= waits
+        waits = self._backoff.waits()
         if waits and not self._worth.raises(broken):
             raise Refusal("the program raised when it was captured last", kind=policy.RAISED)
         if broken:
@@ -295,16 +294,11 @@ class PartialCapture(Compiled):
         first = not known and self._tries < policy.TRIES and self._may_be_first(refusal)
         if refusal.kind == policy.AGAIN:  # whether it raises or not
             self._gave_up(refusal, key)
-        before = self._raised, self._waits
-        if not known:  # if it raises
-            self._raised += 1
-            self._waits = self._raised
-        if first:
-            result = self._as_first(refusal, self.plain, args, kwargs)
-        else:
-            result = self.as_python(args, kwargs)
-        if not known:
-            self._raised, self._waits = before
+        with nullcontext() if known else self._backoff.unless_it_returns():
+            if first:
+                result = self._as_first(refusal, self.plain, args, kwargs)
+            else:
+                result = self.as_python(args, kwargs)
         if not (first or known):
             self._gave_up(refusal, key)
         return result

@@ -4,7 +4,8 @@ A capture costs as much as some calls, and it is paid back by the calls that it 
 that answers none was for nothing: a list grows at each call, a number is always another.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +45,28 @@ def key_of(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
         for item in ((*args, *kwargs.values()) if kwargs else args)
     ]
     return module is not None and module.training, grad_enabled(), *kinds
+
+
+class Backoff:
+    """For how many calls a program is not captured after it raised in a capture: more each time."""
+
+    def __init__(self) -> None:
+        self._raised = self._waits = 0
+
+    def waits(self) -> bool:
+        """Whether the call is not to be captured; it is counted."""
+        waits = self._waits > 0
+        self._waits -= waits
+        return waits
+
+    @contextmanager
+    def unless_it_returns(self) -> Iterator[None]:
+        """Wait longer, unless what runs inside returns."""
+        before = self._raised, self._waits
+        self._raised += 1
+        self._waits = self._raised
+        yield
+        self._raised, self._waits = before
 
 
 class Again:

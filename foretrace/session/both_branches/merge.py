@@ -104,7 +104,7 @@ class _Merging:
         leavings.check_memory(ops, [*outputs, *mutations])
         return replace(
             one, ops=ops, inputs=inputs, outputs=outputs, mutations=mutations,
-            overwritten=overwritten, _bare=None, requires=required_of_both(one, other, places),
+            overwritten=overwritten, requires=required_of_both(one, other, places),
             effects=merged_effects(one.effects, other.effects, places),
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ def asserted(recorded: Recording, number: int, holds: bool, raised: Refusal) -> 
     """
     text = f"{raised.what}, where the answer is {not holds}; question {number + 1}, at {raised.at}"
     ops = _asserting(recorded.ops, number, holds, text.translate(WRITTEN))
-    return replace(recorded, ops=ops, _bare=None)
+    return replace(recorded, ops=ops)
 
 
 def _asserting(ops: Iterable[Op], number: int, holds: bool, text: str) -> list[Op]:

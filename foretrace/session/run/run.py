@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
@@ -119,7 +120,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         passed = capture.arguments.stand_ins(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
         away, steps = _is_absent(target.device), capture.steps.following(before.casts)
-        with running(recorder, loan.paths(), away, capture.engine), steps:
+        with running(recorder, loan.paths(), away, Engine(recorder, capture.leaves)), steps:
             passed = capture.arguments.opened(passed, loan)
             call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
@@ -72,7 +71,6 @@ class Session:
         self.recorder: Recorder = kind(types, semantics, sources, outcomes, self, self.outside)
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.arguments = Arguments(self)
-        self.engine = Engine(self.recorder, self.leaves)
         leaves = None if self.outside is None else self.leaves
         types.queries.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
 

@@ -92,10 +92,10 @@ def functionalize(call: Call) -> Any:
         check_leaves(func, targets, out_variant=bool(schema.outs))
     if not custom and write_one_by_one(call, followed=followed):
         return None
-    if len(targets) == 1 and schema.returns_written:
+    if len(targets) == 1 and schema.returns.written:
         _write_one(call, followed)
         return targets[0]
-    each = schema.outs or schema.returns_written or not schema.returns_something
+    each = schema.outs or schema.returns.written or not schema.returns.something
     if each and not custom:
         return _write_each(call)
     return _write_many(call)
@@ -301,8 +301,8 @@ def _write_each(call: Call) -> Any:
             if new is not None:  # a gradient that its mask leaves out
                 over, each = (current(alias_of(target), recorder), new), recorder.abstract(new)
                 functionalize(Call(recorder, aten.copy_.default, over, {}, [target, each], [*over]))
-    if not (schema.returns_something and schema.multiple):
-        return targets[0] if schema.returns_something else None
+    if not (schema.returns.something and schema.returns.several):
+        return targets[0] if schema.returns.something else None
     return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
 
 
@@ -319,20 +319,20 @@ def _write_many(call: Call) -> Any:
         results = as_the_op(call, computed)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
-    result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
+    result = tuple(targets) if schema.returns.written else tuple(map(recorder.abstract, results))
     outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        alias_of(target).version.count += schema.returns_written or call.counts_writes
+        alias_of(target).version.count += schema.returns.written or call.counts_writes
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
         content = rewrite(recorder, old, path, new, whole) if kept else new
         _spread(recorder, owner, content, origin)
-    if not (schema.returns_tensors and results):
+    if not (schema.returns.tensors and results):
         return None
-    return result if schema.multiple else result[0]
+    return result if schema.returns.several else result[0]
 
 
 def _scatter(recorder: RecorderBase, owner: Alias, path: list[Alias], new: Value) -> Value:

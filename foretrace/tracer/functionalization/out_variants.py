@@ -145,7 +145,7 @@ def _functional_form(call: Call) -> list[Value | None]:
 def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None]) -> bool:
     """Whether the op does what its functional form does; one that returns nothing copies that."""
     recorder, func, operands = call.recorder, call.func, call.values
-    if not call.schema.returns_something:
+    if not call.schema.returns.something:
         return True
     read = torch.Tag.pointwise not in func.tags and any(operands.count(old) > 1 for old in olds)
     pairs = [(old.type, new.type) for old, new in zip(olds, news, strict=True) if new is not None]
@@ -182,7 +182,7 @@ def _in_place(call: Call) -> tuple[Value, ...]:
     fresh = {old: lay_out(recorder, old.type, old) for old in _outs(call)}
     outs = tuple(Value(value.type) for value in fresh.values())
     over, origin = _substituted(call, fresh), recorder.origin()
-    result = outs if call.schema.multiple else outs[0]
+    result = outs if call.schema.returns.several else outs[0]
     recorder.append(
         Op(call.func, over.args, over.kwargs, result, outs, origin=origin, choice=ITSELF)
     )

@@ -93,7 +93,7 @@ def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
 def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
     """The results of a functional form, beside new contents, in the layout of the op's own."""
     recorder = call.recorder
-    if not results or call.schema.returns_written:
+    if not results or call.schema.returns.written:
         return results
     likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(

@@ -69,7 +69,7 @@ def _learn(
     _check_autocast(recorder, func, values_in((args, kwargs)))
     if schema.written_now(args, kwargs):
         return Outcome(None, inline=functionalize)
-    if not schema.returns_tensors:
+    if not schema.returns.tensors:
         return Outcome(None, inline=answer)
     return _leaf_result(recorder, handler, func, args, kwargs, choice, grad_mode=grad_mode)
 

@@ -132,7 +132,7 @@ class _InferenceTensors:
         if not op.outs or not hasattr(op.target, "overloadpacket"):
             return False
         schema, base = schema_of(op.target), op.args[0]
-        parts = schema.multiple and schema.share is Share.MEMORY
+        parts = schema.returns.several and schema.share is Share.MEMORY
         return bool(parts and base.type.requires_grad and base not in self.inferred)
 
     def _refused(self, op: Op, origin: Origin) -> str:

@@ -79,7 +79,7 @@ def target_of(call: Call) -> tuple[Abstract, Value, bool]:
         Refusal: that is no single tensor of such a class.
     """
     (target, *more), (old, *_) = call.targets, call.written
-    kind, whole = old.type.wrapped, call.schema.returns_written and not call.schema.outs
+    kind, whole = old.type.wrapped, call.schema.returns.written and not call.schema.outs
     if kind is None or more or not whole or call.schema.reshapes_in_place:
         kinds = ", ".join(dict.fromkeys(str(v.type.wrapped) for v in call.values if v.type.wrapped))
         raise refused(f"{call.func} writes in place, with a {kinds} among its operands")

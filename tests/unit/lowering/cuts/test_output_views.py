@@ -56,7 +56,7 @@ class Words(OutputViews[str]):
 def written(*outputs: str, missing: MissingHistory | None = None) -> tuple[Any, Recording]:
     """A program that writes to x and returns views of it; `missing`: of all that it returns."""
     values, found = program(TREE, outputs, {"x": "new"})
-    found._bare = dict.fromkeys(values.values(), missing) if missing else {}
+    found._without_history = dict.fromkeys(values.values(), missing) if missing else {}
     found.outputs = [replace(each, view_of=1, view_type=each.value.type) for each in found.outputs]
     return values, found
 
@@ -112,6 +112,6 @@ def test_a_view_without_a_history_is_of_detached_memory(missing: MissingHistory)
 )
 def test_a_result_without_a_history(missing: MissingHistory, expected: str) -> None:
     values, found = program(TREE, ("row",), {})
-    found._bare = {values["row"]: missing}
+    found._without_history = {values["row"]: missing}
     assert Words(found).all() == [expected]
     assert found.returns_results == (missing == "leaf")
