@@ -57,6 +57,8 @@ class TargetSemantics(Semantics):
         self.may_raise = Raising(self.inference.cpu_kernels, self.learned.raising).may_raise
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
+        self._chosen = {ATTENTION: self._attention}
+        """operators whose kernel the target and its switches choose"""
 
     @property
     def fakes(self) -> torch_api.FakeTensors:
@@ -67,8 +69,8 @@ class TargetSemantics(Semantics):
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
         """The kernel that decomposes the op on the target, or None for a leaf; and why."""
-        if func is ATTENTION:
-            return self._attention(func, args, kwargs)
+        if func in self._chosen:
+            return self._chosen[func](func, args, kwargs)
         if any(value.type.sparse for value in values_in((args, kwargs))):
             return None, None  # what C++ does depends on the layout, which it cannot be shown
         composite = self._composite.get(func)
@@ -107,7 +109,7 @@ class TargetSemantics(Semantics):
 
     def ambient(self, func: Any) -> Any:
         """The attention switches, where the body asks for them."""
-        return tuple(Enabled.now()) if func is ATTENTION else None
+        return tuple(Enabled.now()) if func in self._chosen else None
 
     def followed(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None

@@ -69,7 +69,7 @@ class TrainedWrites:
                     return  # the rest lays the functional form out as what was written
             elif _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
-            elif inner.target is aten.copy.default:
+            elif _is_copy(inner):
                 yield make_call(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
             else:
                 yield inner
@@ -188,10 +188,14 @@ def _followed_in(op: Op, but: Collection[Value] = ()) -> set[Value]:
     return {value for value, followed in ahead.items() if followed}
 
 
+def _is_copy(op: Op) -> bool:
+    return op.target is aten.copy.default
+
+
 def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     (out,) = op.outs
     new, done = Value(out.type.with_grad(False)), Value(out.type)
-    if last.target is aten.copy.default:
+    if _is_copy(last):
         new = last.args[1]
     else:
         yield rename(last, {out: new})

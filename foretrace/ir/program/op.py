@@ -68,10 +68,15 @@ class ViewStep:
     """of a composite"""
 
     @property
+    def by_strides(self) -> bool:
+        """Whether it sees memory by strides of its own."""
+        return self.func is AS_STRIDED
+
+    @property
     def absolute(self) -> bool:
         """Whether it counts from the start of the memory, whatever of it the base sees."""
         named = dict(zip(STRIDED, self.args, strict=False)) | self.kwargs
-        return self.func is AS_STRIDED and named.get("storage_offset") is not None
+        return self.by_strides and named.get("storage_offset") is not None
 
     def of(self, base: Value) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """The arguments by which the same view is taken of another base.

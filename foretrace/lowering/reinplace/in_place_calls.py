@@ -19,10 +19,14 @@ Lists: TypeAlias = dict[Op, tuple[Sequence[Value], Sequence[Op]]]
 """By an operator on lists: the values it would write in place, and the ops that copy into them"""
 
 
+def _is_copy(func: Any) -> bool:
+    return func is COPY
+
+
 def called(op: Op) -> Called:
     """The in-place operator and its arguments; no operator for new content with an old history."""
     target = op.target
-    if isinstance(target, Write) and target.func is COPY and not target.followed:
+    if isinstance(target, Write) and _is_copy(target.func) and not target.followed:
         _, inner, *rest = op.args
         if not inner[1:] and not rest:
             return None, (), {}
@@ -83,7 +87,7 @@ def _copied_into(op: Op) -> Value | None:
     if not op.writes or len(op.outs) != 1:
         return None
     func, args, _ = called(op)
-    return args[0] if func is COPY and isinstance(args[0], Value) else None
+    return args[0] if _is_copy(func) and isinstance(args[0], Value) else None
 
 
 @cache

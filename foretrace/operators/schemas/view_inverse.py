@@ -60,7 +60,7 @@ def _put_by_place(
     options = {"dtype": torch.int64, "device": whole.type.device}
     numbers = append(aten.arange.default, (whole.type.numel,), options).outs[0]
     places = append(aten.view.default, (numbers, list(whole.type.shape))).outs[0]
-    if any(step.func is aten.as_strided.default for step in steps):
+    if any(step.by_strides for step in steps):
         _check_contiguous(whole.type)
     for step, seen in zip(steps, types[1:], strict=True):
         if step.base.type.dtype == seen.dtype and step.func not in SAME_PLACES:
