@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     progress = Progress("seeds", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     task = progress.add_task("", total=len(given.seeds))
     out = given.out.open("w") if given.out else None
-    runs = campaign.run(given.seeds, given.jobs, given.limit, stateful=given.stateful)
+    runs = campaign.run(given.seeds, given.jobs, given.limit, kind=given.kind)
     with Live(console=console, refresh_per_second=2) as live:
         for outcome in runs:
             tally.add(outcome)
@@ -46,7 +46,10 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_seeds, default=range(100), help="FIRST:LAST, or one seed")
     parser.add_argument("--jobs", type=int, default=2, help="children at a time")
     parser.add_argument("--limit", type=float, default=60, help="seconds for a seed")
-    parser.add_argument("--stateful", action="store_true", help="changes between calls of compile")
+    parser.add_argument(
+        "--kind", choices=campaign.KINDS, default="programs",
+        help="stateful: their state changes between the calls; worlds: anything else does",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="results as JSON lines")
     parser.add_argument("--show", type=int, default=1, help="programs to minimise of each cause")
     return parser.parse_args(arguments)

@@ -4,14 +4,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from tests.fuzz import generate, stateful as stateful_programs
+from tests.fuzz import generate, stateful, worlds
 from tests.fuzz.minimise import minimised
 from tests.fuzz.server import Result, Say, Work, forked
 from tests.fuzz.verdict import ABORT, FAILURES, TIMEOUT, Verdict, judged
 
 Program = Callable[[int], str]
+KINDS: Final = MappingProxyType({
+    "programs": generate.program, "stateful": stateful.program, "worlds": worlds.program,
+})  # fmt: skip
+"""What the programs of seeds are"""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ class Outcome:
 
 
 def run(
-    seeds: Iterable[int], jobs: int, limit: float, *, stateful: bool = False
+    seeds: Iterable[int], jobs: int, limit: float, *, kind: str = "programs"
 ) -> Iterator[Outcome]:
     """The outcome of each seed, as it is ready."""
-    program = stateful_programs.program if stateful else generate.program
+    program = KINDS[kind]
     for result in forked(partial(_work, program), seeds, jobs, limit):
         yield _outcome(result, program)
 

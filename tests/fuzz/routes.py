@@ -173,7 +173,7 @@ def _program_compile(shapes: object) -> Callable[[World], Runs]:
 
 def _compile(**options: Any) -> Callable[[World], Runs]:
     def start(world: World) -> Runs:
-        compiled = foretrace.compile(world.fn, **options, fullgraph=True)
+        compiled = foretrace.compile(world.fn, **{"fullgraph": True, **options})
         return lambda call: call.run(compiled)
 
     return start
@@ -248,6 +248,11 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
         inside_first=True,
     )
     yield Route("export cut", _cut("export", shapes), calls)
+    if "WORLD" in names:
+        yield Route("compile, in pieces", _compile(fullgraph=False), every, plain=True)
+        yield Route("Program.compile", _program_compile(shapes), calls)
+        yield Route("joint cut", _joint(shapes, halves=False), calls, values, drawn=False,
+                    at_once=True)  # fmt: skip
     if stateful:
         return
     yield Route("joint cut", _joint(shapes, halves=False), calls, values, drawn=False, at_once=True)

@@ -25,8 +25,8 @@ KNOWN_STATEFUL: dict[int, str] = {}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def failures(seeds: Iterable[int], *, stateful: bool = False) -> list[str]:
-    outcomes = campaign.run(seeds, jobs=1, limit=60, stateful=stateful)
+def failures(seeds: Iterable[int], *, kind: str = "programs") -> list[str]:
+    outcomes = campaign.run(seeds, jobs=1, limit=60, kind=kind)
     return [campaign.told(outcome) for outcome in outcomes if outcome.failed]
 
 
@@ -36,7 +36,7 @@ def test_programs(first: int) -> None:
 
 
 def test_programs_while_state_changes() -> None:
-    assert not failures((s for s in range(10) if s not in KNOWN_STATEFUL), stateful=True)
+    assert not failures((s for s in range(10) if s not in KNOWN_STATEFUL), kind="stateful")
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_more_programs(first: int) -> None:
 
 @pytest.mark.slow
 def test_more_programs_while_state_changes() -> None:
-    assert not failures(range(1000, 1060), stateful=True)
+    assert not failures(range(1000, 1060), kind="stateful")
 
 
 PROGRAM = """
