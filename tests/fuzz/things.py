@@ -241,13 +241,14 @@ OF_C: Final = (
 OF_TORCH: Final = (
     thing("a tensor", "HELD = torch.full((4,), 2.0)\nOTHER = torch.full((4,), 3.0)",
           "x * HELD ; x + HELD + OTHER ; x * HELD.requires_grad ; x * (HELD is OTHER) ; "
-          "x * HELD.dim() ;"
+          "x * HELD.dim() ; x * HELD.numel() ; x * HELD.element_size() ; x * HELD.stride(0) ;"
+          "x * getattr(HELD, 'mark', 5) ; x * isinstance(HELD, nn.Parameter) ;"
           "x * hasattr(HELD, 'mark') ; x * (HELD.grad is None) ; x * HELD.is_inference() ; "
           "x * HELD.is_contiguous() ; x * HELD.data_ptr().bit_length().bit_length()",
           "HELD.mul_(3) ; names['HELD'] = OTHER ; "
           "names['HELD'] = torch.ones(4, dtype=torch.float64) ; "
           "HELD.requires_grad_() ; HELD.mark = 1 ; HELD.grad = torch.ones(4) ; "
-          "HELD.data = OTHER.data ; "
+          "HELD.data = OTHER.data ; HELD.data = HELD.data.double() ; HELD.__class__ = nn.Parameter ; "
           "names['OTHER'] = HELD[:] ; HELD.resize_(4, 1)"),
     thing("default dtype", "",
           "x + torch.ones(4) ; x + torch.tensor(0.5) ; "
@@ -304,3 +305,9 @@ AROUND: Final = each("""
     torch.enable_grad() ; torch._C.DisableTorchFunctionSubclass()
 """)
 """What may be around a call"""
+
+UNDER: Final = each("""
+    x.sin() ; x * torch.ones(4) ; F.linear(x, torch.ones(4, 4)) ;
+    F.scaled_dot_product_attention(x[None], x[None], x[None])
+""")
+"""What a program does under it"""

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import asdict
 
 import torch
 from torch.utils import _pytree as pytree
@@ -9,6 +10,7 @@ from torch.utils import _pytree as pytree
 from foretrace.frontends.program import Cut
 from tests.fuzz import campaign
 from tests.fuzz.server import Say
+from tests.fuzz.verdict import judged
 
 
 def faulty(item: tuple[str, str], say: Say) -> object:
@@ -21,6 +23,11 @@ def faulty(item: tuple[str, str], say: Say) -> object:
 
     Cut.__call__ = wrong
     return campaign.again(item, say)
+
+
+def world(text: str, say: Say) -> object:
+    """The verdicts on a world."""
+    return [asdict(verdict) for verdict in judged(text, say=say)]
 
 
 def dying(item: int, say: Say) -> int:

@@ -15,7 +15,7 @@ from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
 from foretrace.operators.abstract_tensors.tensor_methods import cast, refused
-from foretrace.operators.abstract_tensors.tensor_queries import TensorQueries, view_unknown
+from foretrace.operators.abstract_tensors.tensor_queries import TensorQueries, lacks, view_unknown
 
 TENSOR: Any = torch.Tensor
 """Without torch's stubs, in which its descriptors are plain attributes"""
@@ -67,6 +67,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_queries: "TensorQueries"
     """the questions of the program about all tensors"""
 
+    __getattr__ = lacks
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod

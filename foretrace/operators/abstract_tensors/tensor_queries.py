@@ -1,7 +1,7 @@
 """Questions of a program about tensors, other than their values, and the session's answers."""
 
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Refusal
@@ -19,6 +19,18 @@ def view_unknown(*_: object) -> Refusal:
             "or let it not depend on that, or ask outside of the captured program",
         ),
     )
+
+
+def lacks(tensor: Any, name: str) -> NoReturn:
+    """Note that an input has no attribute of a name; a later call's may have it.
+
+    Raises:
+        AttributeError: always.
+    """
+    if not name.startswith("ft_") and tensor.ft_gradient is not None:
+        gradients, index = tensor.ft_gradient
+        gradients.absent[index, name] = None
+    raise AttributeError(f"'{type(tensor).__name__}' object has no attribute '{name}'")
 
 
 class TensorAnswers:

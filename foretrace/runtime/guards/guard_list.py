@@ -26,7 +26,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Holds
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
 from foretrace.runtime.guards.size_guards import SizeGuards
 from foretrace.runtime.guards.state_guards import StateGuards
-from foretrace.runtime.guards.tensor_guards import Elsewhere
+from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
 """Errors of reading a name that is no longer bound, or of a question without an answer"""
@@ -79,6 +79,7 @@ class GuardList(SizeGuards):
         self._gradients()
         self._hooks()
         self._set_on()
+        self._beside()
 
     def sizes(self) -> None:
         """Check open sizes: their values, their ranges, and what the program asked of them.
@@ -261,6 +262,20 @@ class GuardList(SizeGuards):
             words = f"{self.recorded.inputs[index].role.name}.{name}"
             nothing = self.source.bind(MISSING, "MISSING")
             self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
+
+    def _beside(self) -> None:
+        """Tensors that the program has at hand, and of which it may ask all but the values."""
+        python, inputs = self.recorded.requires.python, self.recorded.inputs
+        known = {id(item.tensor) for item in inputs}
+        known |= {id(read.place.before) for item in inputs if (read := item.read) is not None}
+        for each in python.locations:
+            tensor = each.before
+            if not isinstance(tensor, torch.Tensor) or id(tensor) in known:
+                continue
+            known.add(id(tensor))
+            local = self.source.bind(tensor, "beside")
+            differs = self.source.bind(Beside(each.name, tensor, python.mentioned), "differs")
+            self.add(f"not {differs}({local})", f"{differs}({local})")
 
     def _tied(self) -> None:
         """Further places of a parameter that is in several."""

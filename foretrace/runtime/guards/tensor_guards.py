@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of, sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
@@ -86,6 +87,36 @@ class TensorFacts:
         if any(before is not None and before != found for before, found in pairs):
             return f"{self.name} has strides {now.stride()}, the capture has {self.stride}"
         return ""
+
+
+class Beside:
+    """A tensor that the program has at hand, and that is no input of its graph.
+
+    Of its attributes those are compared that the program's code mentions.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor, mentioned: frozenset[str]) -> None:
+        self.facts = TensorFacts.of(name, tensor, frozenset())
+        self.mentioned = mentioned
+        self.attributes = self._attributes(tensor)
+
+    def _attributes(self, tensor: torch.Tensor) -> dict[str, object]:
+        return {name: snapshot(item) if plain(item) else item
+                for name, item in vars(tensor).items() if name in self.mentioned}  # fmt: skip
+
+    def __call__(self, tensor: torch.Tensor) -> str:
+        """What differs, in words; empty if nothing does."""
+        if found := self.facts.difference(tensor):
+            return found
+        now, before = self._attributes(tensor), self.attributes
+        same_names = now.keys() == before.keys()
+        if same_names and all(_same(now[name], item) for name, item in before.items()):
+            return ""
+        return f"{self.facts.name} has other attributes"
+
+
+def _same(now: object, before: object) -> bool:
+    return now is before or (plain(now) and plain(before) and same(now, before))
 
 
 def _strides(type: TensorType) -> tuple[int | None, ...]:

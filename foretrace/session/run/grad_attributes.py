@@ -19,6 +19,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line, clears
 from foretrace.ir.values.tensor_type import Size, TensorType
@@ -85,6 +86,9 @@ class Gradients:
         self.rooms: dict[int, tuple[Size, Frame | None]] = {}
         """inputs of which it was asked how much memory they have: how much, and the line"""
 
+        self.absent: dict[tuple[int, str], None] = {}
+        """attributes that inputs were asked for, and have not"""
+
     def reading(self) -> AbstractContextManager[None]:
         """Inside, attributes of real tensors are those of what stands for them."""
         return torch_api.attributes_replaced(self._read, self._write)
@@ -93,6 +97,8 @@ class Gradients:
         """What a later call has to be like."""
         requires.inputs.gradients = self.found
         requires.inputs.whole, requires.inputs.rooms = self.whole, self.rooms
+        named = self.outside.attributes if self.outside is not None else ()
+        requires.inputs.set_on += [(*each, MISSING) for each in self.absent if each[1] in named]
 
     def is_whole(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""
