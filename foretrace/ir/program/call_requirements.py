@@ -1,6 +1,6 @@
 """What a later call has to be like, and what it changes of Python's state once more."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from weakref import ref
@@ -154,6 +154,33 @@ class ContainerMembers(ContainerLength):
     def objects(self) -> tuple[object, ...]:
         """As `ReadFact` has it."""
         return self.members
+
+
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
+class ObjectClass(ReadFact):
+    """The class that an object had, and the dict of its attributes: a program can set both."""
+
+    name: str
+    holder: object
+    before: type
+    space: Mapping[str, object] | None
+    """None if it has no attributes"""
+
+
+@dataclass(slots=True, eq=False)
+class ShownContent(ReadFact):
+    """What an object showed that has its content in C; a guard asks it again."""
+
+    name: str
+    holder: object
+    ask: Callable[[Any], object]
+    before: object
+    """plain data as a copy, all else as the object that it was"""
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return (self.before,)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds

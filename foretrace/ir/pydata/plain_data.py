@@ -3,7 +3,7 @@
 import enum
 import types
 from collections import defaultdict
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -90,6 +90,24 @@ def same(now: Any, before: Any) -> bool:
         equal = own_length(now) == own_length(before)
         return equal and all(same(n, b) for (_, n), (_, b) in pairs)
     return now is before or bool(now == before)
+
+
+OTHER: Final = 0x5BD1E995
+"""The bits by which another state of a generator differs"""
+
+
+def other_state(state: Any) -> Any:
+    """Another state of a generator of Python's or numpy's, in the same form."""
+    if isinstance(state, dict):  # of one of numpy's new ones
+        inner = dict(state["state"])
+        name = "state" if "state" in inner else "key"
+        return {**state, "state": {**inner, name: inner[name] ^ OTHER}}
+    first, numbers, *rest = state
+    if isinstance(numbers, tuple):  # of Python's: the last one is a place among the others
+        numbers = (*(each ^ OTHER for each in numbers[:-1]), numbers[-1])
+    else:
+        numbers = numbers ^ OTHER
+    return (first, numbers, *rest)
 
 
 def same_state(now: Any, before: Any) -> bool:

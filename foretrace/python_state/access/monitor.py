@@ -5,13 +5,12 @@ each names the globals and closure cells that it may read or bind. They are kept
 the function first ran, so that what the run changed is known, and can be put back.
 """
 
-import builtins
 import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any
 
 from foretrace import torch_api
 from foretrace.ir.pydata.location import Location
@@ -20,45 +19,22 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
-from foretrace.python_state.code.bytecode import ANNOTATED, Reads, imported, reads_of
+from foretrace.python_state.access.noted import (
+    IDENTITY_FUNCTIONS,
+    BackwardReads,
+    Notes,
+    Refusing,
+    python_own,
+    reads_state,
+    state_of_python,
+)
+from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
-
-
-IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
-"""Names of what distinguishes an object from one that stands for it"""
-
-Notes = tuple[Callable[[types.FrameType], None], ...]
-"""What is noted at each call of a function"""
-
-
-class Refusing(Protocol):
-    """Raises what the program is refused for."""
-
-    def called(self, frame: types.FrameType, function: Any) -> None:
-        """A function in C is about to be called from a frame."""
-
-    def marks(self, code: types.CodeType) -> bool:
-        """Whether it wants to know each call of a Python function."""
-
-    def entered(self, frame: types.FrameType) -> None:
-        """Note that such a function begins."""
-
-    def inspects(self, code: types.CodeType) -> bool:
-        """Whether it wants to know the functions in C that this code calls."""
-
-
-class BackwardReads:
-    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
-
-    def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Location] = {}
-        self.attributes: set[str] = set()
-        self.codes: dict[int, types.CodeType] = {}
 
 
 class AccessMonitor(Unmonitored):
@@ -200,6 +176,8 @@ class AccessMonitor(Unmonitored):
             return self._meet_as(code, (self.holes.entered,))
         # what is imported runs once, not at each call, unlike a text that the program runs
         imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
+        if kind == "library" and reads_state(space):
+            self._read(code, space, self)
         if kind == "library" or imported:
             return self._meet_as(code, ())
         if kind == "layer":
@@ -212,7 +190,7 @@ class AccessMonitor(Unmonitored):
                 self._note(name, space, self)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
-        own = {*_python_own(frame, reads_of(code))}
+        own = {*python_own(frame, reads_of(code))}
         self.asks_identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads_of(code).globals)
         self.asks_types |= "type" in own
         free = set(code.co_freevars) - {"__class__"}
@@ -244,6 +222,8 @@ class AccessMonitor(Unmonitored):
                 self._note(name, vars(module), notes)
         for name in imported(code, space):
             self._note(name, sys.modules, notes)
+        for name, table in state_of_python(reads, space):
+            self._note(name, table, notes)
 
     def _note(
         self, name: str, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
@@ -327,18 +307,3 @@ class AccessMonitor(Unmonitored):
             if not found:
                 running.append((frame, before))
         self._frames = running
-
-
-def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
-    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
-
-    What pytest puts into an `assert` is none of them.
-    """
-    space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
-    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
-    items += local.values() if local is not space else ()
-    items += [builtins] if "builtins" in reads.imports else ()
-    for item in items:
-        if item is builtins or item is names:
-            yield from IDENTITY_FUNCTIONS & reads.attributes
-        yield from (name for name in IDENTITY_FUNCTIONS if item is names[name])

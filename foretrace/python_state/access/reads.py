@@ -5,11 +5,11 @@ the objects among its arguments: their attributes that the code mentions, and so
 deep. Plain data is kept as a copy, all else as the object that it is.
 """
 
-import functools
 import itertools
 import types
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -24,17 +24,35 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     How,
     ModuleState,
+    ObjectClass,
     ReadClassAttribute,
     ReadFact,
     ReadLocation,
+    ShownContent,
 )
+from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
-from foretrace.ir.source.code_owner import origin, origin_in, origin_of_class
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.access.object_parts import (
+    fixed_parts,
+    items_of,
+    leads_on,
+    of_a_library,
+    parts_in_c,
+    read_by_methods,
+    shown_key,
+)
+from foretrace.python_state.access.state_in_c import (
+    OF_THREADS,
+    REFERENCES,
+    asked_by,
+    names_in_thread,
+    referent,
+)
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -42,10 +60,6 @@ REGISTERED = (*TABLES, *HOOKS)
 OF_MODULES = frozenset({*REGISTERED, "training"})
 DEEPEST = 6
 """How far attributes of attributes are followed"""
-PARTS = ("func", "args", "keywords", "__self__", "__func__")
-"""Attributes in C of partial functions and bound methods"""
-DEFAULTS = ("__defaults__", "__kwdefaults__")
-"""Attributes in C of functions; where there are none, the caller gives what is read"""
 NO_INSIDE = (type, torch.Tensor)
 Step: TypeAlias = tuple[str, Any, int]
 """What an object is called, the object, and how many steps its attributes are followed from it"""
@@ -110,6 +124,8 @@ class StateReads:
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
         self._seen: dict[int, Any] = {}
+        self._referents = set[int]()
+        """what a weak reference leads to; it is seen, too, so that no other gets the same id"""
         self._slots: dict[type, list[str]] = {}
         """by class, for those that were looked at"""
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
@@ -144,8 +160,13 @@ class StateReads:
         if issubclass(type(item), nn.Module):
             return self._met_module(name, item)
         if issubclass(type(item), OWN):
-            return self._items(name, item, depth)
-        return () if _of_a_library(item) else self._object(name, item, depth)
+            items = self._items(name, item, depth)
+            return items if type(item) in OWN else itertools.chain(items, self._whole(*step))
+        if of_a_library(item):
+            return ()
+        if issubclass(type(item), OF_THREADS):
+            return self._of_thread(name, item, depth)
+        return self._whole(name, item, depth)
 
     def _to(self, name: str, item: Any, depth: int) -> Iterable[Step]:
         """The step to an object; none to what leads to nothing that is read.
@@ -155,7 +176,7 @@ class StateReads:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return ()
-        return () if self._data(item) and not _leads_on(item) else ((name, item, depth),)
+        return () if self._data(item) and not leads_on(item) else ((name, item, depth),)
 
     def _take(
         self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int,
@@ -173,7 +194,7 @@ class StateReads:
         )
         if issubclass(type(item), type):
             return self._classes(item, 0)
-        leads = depth and (not data or _leads_on(item))
+        leads = depth and (not data or leads_on(item))
         return self._to(name, item, depth - 1) if leads else ()
 
     def _data(self, item: Any) -> bool:
@@ -181,7 +202,7 @@ class StateReads:
         is_plain = plain(item)
         if not (is_plain and self._open):
             return is_plain
-        return not any(id(each) in self._open for each in walk_heap([item], _items, depth=9))
+        return not any(id(each) in self._open for each in walk_heap([item], items_of, depth=9))
 
     # ---- objects -----------------------------------------------------------------------------
 
@@ -201,9 +222,39 @@ class StateReads:
         name = f"the closed-over {place.name}"
         return self._take(name, "cell", place.holder, None, place.before, DEEPEST)
 
+    def _whole(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+        """What an object shows that is in C, and its attributes."""
+        ask = asked_by(item)
+        if ask is not None:
+            yield from self._shown(name, item, ask, depth)
+        yield from self._object(name, item, depth)
+
+    def _shown(self, name: str, item: Any, ask: Callable[[Any], Any], depth: int) -> Iterator[Step]:
+        """What an object of C shows. What a weak reference leads to is not kept alive by it."""
+        content = ask(item)
+        is_data = self._data(content)
+        before = snapshot(content) if is_data else content
+        self.found.append(ShownContent(name, item, ask, before))
+        if issubclass(type(item), REFERENCES):
+            inside = referent(item)
+            self._referents.add(id(inside))
+            yield from self._to(f"{name}()", inside, depth)
+        elif not is_data:
+            yield from self._to(name, content, depth)
+
+    def _of_thread(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+        """The attributes that the code mentions, of the thread that calls."""
+        ask = partial(names_in_thread, names=self.mentioned)
+        self.found.append(ShownContent(name, item, ask, there := ask(item)))
+        for key in sorted(there):
+            content = getattr(item, key)
+            yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
+
     def _object(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """The attributes that the code mentions: the object's own, in slots, of its class."""
-        space = attributes_of(item)
+        space, kind = attributes_of(item), type(item)
+        if kind.__flags__ & HEAP_TYPE and id(item) not in self._referents:
+            self.found.append(ObjectClass(name, item, kind, space))
         if space is not None:
             names, keys = self._asked_of(item, space)
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
@@ -211,9 +262,11 @@ class StateReads:
             for key in keys:
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         slots = yield from self._classes(type(item), depth)
-        for key in (*_parts(item), *slots):
+        for key in (*parts_in_c(item), *slots):
             content = getattr(item, key, MISSING)
             yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
+        for key, content in fixed_parts(item):
+            yield from self._to(f"{name}.{key}", content, depth)
 
     def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
         """The attributes of an object, and those of them that the code mentions.
@@ -224,9 +277,16 @@ class StateReads:
         if known is None:
             names = frozenset(space)
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
-            known = names, sorted(self.mentioned.intersection(names) - registered)
+            known = names, sorted(self._read_of(type(item), names) - registered)
             self._asked[shape] = known
         return known
+
+    def _read_of(self, kind: type, names: frozenset[str]) -> frozenset[str]:
+        """Which attributes of an object the code may read, or the methods of its class."""
+        if not of_a_library(kind):
+            return self.mentioned & names
+        own = read_by_methods(kind)
+        return names if own is None else names & (self.mentioned | own)
 
     def _classes(self, kind: type, depth: int) -> Generator[Step, None, list[str]]:
         """A class of the user and what it inherits from; gives the names of slots."""
@@ -235,12 +295,13 @@ class StateReads:
             return known
         slots = self._slots[kind] = list[str]()
         for each in kind.__mro__:
-            if not _of_a_library(each):
+            if not of_a_library(each):
                 mentioned = sorted(self.mentioned.intersection(vars(each)))
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
                     yield from self._class(each, mentioned, depth)
+                    yield from self._classes(type(each), depth)
         return slots
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
@@ -262,7 +323,7 @@ class StateReads:
             return
         self.found.append(ContainerLength(name, item, length))
         for key, content in items if own_kind(item) not in (set, frozenset) else ():
-            if (shown := _shown(key)) is not None:
+            if (shown := shown_key(key)) is not None:
                 yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
 
     def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
@@ -279,57 +340,8 @@ class StateReads:
                     )
 
 
-def _shown(key: Any) -> str | None:
-    """A key of a dict in words; None if to look it up may call its class."""
-    if plain(key):
-        return repr(key)
-    if isinstance(key, torch.Tensor):
-        return f"a tensor{list(key.shape)}"
-    if type(key) is tuple:
-        parts = [_shown(part) for part in key]
-        return None if None in parts else f"({', '.join(map(str, parts))})"
-    kind: Any = type(key)
-    own = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
-    return f"a {kind.__name__}" if own else None
-
-
-def _items(item: Any) -> Iterable[Any]:
-    return (each for _, each in own_items(item)) if own_kind(item) else ()
-
-
 def state_of(path: str, module: nn.Module) -> ModuleState:
     """How a module is now."""
     space = vars(module)
     kept = {name: dict(space[name]) for name in REGISTERED if space.get(name)}
     return ModuleState(path, module, module.training, kept)
-
-
-def _parts(item: Any) -> tuple[str, ...]:
-    """Attributes in C by which an object is what it is; of a function, those that may change it."""
-    if isinstance(item, functools.partial):
-        return PARTS[:3]
-    if isinstance(item, types.FunctionType):
-        return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
-    return PARTS[3:] if isinstance(item, types.MethodType) else ()
-
-
-def _leads_on(item: Any) -> bool:
-    """Whether it is a function or a file, and none of a library's, which leaves its own as is.
-
-    Or a container with a file in it.
-    """
-    if isinstance(item, types.ModuleType):
-        return origin_in(vars(item)) == "user"
-    if type(item) in (dict, list, tuple):
-        items = itertools.islice(_items(item), LARGEST)
-        return any(isinstance(each, types.ModuleType) and _leads_on(each) for each in items)
-    return isinstance(item, types.FunctionType) and (
-        origin(item.__code__, item.__globals__) == "user"
-    )
-
-
-def _of_a_library(item: Any) -> bool:
-    """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
-    if isinstance(item, type):
-        return origin_of_class(item) != "user"
-    return isinstance(item, types.ModuleType) and origin_in(vars(item)) != "user"

@@ -15,6 +15,7 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     ReadFact,
     ReadLocation,
+    ShownContent,
 )
 from foretrace.ir.program.effects import LeaveState, of_kind
 from foretrace.ir.program.interface import Input, Role
@@ -210,7 +211,7 @@ def _elsewhere(fact: ReadFact, tensor: torch.Tensor) -> StateRead:
     Raises:
         Refusal: it is one of a set.
     """
-    if isinstance(fact, ContainerMembers):
+    if isinstance(fact, (ContainerMembers, ShownContent)):
         raise Refusal(
             f"the program leaves another tensor in the place of one that {fact.name} holds",
             kind="side effect",

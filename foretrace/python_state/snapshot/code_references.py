@@ -18,7 +18,7 @@ from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcod
 from foretrace.ir.symbols.builtin_call_sites import CASTS
 from foretrace.python_state.code.bytecode import imported
 from foretrace.python_state.snapshot.objects import ATOMS
-from foretrace.python_state.snapshot.torch_objects import states
+from foretrace.python_state.snapshot.states_in_c import states
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
 """Libraries of which objects are followed as those of the user's classes are"""

@@ -34,7 +34,8 @@ from foretrace.python_state.snapshot.objects import (
 )
 from foretrace.python_state.snapshot.reachable import MOST, ReachableState
 from foretrace.python_state.snapshot.restore import put_all_back
-from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot, StateSnapshot
+from foretrace.python_state.snapshot.states_in_c import StateSnapshot
+from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot
 
 INSIDE = frozenset({dict, tuple, types.BuiltinMethodType})
 """What is looked through for one who asks what holds an object, and for nobody else"""
@@ -204,13 +205,24 @@ class HeapSnapshot(ReachableState):
             kept.before = {}
             yield kept
 
+    def exchange_states(self) -> None:
+        """Leave generators in other states, in which nobody has put them, until `changed`."""
+        for kept in self._states():
+            kept.exchange()
+
     def changed(self) -> list[tuple[Any, str]]:
-        """The generators and arrays in another state now; each with an attribute that holds it."""
-        return [
-            (each.item, self.name(each.item))
-            for each in self._kept
-            if isinstance(each, StateSnapshot) and not each.intact
-        ]
+        """What the run left in another state, each with an attribute that holds it.
+
+        Generators and arrays, what C keeps. All else is as before the run.
+        """
+        used = [kept for kept in self._states() if kept.used]
+        for kept in self._states():
+            if kept.during is not kept.before and kept not in used:
+                kept.put_back()
+        return [(kept.item, self.name(kept.item)) for kept in used]
+
+    def _states(self) -> Iterator[StateSnapshot]:
+        return (kept for kept in self._kept if isinstance(kept, StateSnapshot))
 
     def name(self, item: Any) -> str:
         """The name of what holds an object; its type where none does."""

@@ -37,11 +37,10 @@ from foretrace.python_state.snapshot.objects import (
     Snapshot,
     snapshot_of,
 )
+from foretrace.python_state.snapshot.states_in_c import StateSnapshot, states, way_of
 from foretrace.python_state.snapshot.torch_objects import (
     ModuleSnapshot,
-    StateSnapshot,
     TensorSnapshot,
-    states,
 )
 
 MOST: Final = 20_000
@@ -205,9 +204,10 @@ class ReachableState:
             self._foreign.append(vars(item))
 
     def _state(self, item: Any) -> None:
-        self._kept += [
-            StateSnapshot(item, way) for kind, way in states().items() if isinstance(item, kind)
-        ]
+        way = way_of(item)
+        if way is not None:
+            self._kept.append(kept := StateSnapshot(item, way))
+            self._queue.extend(way.inside(kept.before))
 
     # ---- code -------------------------------------------------------------------------------
 

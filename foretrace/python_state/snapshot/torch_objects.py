@@ -1,16 +1,12 @@
-"""Snapshots of tensors, modules and generators: what Python and autograd set on them."""
+"""Snapshots of tensors and modules: what Python and autograd set on them."""
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.arrays import numpy
-from foretrace.ir.pydata.plain_data import same_state
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.snapshot.objects import (
     ATOMS,
@@ -118,53 +114,3 @@ class ModuleSnapshot(Snapshot):
             object.__setattr__(self.item, "__class__", self.kind)
         for container in filter(None, self.empty):
             container.clear()
-
-
-class Way(NamedTuple):
-    """How a state that Python does not see is read, and written."""
-
-    read: Callable[[Any], Any]
-    write: Callable[[Any, Any], object]
-
-
-class StateSnapshot(Snapshot):
-    """What Python does not see, such as a generator's state."""
-
-    __slots__ = ("way",)
-
-    def __init__(self, item: Any, way: Way) -> None:
-        self.item, self.way, self.before = item, way, way.read(item)
-
-    @property
-    def intact(self) -> bool:
-        """As `Snapshot` has it."""
-        return same_state(self.way.read(self.item), self.before)
-
-    def _write(self) -> None:
-        self.way.write(self.item, self.before)
-
-
-STATES: dict[type, Way] = {
-    torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: Way(random.Random.getstate, random.Random.setstate),
-}
-
-
-def states() -> Mapping[type, Way]:
-    """How the state of generators and the content of arrays is kept, by type; numpy's if loaded."""
-    return _with_numpy(numpy())
-
-
-@cache
-def _with_numpy(np: Any) -> Mapping[type, Way]:
-    if np is None:
-        return STATES
-    drawing, array = np.random.RandomState, np.ndarray
-    return STATES | {
-        drawing: Way(drawing.get_state, drawing.set_state),
-        np.random.Generator: Way(
-            lambda each: each.bit_generator.state,
-            lambda each, state: setattr(each.bit_generator, "state", state),
-        ),
-        array: Way(array.copy, lambda each, content: array.__setitem__(each, ..., content)),
-    }

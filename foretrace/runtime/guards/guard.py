@@ -85,7 +85,7 @@ class Checks:
     ) -> None:
         """Check that the expression `place` still gives `item`."""
         differ = self.source.bind(differs, "differs")
-        words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"
+        words = f"{differ}({name!r}, {self.source.bind(Shown(item), 'seen')}, {place})"
         self.add(_condition(self.source, place, item), words, at, do)
 
 
@@ -125,7 +125,7 @@ def _wish(item: Any) -> str:
     return str(attribute(item, "__name__", type(item).__name__))
 
 
-class _Shown:
+class Shown:
     """A value in words, as it was when the guard was written."""
 
     def __init__(self, item: Any) -> None:

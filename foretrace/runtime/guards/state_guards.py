@@ -8,7 +8,8 @@ classes and all else by identity.
 import types
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -21,14 +22,17 @@ from foretrace.ir.program.call_requirements import (
     ContainerLength,
     ContainerMembers,
     ModuleState,
+    ObjectClass,
     PythonGuards,
+    ReadFact,
     ReadLocation,
+    ShownContent,
 )
 from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
-from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.lowering.emit.python_source import Source
 from foretrace.python_state.access.reads import HOOKS
-from foretrace.runtime.guards.guard import Check, Checks
+from foretrace.runtime.guards.guard import Check, Checks, Shown, differs
 
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
@@ -42,7 +46,9 @@ class StateGuards(Checks):
         self.mentioned = python.mentioned
         for state in (*python.modules, *python.met):
             self._module(state)
-        for guard in (*python.reads, *(python.of_hooks if hooks else ())):
+        reads = (*python.reads, *(python.of_hooks if hooks else ()))
+        self._classes([each for each in reads if isinstance(each, ObjectClass)])
+        for guard in reads:
             self._guard(guard)
         self._elsewhere(python)
 
@@ -117,9 +123,20 @@ class StateGuards(Checks):
 
     # ---- what else was read ------------------------------------------------------------------
 
-    def _guard(self, guard: ReadLocation | AttributeNames | ContainerLength) -> None:
+    def _classes(self, known: Sequence[ObjectClass]) -> None:
+        """The classes of objects and their dicts, in one check for all."""
+        if known:
+            classes = self.source.bind(_Classes(known), "classes")
+            self.add(f"{classes}.same()", f"{classes}.words()")
+
+    def _guard(self, guard: ReadFact) -> None:
         holder = self.source.bind(guard.holder, "holder")
-        if isinstance(guard, AttributeNames):
+        if isinstance(guard, ObjectClass):
+            return
+        if isinstance(guard, ShownContent):
+            shows = self.source.bind(_Shows(guard), "shows")
+            self.add(f"{shows}.same()", f"{shows}.words()")
+        elif isinstance(guard, AttributeNames):
             added = self.source.bind(_Added(guard, self.mentioned), "added")
             condition = f"len({holder}) == {len(guard.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
@@ -131,7 +148,11 @@ class StateGuards(Checks):
             if isinstance(guard, ContainerMembers):
                 same = self.source.bind(_Members(guard.members).same, "members")
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
-        elif guard.itself:
+        elif isinstance(guard, ReadLocation):
+            self._location(guard, holder)
+
+    def _location(self, guard: ReadLocation, holder: str) -> None:
+        if guard.itself:
             condition = (
                 f"{self._place(guard, holder)} is {self.source.bind(guard.before, 'itself')}"
             )
@@ -156,6 +177,53 @@ class StateGuards(Checks):
         base = next(each for each in BY_KEY if isinstance(guard.holder, each))
         get: Any = base.__getitem__
         return f"{self.source.bind(get, 'get')}({holder}, {key})"
+
+
+class _Classes:
+    """Whether objects are of the classes that they had, and have the same dicts."""
+
+    def __init__(self, known: Sequence[ObjectClass]) -> None:
+        self.known = known
+        self.items = [each.holder for each in known]
+        self.kinds = [each.before for each in known]
+        bare = [each for each in known if each.space is not None]
+        self.owners, self.spaces = [x.holder for x in bare], [x.space for x in bare]
+
+    def same(self) -> bool:
+        """Asked at each call."""
+        spaces = map(object.__getattribute__, self.owners, repeat("__dict__"))
+        return all(map(is_, map(type, self.items), self.kinds)) and all(
+            map(is_, spaces, self.spaces)
+        )
+
+    def words(self) -> str:
+        """What the first is that differs."""
+        for each in self.known:
+            if type(each.holder) is not each.before:
+                now = type(each.holder).__name__
+                return (
+                    f"{each.name} is of the class {now}, in the capture of {each.before.__name__}"
+                )
+        return "an object has another __dict__"
+
+
+class _Shows:
+    """Whether an object of C shows what it did."""
+
+    def __init__(self, known: ShownContent) -> None:
+        self.known, self.plain = known, plain(known.before)
+
+    def same(self) -> bool:
+        """Asked at each call."""
+        now, before = self.known.ask(self.known.holder), self.known.before
+        return now is before or (self.plain and same(now, before))
+
+    def words(self) -> str:
+        """Without what it shows where that is long, or a secret."""
+        now, before = self.known.ask(self.known.holder), self.known.before
+        if type(before) is bytes:
+            return f"{self.known.name} has other content than in the capture"
+        return differs(self.known.name, Shown(before), now)
 
 
 class _Members:

@@ -1,5 +1,6 @@
 """Run the user's program once over abstract tensors, and record what it did."""
 
+import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -90,7 +91,8 @@ def record(
             do="capture outside of it",
         )
     with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED, torch_api.Unhooked():
-        return _restoring(fn, args, kwargs, capture)
+        # what a ContextVar is set to in there is gone with the copy, whatever happens
+        return contextvars.copy_context().run(_restoring, fn, args, kwargs, capture)
 
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
@@ -98,6 +100,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     before = HeapSnapshot((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
+        before.exchange_states()
         recorded = _recorded(fn, args, kwargs, capture, before)
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)

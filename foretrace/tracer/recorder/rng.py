@@ -13,7 +13,7 @@ import torch
 
 from foretrace.arrays import numpy
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.plain_data import same_state
+from foretrace.ir.pydata.plain_data import other_state, same_state
 from foretrace.ir.source.state_change_lines import Lines, attribute
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.recorder.recorder import Recorder
@@ -100,6 +100,8 @@ class Source:
     """whether an object that the program names draws from it, or seeds it"""
     same: Callable[[Any, Any], bool]
     """whether two states of it are equal"""
+    other: Callable[[Any], Any] = lambda state: state
+    """the state in which a run finds it, by the one before"""
 
 
 @contextmanager
@@ -113,6 +115,9 @@ def undrawn(lines: Callable[[], Lines]) -> Iterator[None]:
         Refusal: the program seeded or drew in a way that no graph can repeat.
     """
     before = [(source, source.get()) for source in _sources()]
+    for source, state in before:
+        if (other := source.other(state)) is not state:
+            source.put(other)
     try:
         yield
     except BaseException:
@@ -136,8 +141,8 @@ def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines])
     """
     for item, name in changed:
         kind = type(item)
-        array = kind.__name__ == "ndarray"
-        what = "writes to" if array else "seeds" if kind is GENERATOR else "draws from, or seeds,"
+        drawn = kind.__module__.startswith(("random", "numpy.random"))
+        what = "seeds" if kind is GENERATOR else "draws from, or seeds," if drawn else "changes"
         raise Refusal(
             f"the program {what} a {kind.__module__}.{kind.__qualname__},"
             " which a graph would leave as it is",
@@ -155,7 +160,10 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
     """Put back what was drawn; the refusal of it."""
     refusal = None
     for source, state in before:
-        if source.same(source.get(), state):
+        other = source.other(state)
+        if source.same(source.get(), other):
+            if other is not state:
+                source.put(state)
             continue
         at, alone = lines().reaching(source.reached), threading.active_count() == 1
         if at is None and not alone and source.name == "torch":
@@ -175,11 +183,18 @@ def _sources() -> Iterator[Source]:
     yield Source(
         "torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT, torch.equal
     )
-    yield Source("Python", random.getstate, random.setstate, _of_python, eq)  # tuples of numbers
+    yield Source(
+        "Python", random.getstate, random.setstate, _of_python, eq, other_state
+    )  # tuples of numbers
     loaded = numpy()
     if loaded is not None:
         yield Source(
-            "numpy", loaded.random.get_state, loaded.random.set_state, _of_numpy, same_state
+            "numpy",
+            loaded.random.get_state,
+            loaded.random.set_state,
+            _of_numpy,
+            same_state,
+            other_state,
         )
 
 

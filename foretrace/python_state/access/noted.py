@@ -1,0 +1,78 @@
+"""What a monitor notes of the code that runs, and of whom it asks what may run."""
+
+import builtins
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.plain_data import SINGLE
+from foretrace.python_state.code.bytecode import Reads
+
+IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
+"""Names of what distinguishes an object from one that stands for it"""
+
+Notes = tuple[Callable[[types.FrameType], None], ...]
+"""What is noted at each call of a function"""
+
+
+class Refusing(Protocol):
+    """Raises what the program is refused for."""
+
+    def called(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called from a frame."""
+
+    def marks(self, code: types.CodeType) -> bool:
+        """Whether it wants to know each call of a Python function."""
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Note that such a function begins."""
+
+    def inspects(self, code: types.CodeType) -> bool:
+        """Whether it wants to know the functions in C that this code calls."""
+
+
+class BackwardReads:
+    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Location] = {}
+        self.attributes: set[str] = set()
+        self.codes: dict[int, types.CodeType] = {}
+
+
+def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names in files of Python's own library that code names, if they stand for what may change.
+
+    `os.environ`, `sys.argv`: no function, class or file.
+    """
+    files = [space.get(name) for name in reads.globals]
+    files += [sys.modules.get(name) for name in reads.imports]
+    for file in files:
+        if isinstance(file, types.ModuleType) and file.__name__ in sys.stdlib_module_names:
+            table = vars(file)
+            for name in sorted(reads.attributes & table.keys()):
+                if not isinstance(table[name], SINGLE):
+                    yield name, table
+
+
+def reads_state(space: dict[str, Any]) -> bool:
+    """Whether code with these globals is of a file of Python's that keeps state by names: `os`."""
+    return space is vars(os)
+
+
+def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
+    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
+
+    What pytest puts into an `assert` is none of them.
+    """
+    space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
+    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
+    items += local.values() if local is not space else ()
+    items += [builtins] if "builtins" in reads.imports else ()
+    for item in items:
+        if item is builtins or item is names:
+            yield from IDENTITY_FUNCTIONS & reads.attributes
+        yield from (name for name in IDENTITY_FUNCTIONS if item is names[name])

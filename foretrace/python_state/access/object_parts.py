@@ -1,0 +1,106 @@
+"""What of an object is read that no dict of attributes has: parts in C, and what they lead to."""
+
+import enum
+import functools
+import itertools
+import sys
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from foretrace.ir.pydata.members import own_items, own_kind
+from foretrace.ir.pydata.plain_data import LARGEST, plain
+from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
+
+PARTS = ("func", "args", "keywords", "__self__", "__func__")
+"""Attributes in C of partial functions and bound methods"""
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+"""Attributes in C of functions; where there are none, the caller gives what is read"""
+OF_LOGGERS: Final = frozenset({"level", "disabled", "parent", "manager", "_disable"})
+"""Attributes of `logging` that decide whether a message is logged; a cache of that is none"""
+DESCRIBING: Final = frozenset({
+    "abc", "argparse", "ast", "contextlib", "dataclasses", "enum", "functools", "inspect", "types",
+    "typing",
+})  # fmt: skip
+"""Modules of Python's of whose objects code reads what it names, and their own methods no more"""
+
+
+KEEPING: Final = sys.stdlib_module_names - DESCRIBING - {"builtins", "__main__"}
+"""Modules of Python's own library of whose objects the methods read what nobody else names"""
+
+
+def shown_key(key: Any) -> str | None:
+    """A key of a dict in words; None if to look it up may call its class."""
+    if plain(key):
+        return repr(key)
+    if isinstance(key, torch.Tensor):
+        return f"a tensor{list(key.shape)}"
+    if type(key) is tuple:
+        parts = [shown_key(part) for part in key]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    kind: Any = type(key)
+    if issubclass(kind, weakref.ref):
+        kind = type(weakref.ref.__call__(key))
+    own = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    return f"a {kind.__name__}" if own else None
+
+
+def items_of(item: Any) -> Iterable[Any]:
+    """The items of a container; none of anything else."""
+    return (each for _, each in own_items(item)) if own_kind(item) else ()
+
+
+def parts_in_c(item: Any) -> tuple[str, ...]:
+    """Attributes in C by which an object is what it is; of a function, those that may change it."""
+    if isinstance(item, functools.partial):
+        return PARTS[:3]
+    if isinstance(item, types.FunctionType):
+        return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
+    if isinstance(item, enum.Enum):
+        return ("_value_",)
+    return PARTS[3:] if isinstance(item, types.MethodType) else ()
+
+
+def fixed_parts(item: Any) -> Iterable[tuple[str, Any]]:
+    """Functions that a descriptor calls, by the names under which it has them for good."""
+    if isinstance(item, property):
+        return (("fget", item.fget), ("fset", item.fset))
+    return (("__func__", item.__func__),) if isinstance(item, (staticmethod, classmethod)) else ()
+
+
+def read_by_methods(kind: type) -> frozenset[str] | None:
+    """Attributes that the methods of a class of Python's own library read; None: all it has.
+
+    The user's code names none of them: of a ChainMap, of a dict with weak values.
+    """
+    top = module_of(kind).partition(".")[0]
+    if top == "logging":
+        return OF_LOGGERS
+    return None if top in KEEPING else frozenset()
+
+
+def leads_on(item: Any) -> bool:
+    """Whether it is a function or a file, and none of a library's, which leaves its own as is.
+
+    Or a container with a file in it.
+    """
+    if isinstance(item, types.ModuleType):
+        return origin_in(vars(item)) == "user"
+    if type(item) in (dict, list, tuple):
+        items = itertools.islice(items_of(item), LARGEST)
+        return any(isinstance(each, types.ModuleType) and leads_on(each) for each in items)
+    if isinstance(item, enum.Enum) or hasattr(type(item), "_fields"):
+        return not of_a_library(type(item))
+    return isinstance(item, types.FunctionType) and (
+        origin(item.__code__, item.__globals__) == "user"
+    )
+
+
+def of_a_library(item: Any) -> bool:
+    """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
+    if isinstance(item, type):
+        return origin_of_class(item) != "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) != "user"

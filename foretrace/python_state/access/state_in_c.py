@@ -1,0 +1,101 @@
+"""What objects show that keep their state in C, where no dict of attributes has it.
+
+Each type that is known has a row: how its state is asked for, so that a guard can ask again.
+"""
+
+import array
+import contextvars
+import ctypes
+import gc
+import io
+import os
+import threading
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Final
+
+from foretrace.arrays import numpy
+from foretrace.ir.pydata.members import MISSING
+
+Ask = Callable[[Any], object]
+SIMPLE: Final = ctypes.c_int.__mro__[1]
+"""What all single numbers of C derive from"""
+REFERENCES: Final = (weakref.ref,)
+"""What leads to an object that it does not keep"""
+BUFFERS: Final = (
+    bytearray, memoryview, array.array, SIMPLE, ctypes.Array, ctypes.Structure, ctypes.Union,
+)  # fmt: skip
+"""What holds numbers in memory of its own"""
+OF_THREADS: Final = (threading.local,)
+"""What has other attributes in each thread"""
+
+
+def asked_by(item: Any) -> Ask | None:
+    """How the state of an object is asked for; None where its type has no row."""
+    kind = type(item)  # its class as it says itself is Python of the user's
+    for known, ask in ROWS.items():
+        if issubclass(kind, known):
+            return ask
+    loaded = numpy()
+    if loaded is not None and issubclass(kind, loaded.ndarray):
+        return array_content
+    return bytes_in if issubclass(kind, BUFFERS) else None
+
+
+def class_behind(reference: Any) -> object:
+    """The class of what a weak reference leads to; that of None once it is gone."""
+    return type(referent(reference))
+
+
+def referent(reference: Any) -> Any:
+    """What a weak reference leads to."""
+    return weakref.ref.__call__(reference)
+
+
+def names_in_thread(local: Any, names: Iterable[str]) -> frozenset[str]:
+    """Which of these names are attributes in this thread."""
+    return frozenset(names).intersection(vars(local))
+
+
+def bytes_in(item: Any) -> object:
+    """What a buffer holds, and how."""
+    with memoryview(item) as view:
+        return f"{view.format} {view.shape} ".encode() + view.tobytes()
+
+
+def array_content(item: Any) -> object:
+    """The same of an array of numpy's, whatever it holds; of objects, which they are."""
+    form = f"{item.dtype.str} {item.dtype.descr} {item.shape} ".encode()
+    return form + item.tobytes()
+
+
+def _value(variable: Any) -> object:
+    return variable.get(MISSING)
+
+
+def _mapping(view: Any) -> object:
+    return gc.get_referents(view)[0]
+
+
+def _environment(environment: Any) -> object:
+    return b"\0".join(each for item in vars(environment)["_data"].items() for each in item)
+
+
+def _written(file: Any) -> object:
+    return None if file.closed else (file.getvalue(), file.tell())
+
+
+ROWS: Final[Mapping[type, Ask]] = types.MappingProxyType(
+    {
+        weakref.ref: class_behind,
+        defaultdict: attrgetter("default_factory"),
+        contextvars.ContextVar: _value,
+        types.MappingProxyType: _mapping,
+        type(os.environ): _environment,
+        io.BytesIO: _written,
+        io.StringIO: _written,
+    }
+)
