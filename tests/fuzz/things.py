@@ -129,6 +129,22 @@ OBJECTS: Final = (
         "names['len'] = lambda items: 7",
     ),
     thing(
+        "readers in C",
+        "class Plain:\n    a = 2.0\n    b = 3.0\nPLAIN = Plain()\nPLAIN.a = 4.0\n"
+        "@dataclasses.dataclass\nclass Data:\n    u: float = 2.0\n    v: float = 3.0\nDATA = Data()\n"
+        "GET = operator.attrgetter('a')\nFIRST = operator.itemgetter(0)\nSEQUENCE = [2.0, 3.0]\n"
+        "FIELD = 'a'\nNAMES = ['a', 'b']",
+        "x * GET(PLAIN) ; x * FIRST(SEQUENCE) ; x * sum(dataclasses.asdict(DATA).values()) ; "
+        "x * dataclasses.astuple(DATA)[1] ; x * dataclasses.replace(DATA, u=1.0).v ; "
+        "x * getattr(PLAIN, FIELD) ; x * sum(getattr(PLAIN, name) for name in NAMES) ; "
+        "x * copy.copy(PLAIN).a ; x * len(repr(DATA)) ; x * (DATA == Data()) ; x * len(str(SEQUENCE)) ; "
+        "x * functools.reduce(operator.mul, SEQUENCE) ; x * sum(map(float, SEQUENCE)) ; "
+        "x * sum(vars(PLAIN).values()) ; x * eval('PLAIN.a') ; x * math.prod(SEQUENCE) ; "
+        "x * globals()['PLAIN'].a ; x * float(f'{PLAIN.a}') ; x * len(json.dumps(SEQUENCE))",
+        "PLAIN.a = 7.0 ; Plain.b = 9.0 ; DATA.v = 5.0 ; DATA.u = 6.0 ; SEQUENCE[0] = 8.0 ; "
+        "names['FIELD'] = 'b' ; NAMES.append('a')",
+    ),
+    thing(
         "a function of torch's",
         "",
         "F.relu(x) ; torch.nn.functional.relu(x) ; F.softplus(x)",
@@ -248,7 +264,8 @@ OF_TORCH: Final = (
           "HELD.mul_(3) ; names['HELD'] = OTHER ; "
           "names['HELD'] = torch.ones(4, dtype=torch.float64) ; "
           "HELD.requires_grad_() ; HELD.mark = 1 ; HELD.grad = torch.ones(4) ; "
-          "HELD.data = OTHER.data ; HELD.data = HELD.data.double() ; HELD.__class__ = nn.Parameter ; "
+          "HELD.data = OTHER.data ; HELD.data = HELD.data.double() ; "
+          "HELD.__class__ = nn.Parameter ; "
           "names['OTHER'] = HELD[:] ; HELD.resize_(4, 1)"),
     thing("default dtype", "",
           "x + torch.ones(4) ; x + torch.tensor(0.5) ; "

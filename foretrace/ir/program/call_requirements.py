@@ -145,6 +145,13 @@ class ContainerLength(ReadFact):
 
 
 @dataclass(slots=True, eq=False)
+class ContainerKeys(ContainerLength):
+    """The keys that a dict had, in order."""
+
+    keys: tuple[object, ...]
+
+
+@dataclass(slots=True, eq=False)
 class ContainerMembers(ContainerLength):
     """What a set had in it, that is no plain data: the very objects."""
 

@@ -20,11 +20,10 @@ from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.access.noted import (
-    IDENTITY_FUNCTIONS,
+    Asked,
     BackwardReads,
     Notes,
     Refusing,
-    python_own,
     reads_state,
     state_of_python,
 )
@@ -51,10 +50,7 @@ class AccessMonitor(Unmonitored):
         self.stores: set[str] = set()
         """names that the program's own code stores to; what it does not read by name it may read by
         another way (`vars(self)`)"""
-        self.asks_types = False
-        """whether the program's code has Python's own `type` at hand, by whatever name"""
-        self.asks_identity = False
-        """whether it has `type` or `id`, or names either, whatever it is"""
+        self.asked = Asked()
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -80,7 +76,7 @@ class AccessMonitor(Unmonitored):
 
     def has_type(self) -> None:
         """Note that the program's code has Python's own `type` at hand."""
-        self.asks_types = self.asks_identity = True
+        self.asked.classes = self.asked.identity = True
 
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
@@ -190,9 +186,7 @@ class AccessMonitor(Unmonitored):
                 self._note(name, space, self)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
-        own = {*python_own(frame, reads_of(code))}
-        self.asks_identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads_of(code).globals)
-        self.asks_types |= "type" in own
+        self.asked.note(frame, reads_of(code))
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
 
@@ -214,6 +208,7 @@ class AccessMonitor(Unmonitored):
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self._note(name, space, notes)
+        self.asked.note_builtins(reads, space)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run

@@ -5,14 +5,24 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.python_state.code.bytecode import Reads
 
+BUILTINS: Final = frozenset(vars(builtins))
 IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
 """Names of what distinguishes an object from one that stands for it"""
+
+LISTING_FUNCTIONS: Final = frozenset({"dir", "vars"})
+"""Names of what lists all attributes of an object"""
+ANY_NAME: Final = frozenset({"__dict__", "getmembers"})
+"""Attributes by which code has them, too"""
+OWN_FUNCTIONS: Final = IDENTITY_FUNCTIONS | LISTING_FUNCTIONS
+IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
+"""Names by which code has a file whose name is a text"""
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
@@ -34,6 +44,35 @@ class Refusing(Protocol):
         """Whether it wants to know the functions in C that this code calls."""
 
 
+@dataclass(slots=True)
+class Asked:
+    """What the code that ran has at hand of Python's own functions."""
+
+    classes: bool = False
+    """`type`, by whatever name"""
+    identity: bool = False
+    """`type` or `id`, or it names either, whatever it is"""
+    attributes: bool = False
+    """what lists all attributes of an object"""
+    builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    """by the id of globals: these, and the names that stand for Python's own in that code"""
+
+    def note(self, frame: types.FrameType, reads: Reads) -> None:
+        """What the code of a frame has."""
+        own = {*python_own(frame, reads)}
+        named = own | OWN_FUNCTIONS.intersection(reads.globals)
+        self.identity |= not IDENTITY_FUNCTIONS.isdisjoint(named)
+        self.classes |= "type" in own
+        self.attributes |= not LISTING_FUNCTIONS.isdisjoint(named)
+        self.attributes |= not ANY_NAME.isdisjoint(reads.attributes)
+
+    def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
+        """The names of Python's own that a global may hide later."""
+        hidden = {name for name in reads.globals if name not in space and name in BUILTINS}
+        if hidden:
+            self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
+
+
 class BackwardReads:
     """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
 
@@ -48,6 +87,8 @@ def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, 
 
     `os.environ`, `sys.argv`: no function, class or file.
     """
+    if not IMPORTS.isdisjoint((*reads.attributes, *reads.globals)):
+        yield from ((name, sys.modules) for name in sorted(reads.attributes & sys.modules.keys()))
     files = [space.get(name) for name in reads.globals]
     files += [sys.modules.get(name) for name in reads.imports]
     for file in files:
@@ -64,7 +105,7 @@ def reads_state(space: dict[str, Any]) -> bool:
 
 
 def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
-    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
+    """Which of Python's OWN_FUNCTIONS a function has: in a global, a cell, an argument.
 
     What pytest puts into an `assert` is none of them.
     """
@@ -74,5 +115,5 @@ def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
     items += [builtins] if "builtins" in reads.imports else ()
     for item in items:
         if item is builtins or item is names:
-            yield from IDENTITY_FUNCTIONS & reads.attributes
-        yield from (name for name in IDENTITY_FUNCTIONS if item is names[name])
+            yield from OWN_FUNCTIONS & reads.attributes
+        yield from (name for name in OWN_FUNCTIONS if item is names[name])

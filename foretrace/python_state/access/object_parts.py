@@ -6,15 +6,27 @@ import itertools
 import sys
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch import nn
 
-from foretrace.ir.pydata.members import own_items, own_kind
+from foretrace.ir.program.call_requirements import (
+    ContainerKeys,
+    ContainerLength,
+    ModuleState,
+    ShownContent,
+)
+from foretrace.ir.pydata.members import own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain
 from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
+from foretrace.python_state.access.noted import Asked
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TABLES = ("_parameters", "_buffers", "_modules")
+REGISTERED = (*TABLES, *HOOKS)
+"""What a module has its parts in"""
 PARTS = ("func", "args", "keywords", "__self__", "__func__")
 """Attributes in C of partial functions and bound methods"""
 DEFAULTS = ("__defaults__", "__kwdefaults__")
@@ -46,6 +58,39 @@ def shown_key(key: Any) -> str | None:
         kind = type(weakref.ref.__call__(key))
     own = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
     return f"a {kind.__name__}" if own else None
+
+
+def container_fact(name: str, item: Any, items: Sequence[tuple[Any, Any]]) -> ContainerLength:
+    """How many items a container has; of a dict that is looked at whole, its keys in order."""
+    length, keys = own_length(item), tuple(key for key, _ in items)
+    if own_kind(item) is not dict or len(keys) != length or not all(map(plain, keys)):
+        return ContainerLength(name, item, length)
+    return ContainerKeys(name, item, length, keys)
+
+
+def names_in(name: str, space: Mapping[str, object]) -> ShownContent:
+    """The names in a dict of attributes, in order."""
+    return ShownContent(f"the names of {name}", space, tuple, tuple(space))
+
+
+def hidden_in(space: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
+    """Which names of Python's own functions a global hides."""
+    return frozenset(space.keys() & names)
+
+
+def builtins_seen(asked: Asked) -> Iterator[ShownContent]:
+    """That no global hides a function of Python's own which code has by that name."""
+    for space, names in asked.builtins.values():
+        name = f"what the globals of {space.get('__name__')} hide of Python's own"
+        ask = functools.partial(hidden_in, names=frozenset(names))
+        yield ShownContent(name, space, ask, frozenset())
+
+
+def state_of(path: str, module: nn.Module) -> ModuleState:
+    """How a module is now."""
+    space = vars(module)
+    kept = {name: dict(space[name]) for name in REGISTERED if space.get(name)}
+    return ModuleState(path, module, module.training, kept)
 
 
 def items_of(item: Any) -> Iterable[Any]:

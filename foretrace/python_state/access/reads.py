@@ -20,7 +20,6 @@ from foretrace import torch_api
 from foretrace.ir.program.call_requirements import (
     AttributeNames,
     CallRequirements,
-    ContainerLength,
     ContainerMembers,
     How,
     ModuleState,
@@ -38,13 +37,18 @@ from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.object_parts import (
+    REGISTERED,
+    builtins_seen,
+    container_fact,
     fixed_parts,
     items_of,
     leads_on,
+    names_in,
     of_a_library,
     parts_in_c,
     read_by_methods,
     shown_key,
+    state_of,
 )
 from foretrace.python_state.access.state_in_c import (
     OF_THREADS,
@@ -54,9 +58,6 @@ from foretrace.python_state.access.state_in_c import (
     referent,
 )
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-TABLES = ("_parameters", "_buffers", "_modules")
-REGISTERED = (*TABLES, *HOOKS)
 OF_MODULES = frozenset({*REGISTERED, "training"})
 DEEPEST = 6
 """How far attributes of attributes are followed"""
@@ -78,12 +79,14 @@ def read_outside(
 
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
-    leaves, later = list(leaves), outside.later
-    reading = _read(outside.attributes, outside.places.values(), fn, leaves, requires, open)
+    later = outside.later
+    roots, listed = [("the program", fn), *leaves], outside.asked.attributes
+    reading = _read(outside.attributes, outside.places.values(), roots, requires, open, listed)
+    reading.found += builtins_seen(outside.asked)
     if later.codes:
         places = {**later.places, **outside.places}.values()
         named = outside.attributes | later.attributes
-        more = _read(named, places, fn, leaves, requires, open)
+        more = _read(named, places, roots, requires, open, listed)
         known = {(type(each), each.name) for each in reading.found}
         requires.python.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
     for index, tensor in enumerate(inputs):
@@ -96,13 +99,14 @@ def read_outside(
 def _read(
     mentioned: Iterable[str],
     places: Iterable[Location],
-    fn: Any,
-    leaves: Iterable[tuple[str, Any]],
+    roots: Iterable[tuple[str, Any]],
     requires: CallRequirements,
     open: set[int],
+    listed: bool,
 ) -> "StateReads":
-    reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
-    reading.read(requires.python.modules, places, [("the program", fn), *leaves])
+    filled = set(map(id, requires.notes.filled))
+    reading = StateReads(mentioned, open, filled, listed=listed)
+    reading.read(requires.python.modules, places, roots)
     return reading
 
 
@@ -113,12 +117,14 @@ class StateReads:
         mentioned: the names of attributes that it mentions.
         open: containers, by id, whose content a call reads, or leaves otherwise.
         unread: those whose content it does not read at all.
+        listed: whether it lists the attributes of objects, and so may read any.
     """
 
     def __init__(
-        self, mentioned: Iterable[str], open: Collection[int] = (), unread: Collection[int] = ()
-    ) -> None:
-        self._open, self._unread = open, unread
+        self, mentioned: Iterable[str], open: Collection[int] = (), unread: Collection[int] = (),
+        *, listed: bool = False,
+    ) -> None:  # fmt: skip
+        self._open, self._unread, self._listed = open, unread, listed
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
@@ -127,9 +133,7 @@ class StateReads:
         self._referents = set[int]()
         """what a weak reference leads to; it is seen, too, so that no other gets the same id"""
         self._slots: dict[type, list[str]] = {}
-        """by class, for those that were looked at"""
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
-        """by class and attributes, which most objects of a class share"""
 
     def read(
         self,
@@ -259,6 +263,8 @@ class StateReads:
             names, keys = self._asked_of(item, space)
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
                 self.found.append(AttributeNames(name, space, type(item), names))
+            if self._listed:
+                self.found.append(names_in(name, space))
             for key in keys:
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         slots = yield from self._classes(type(item), depth)
@@ -283,6 +289,8 @@ class StateReads:
 
     def _read_of(self, kind: type, names: frozenset[str]) -> frozenset[str]:
         """Which attributes of an object the code may read, or the methods of its class."""
+        if self._listed:
+            return names
         if not of_a_library(kind):
             return self.mentioned & names
         own = read_by_methods(kind)
@@ -307,6 +315,8 @@ class StateReads:
     def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
         space = vars(kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
+        if self._listed:
+            self.found.append(names_in(kind.__name__, space))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
                 name = f"{kind.__name__}.{key}"
@@ -321,7 +331,7 @@ class StateReads:
             for content in members if depth else ():
                 yield from self._to(f"a member of {name}", content, depth - 1)
             return
-        self.found.append(ContainerLength(name, item, length))
+        self.found.append(container_fact(name, item, items))
         for key, content in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := shown_key(key)) is not None:
                 yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
@@ -338,10 +348,3 @@ class StateReads:
                     self.found.append(
                         ReadLocation(f"{state.path}.{key}", "item", table, key, tensor)
                     )
-
-
-def state_of(path: str, module: nn.Module) -> ModuleState:
-    """How a module is now."""
-    space = vars(module)
-    kept = {name: dict(space[name]) for name in REGISTERED if space.get(name)}
-    return ModuleState(path, module, module.training, kept)

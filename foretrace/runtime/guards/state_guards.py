@@ -6,7 +6,7 @@ classes and all else by identity.
 """
 
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import is_
@@ -19,6 +19,7 @@ from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import (
     AFTER_ONE,
     AttributeNames,
+    ContainerKeys,
     ContainerLength,
     ContainerMembers,
     ModuleState,
@@ -31,7 +32,7 @@ from foretrace.ir.program.call_requirements import (
 from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.lowering.emit.python_source import Source
-from foretrace.python_state.access.reads import HOOKS
+from foretrace.python_state.access.object_parts import HOOKS
 from foretrace.runtime.guards.guard import Check, Checks, Shown, differs
 
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
@@ -141,15 +142,23 @@ class StateGuards(Checks):
             condition = f"len({holder}) == {len(guard.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
         elif isinstance(guard, ContainerLength):
-            known, own = type(guard.holder) in OWN, own_kind(guard.holder).__len__
-            length = "len" if known else self.source.bind(own, "length")
-            condition = f"{length}({holder}) == {guard.before}"
-            self.add(condition, repr(f"{guard.name} has more or fewer items than it had"))
+            self._container(guard, holder)
             if isinstance(guard, ContainerMembers):
                 same = self.source.bind(_Members(guard.members).same, "members")
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
         elif isinstance(guard, ReadLocation):
             self._location(guard, holder)
+
+    def _container(self, guard: ContainerLength, holder: str) -> None:
+        known, own = type(guard.holder) in OWN, own_kind(guard.holder).__len__
+        length = "len" if known else self.source.bind(own, "length")
+        condition = f"{length}({holder}) == {guard.before}"
+        self.add(condition, repr(f"{guard.name} has more or fewer items than it had"))
+        if isinstance(guard, ContainerKeys) and len(guard.keys) > 1:
+            keys = self.source.literal(guard.keys, "keys")
+            own = OrderedDict if isinstance(guard.holder, OrderedDict) else dict
+            now = f"tuple({self.source.bind(own.__iter__, 'keys_of')}({holder}))"
+            self.add(f"{now} == {keys}", repr(f"{guard.name} has other keys, or in another order"))
 
     def _location(self, guard: ReadLocation, holder: str) -> None:
         if guard.itself:

@@ -202,12 +202,12 @@ class Assumptions:
 
 def distinguishes(run: Session) -> bool:
     """Whether the program may distinguish a container from its stand-in: by its type, or `id`."""
-    return run.outside is not None and run.outside.asks_identity
+    return run.outside is not None and run.outside.asked.identity
 
 
 def asks_types(run: Session) -> bool:
     """Whether the program may ask of what type a number is, as an open one is none of Python's."""
-    return run.outside is not None and run.outside.asks_types
+    return run.outside is not None and run.outside.asked.classes
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
