@@ -131,13 +131,15 @@ OBJECTS: Final = (
     thing(
         "readers in C",
         "class Plain:\n    a = 2.0\n    b = 3.0\nPLAIN = Plain()\nPLAIN.a = 4.0\n"
-        "@dataclasses.dataclass\nclass Data:\n    u: float = 2.0\n    v: float = 3.0\nDATA = Data()\n"
+        "@dataclasses.dataclass\nclass Data:\n    u: float = 2.0\n    v: float = 3.0\n"
+        "DATA = Data()\n"
         "GET = operator.attrgetter('a')\nFIRST = operator.itemgetter(0)\nSEQUENCE = [2.0, 3.0]\n"
         "FIELD = 'a'\nNAMES = ['a', 'b']",
         "x * GET(PLAIN) ; x * FIRST(SEQUENCE) ; x * sum(dataclasses.asdict(DATA).values()) ; "
         "x * dataclasses.astuple(DATA)[1] ; x * dataclasses.replace(DATA, u=1.0).v ; "
         "x * getattr(PLAIN, FIELD) ; x * sum(getattr(PLAIN, name) for name in NAMES) ; "
-        "x * copy.copy(PLAIN).a ; x * len(repr(DATA)) ; x * (DATA == Data()) ; x * len(str(SEQUENCE)) ; "
+        "x * copy.copy(PLAIN).a ; x * len(repr(DATA)) ; x * (DATA == Data()) ; "
+        "x * len(str(SEQUENCE)) ; "
         "x * functools.reduce(operator.mul, SEQUENCE) ; x * sum(map(float, SEQUENCE)) ; "
         "x * sum(vars(PLAIN).values()) ; x * eval('PLAIN.a') ; x * math.prod(SEQUENCE) ; "
         "x * globals()['PLAIN'].a ; x * float(f'{PLAIN.a}') ; x * len(json.dumps(SEQUENCE))",

@@ -12,8 +12,9 @@ OFTEN: Final = 0.2
 
 HEAD: Final = """
 # what an earlier run has changed of the process is put back first
-import array, collections, contextlib, copy, contextvars, json, math, operator, ctypes, dataclasses, decimal, enum, fractions
-import functools, gc, itertools, logging, os, random, re, sys, threading, types, weakref
+import array, collections, contextlib, contextvars, copy, ctypes, dataclasses, decimal, enum
+import fractions, functools, gc, itertools, json, logging, math, operator, os, random, re, sys
+import threading, types, weakref
 
 import numpy as np
 import torch

@@ -19,6 +19,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
+from foretrace.python_state.access.dynamic_names import FUNCTIONS, read_at, reads_fields
 from foretrace.python_state.access.noted import (
     Asked,
     BackwardReads,
@@ -156,14 +157,31 @@ class AccessMonitor(Unmonitored):
     def event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """The reports of the interpreter."""
         if event != "call":
-            if event == "c_call" and self.holes is not None:
-                self.holes.called(frame, arg)
+            if event == "c_call":
+                self._calls(frame, arg)
             return
         notes = self._met.get(id(frame.f_code))
         if notes is None:
             notes = self._meet(frame, frame.f_code)
         for note in notes:
             note(frame)
+
+    def _calls(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called."""
+        if type(function) is types.BuiltinFunctionType and function in FUNCTIONS:
+            if origin(frame.f_code, frame.f_globals) == "user":
+                read = read_at(frame)
+                if read is not None and not self.asked.lists(read):
+                    self.attributes.add(read.name)
+        elif function is globals:
+            for name in [*frame.f_globals] if origin(frame.f_code, {}) == "user" else ():
+                self._note(name, frame.f_globals, self)
+        if self.holes is not None:
+            self.holes.called(frame, function)
+
+    def _note_fields(self, frame: types.FrameType) -> None:
+        """Note the object of which a function of `dataclasses` reads all fields."""
+        self.asked.list_all(frame.f_locals[frame.f_code.co_varnames[0]])
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         space = frame.f_globals
@@ -172,7 +190,10 @@ class AccessMonitor(Unmonitored):
             return self._meet_as(code, (self.holes.entered,))
         # what is imported runs once, not at each call, unlike a text that the program runs
         imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
-        if kind == "library" and reads_state(space):
+        if kind == "library" and reads_fields(code):
+            self._note_fields(frame)
+            return self._meet_as(code, (self._note_fields,))
+        if kind == "library" and reads_state(code, space):
             self._read(code, space, self)
         if kind == "library" or imported:
             return self._meet_as(code, ())

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from foretrace.errors import FROM_TEXT, is_generated
 from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import SINGLE
+from foretrace.python_state.access.dynamic_names import Read
 from foretrace.python_state.code.bytecode import Reads
 
 BUILTINS: Final = frozenset(vars(builtins))
 IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
 """Names of what distinguishes an object from one that stands for it"""
 
-LISTING_FUNCTIONS: Final = frozenset({"dir", "vars"})
-"""Names of what lists all attributes of an object"""
 ANY_NAME: Final = frozenset({"__dict__", "getmembers"})
-"""Attributes by which code has them, too"""
-OWN_FUNCTIONS: Final = IDENTITY_FUNCTIONS | LISTING_FUNCTIONS
+"""Attributes by which code has all attributes of an object"""
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
 """Names by which code has a file whose name is a text"""
 
@@ -53,18 +53,36 @@ class Asked:
     identity: bool = False
     """`type` or `id`, or it names either, whatever it is"""
     attributes: bool = False
-    """what lists all attributes of an object"""
+    """the dict of attributes of any object"""
+    listed: dict[int, Any] = field(default_factory=dict)
+    """by id, objects whose attributes it lists, or reads by a name that is computed"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     """by the id of globals: these, and the names that stand for Python's own in that code"""
 
     def note(self, frame: types.FrameType, reads: Reads) -> None:
         """What the code of a frame has."""
         own = {*python_own(frame, reads)}
-        named = own | OWN_FUNCTIONS.intersection(reads.globals)
-        self.identity |= not IDENTITY_FUNCTIONS.isdisjoint(named)
+        self.identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads.globals)
         self.classes |= "type" in own
-        self.attributes |= not LISTING_FUNCTIONS.isdisjoint(named)
         self.attributes |= not ANY_NAME.isdisjoint(reads.attributes)
+
+    def lists(self, read: Read) -> bool:
+        """Note an attribute that is read by a name that no code mentions; False: by which one."""
+        if isinstance(read.name, str):
+            return False
+        if read.item is MISSING:
+            self.attributes = True
+        else:
+            self.list_all(read.item)
+        return True
+
+    def list_all(self, item: Any) -> None:
+        """Note an object whose attributes are listed, and so those of its classes."""
+        self.listed |= {id(each): each for each in (item, *type(item).__mro__)}
+
+    def lists_all(self, item: Any) -> bool:
+        """Whether the code may read any attribute of an object."""
+        return self.attributes or id(item) in self.listed
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""
@@ -99,13 +117,13 @@ def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, 
                     yield name, table
 
 
-def reads_state(space: dict[str, Any]) -> bool:
-    """Whether code with these globals is of a file of Python's that keeps state by names: `os`."""
-    return space is vars(os)
+def reads_state(code: types.CodeType, space: dict[str, Any]) -> bool:
+    """Whether it is a method that Python writes, or of a file of Python's with state: `os`."""
+    return space is vars(os) or (is_generated(code) and code.co_filename == FROM_TEXT)
 
 
 def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
-    """Which of Python's OWN_FUNCTIONS a function has: in a global, a cell, an argument.
+    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
 
     What pytest puts into an `assert` is none of them.
     """
@@ -115,5 +133,5 @@ def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
     items += [builtins] if "builtins" in reads.imports else ()
     for item in items:
         if item is builtins or item is names:
-            yield from OWN_FUNCTIONS & reads.attributes
-        yield from (name for name in OWN_FUNCTIONS if item is names[name])
+            yield from IDENTITY_FUNCTIONS & reads.attributes
+        yield from (name for name in IDENTITY_FUNCTIONS if item is names[name])

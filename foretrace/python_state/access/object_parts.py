@@ -127,6 +127,14 @@ def read_by_methods(kind: type) -> frozenset[str] | None:
     return None if top in KEEPING else frozenset()
 
 
+def may_read(kind: type, names: frozenset[str], mentioned: frozenset[str]) -> frozenset[str]:
+    """Which attributes of an object the code may read, or the methods of its class."""
+    if not of_a_library(kind):
+        return mentioned & names
+    own = read_by_methods(kind)
+    return names if own is None else names & (mentioned | own)
+
+
 def leads_on(item: Any) -> bool:
     """Whether it is a function or a file, and none of a library's, which leaves its own as is.
 

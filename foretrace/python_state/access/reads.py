@@ -35,7 +35,9 @@ from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
+from foretrace.python_state.access.dynamic_names import names_of_getters
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.access.noted import Asked
 from foretrace.python_state.access.object_parts import (
     REGISTERED,
     builtins_seen,
@@ -43,10 +45,10 @@ from foretrace.python_state.access.object_parts import (
     fixed_parts,
     items_of,
     leads_on,
+    may_read,
     names_in,
     of_a_library,
     parts_in_c,
-    read_by_methods,
     shown_key,
     state_of,
 )
@@ -80,13 +82,13 @@ def read_outside(
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
     later = outside.later
-    roots, listed = [("the program", fn), *leaves], outside.asked.attributes
-    reading = _read(outside.attributes, outside.places.values(), roots, requires, open, listed)
-    reading.found += builtins_seen(outside.asked)
+    roots, asked = [("the program", fn), *leaves], outside.asked
+    reading = _read(outside.attributes, outside.places.values(), roots, requires, open, asked)
+    reading.found += builtins_seen(asked)
     if later.codes:
         places = {**later.places, **outside.places}.values()
         named = outside.attributes | later.attributes
-        more = _read(named, places, roots, requires, open, listed)
+        more = _read(named, places, roots, requires, open, asked)
         known = {(type(each), each.name) for each in reading.found}
         requires.python.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
     for index, tensor in enumerate(inputs):
@@ -102,10 +104,12 @@ def _read(
     roots: Iterable[tuple[str, Any]],
     requires: CallRequirements,
     open: set[int],
-    listed: bool,
+    asked: Asked,
 ) -> "StateReads":
     filled = set(map(id, requires.notes.filled))
-    reading = StateReads(mentioned, open, filled, listed=listed)
+    places = [*places]
+    named = names_of_getters(place.before for place in places)
+    reading = StateReads({*mentioned, *named}, open, filled, asked)
     reading.read(requires.python.modules, places, roots)
     return reading
 
@@ -117,14 +121,15 @@ class StateReads:
         mentioned: the names of attributes that it mentions.
         open: containers, by id, whose content a call reads, or leaves otherwise.
         unread: those whose content it does not read at all.
-        listed: whether it lists the attributes of objects, and so may read any.
+        asked: of which objects it may read any attribute.
     """
 
     def __init__(
         self, mentioned: Iterable[str], open: Collection[int] = (), unread: Collection[int] = (),
-        *, listed: bool = False,
+        asked: Asked | None = None,
     ) -> None:  # fmt: skip
-        self._open, self._unread, self._listed = open, unread, listed
+        self._open, self._unread = open, unread
+        self._lists = (asked or Asked()).lists_all
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
@@ -263,7 +268,7 @@ class StateReads:
             names, keys = self._asked_of(item, space)
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
                 self.found.append(AttributeNames(name, space, type(item), names))
-            if self._listed:
+            if self._lists(item):
                 self.found.append(names_in(name, space))
             for key in keys:
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
@@ -279,22 +284,14 @@ class StateReads:
 
         That no other is added which the code mentions is asked too: it may hide that of a class.
         """
-        known = self._asked.get(shape := (type(item), *space))
+        known = self._asked.get(shape := (type(item), self._lists(item), *space))
         if known is None:
             names = frozenset(space)
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
-            known = names, sorted(self._read_of(type(item), names) - registered)
+            read = names if self._lists(item) else may_read(type(item), names, self.mentioned)
+            known = names, sorted(read - registered)
             self._asked[shape] = known
         return known
-
-    def _read_of(self, kind: type, names: frozenset[str]) -> frozenset[str]:
-        """Which attributes of an object the code may read, or the methods of its class."""
-        if self._listed:
-            return names
-        if not of_a_library(kind):
-            return self.mentioned & names
-        own = read_by_methods(kind)
-        return names if own is None else names & (self.mentioned | own)
 
     def _classes(self, kind: type, depth: int) -> Generator[Step, None, list[str]]:
         """A class of the user and what it inherits from; gives the names of slots."""
@@ -304,7 +301,8 @@ class StateReads:
         slots = self._slots[kind] = list[str]()
         for each in kind.__mro__:
             if not of_a_library(each):
-                mentioned = sorted(self.mentioned.intersection(vars(each)))
+                every = vars(each).keys()
+                mentioned = sorted(every if self._lists(each) else self.mentioned & every)
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
@@ -315,7 +313,7 @@ class StateReads:
     def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
         space = vars(kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
-        if self._listed:
+        if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):

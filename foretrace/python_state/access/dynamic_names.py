@@ -1,0 +1,105 @@
+"""Names of attributes that no code mentions: `getattr(item, name)`, `attrgetter`.
+
+Bytecode says which instructions give the object and the name; where these load a local, a cell, a
+global or a constant, the frame has the values.
+"""
+
+import builtins
+import dataclasses
+import operator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.source.instructions import (
+    CELL,
+    CONSTANT,
+    GLOBAL,
+    LOAD,
+    LOCAL,
+    NAME,
+    Instruction,
+)
+from foretrace.ir.source.operand_stack import Flow
+
+BY_NAME: Final = frozenset({"getattr", "hasattr"})
+"""Functions of Python's own that read an attribute by a name"""
+ALL: Final = frozenset({"vars", "dir"})
+"""Those that list all attributes"""
+READERS: Final = BY_NAME | ALL
+FUNCTIONS: Final = frozenset(vars(builtins)[name] for name in READERS)
+GETTERS: Final = (operator.attrgetter, operator.methodcaller)
+OF_DATACLASSES: Final = frozenset({
+    "_asdict_inner", "_astuple_inner", "asdict", "astuple", "replace", "_replace",
+})  # fmt: skip
+"""Functions of `dataclasses` that read all fields of an object"""
+
+
+class Site(NamedTuple):
+    """What gives the object and the name of one call; None where several may, or it is unknown."""
+
+    item: Instruction | None
+    name: Instruction | None
+
+
+class Read(NamedTuple):
+    """An attribute that is read; MISSING where the frame does not say of what, or by which name."""
+
+    item: Any
+    name: Any
+
+
+def read_at(frame: FrameType) -> Read | None:
+    """What a frame is about to read by such a function; None where the code has the name."""
+    found = _sites(frame.f_code).get(frame.f_lasti, Site(None, None))
+    if found.name is not None and (found.name.does, found.name.of) == (LOAD, CONSTANT):
+        return None
+    return Read(_value(frame, found.item), _value(frame, found.name))
+
+
+@cache
+def _sites(code: CodeType) -> dict[int, Site]:
+    """The calls of such functions by name, by their offsets in the code."""
+    if READERS.isdisjoint(code.co_names):
+        return {}
+    flow, found = Flow(code), dict[int, Site]()
+    for place, each in enumerate(flow.instructions):
+        if each.does == "call" and place in flow.operands:
+            called = flow.called(place)
+            names = {flow.instructions[n].arg for n in called.function if n >= 0}
+            if names and names <= READERS:
+                given = [_only(flow, item) for item in called.arguments[:2]]
+                given += [None] * (2 - len(given))
+                found[each.offset] = Site(*given)
+    return found
+
+
+def _only(flow: Flow, item: Iterable[int]) -> Instruction | None:
+    places = [*item]
+    return flow.instructions[places[0]] if len(places) == 1 and places[0] >= 0 else None
+
+
+def _value(frame: FrameType, given: Instruction | None) -> Any:
+    """The value that an instruction has given; MISSING where it was computed."""
+    if given is None or given.does != LOAD:
+        return MISSING
+    if given.of in (LOCAL, CELL):
+        return frame.f_locals.get(given.arg, MISSING)
+    if given.of in (GLOBAL, NAME):
+        return frame.f_globals.get(given.arg, frame.f_builtins.get(given.arg, MISSING))
+    return given.arg if given.of == CONSTANT else MISSING
+
+
+def names_of_getters(items: Iterable[Any]) -> Iterator[str]:
+    """The names that getters of `operator` have, among objects."""
+    for each in items:
+        if isinstance(each, GETTERS):
+            names: Any = each.__reduce__()[1]
+            yield from (part for name in names if isinstance(name, str) for part in name.split("."))
+
+
+def reads_fields(code: CodeType) -> bool:
+    """Whether it is a function of `dataclasses` that reads all fields of its first argument."""
+    return code.co_filename == dataclasses.__file__ and code.co_name in OF_DATACLASSES
