@@ -27,7 +27,7 @@ from foretrace.ir.source.operand_stack import Flow
 BY_NAME: Final = frozenset({"getattr", "hasattr"})
 """Functions of Python's own that read an attribute by a name"""
 ALL: Final = frozenset({"vars", "dir"})
-"""Those that list all attributes"""
+"""Functions that list all attributes"""
 READERS: Final = BY_NAME | ALL
 FUNCTIONS: Final = frozenset(vars(builtins)[name] for name in READERS)
 GETTERS: Final = (operator.attrgetter, operator.methodcaller)
@@ -70,9 +70,9 @@ def _sites(code: CodeType) -> dict[int, Site]:
             called = flow.called(place)
             names = {flow.instructions[n].arg for n in called.function if n >= 0}
             if names and names <= READERS:
-                given = [_only(flow, item) for item in called.arguments[:2]]
-                given += [None] * (2 - len(given))
-                found[each.offset] = Site(*given)
+                source = [_only(flow, item) for item in called.arguments[:2]]
+                source += [None] * (2 - len(source))
+                found[each.offset] = Site(*source)
     return found
 
 
@@ -81,15 +81,15 @@ def _only(flow: Flow, item: Iterable[int]) -> Instruction | None:
     return flow.instructions[places[0]] if len(places) == 1 and places[0] >= 0 else None
 
 
-def _value(frame: FrameType, given: Instruction | None) -> Any:
-    """The value that an instruction has given; MISSING where it was computed."""
-    if given is None or given.does != LOAD:
+def _value(frame: FrameType, source: Instruction | None) -> Any:
+    """The value that an instruction loads; MISSING where it was computed."""
+    if source is None or source.does != LOAD:
         return MISSING
-    if given.of in (LOCAL, CELL):
-        return frame.f_locals.get(given.arg, MISSING)
-    if given.of in (GLOBAL, NAME):
-        return frame.f_globals.get(given.arg, frame.f_builtins.get(given.arg, MISSING))
-    return given.arg if given.of == CONSTANT else MISSING
+    if source.of in (LOCAL, CELL):
+        return frame.f_locals.get(source.arg, MISSING)
+    if source.of in (GLOBAL, NAME):
+        return frame.f_globals.get(source.arg, frame.f_builtins.get(source.arg, MISSING))
+    return source.arg if source.of == CONSTANT else MISSING
 
 
 def names_of_getters(items: Iterable[Any]) -> Iterator[str]:

@@ -79,7 +79,7 @@ def hidden_in(space: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
 
 
 def builtins_seen(asked: Asked) -> Iterator[ShownContent]:
-    """That no global hides a function of Python's own which code has by that name."""
+    """Facts: no global hides a function of Python's own that code has by that name."""
     for space, names in asked.builtins.values():
         name = f"what the globals of {space.get('__name__')} hide of Python's own"
         ask = functools.partial(hidden_in, names=frozenset(names))
