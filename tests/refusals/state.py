@@ -1,6 +1,7 @@
 """What a program changes and a graph cannot: attributes, containers, hooks, switches, memory."""
 
 import functools
+import operator
 from typing import Any
 
 import torch
@@ -247,7 +248,7 @@ HIDDEN = Hidden()
 
 
 def fills_what_is_hidden(x: Tensor) -> Tensor:  # here
-    vars(HIDDEN)["tpek"[::-1]].append(x * 2)
+    operator.attrgetter("tpek"[::-1])(HIDDEN).append(x * 2)
     return x
 
 

@@ -19,6 +19,9 @@ class Leaves(Protocol):
     `session/run/grad_accumulators.py` has them.
     """
 
+    watched: bool
+    """whether hooks of the caller's see what autograd saves"""
+
     def of(self, value: Value) -> Any:
         """The leaf that has a value, or had it before writes that autograd does not see.
 

@@ -59,8 +59,6 @@ class Engine:
         self.original = torch_api.engine()
         self.batches = Batches(recorder.answers.lift, self._within)
         self.batch: Batch | None = None
-        self.watched = torch_api.saving_watched()
-        """by hooks of the caller's; they are off while the program runs"""
 
     def __call__(
         self, roots: Sequence[Any], gradients: Sequence[Any], keep: bool, again: bool,
@@ -97,7 +95,7 @@ class Engine:
             raise _refused(
                 "is asked inside a transform of torch.func", "use torch.func.grad or vjp there"
             )
-        if self.watched:
+        if self.leaves.watched:
             around = "is asked, and hooks on what autograd saves are on around the program"
             raise _refused(around, "put them inside, or call it outside of them")
         if self.recorder.scope.in_subgraph:

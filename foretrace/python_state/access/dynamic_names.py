@@ -60,6 +60,20 @@ def read_at(frame: FrameType) -> Read | None:
 
 
 @cache
+def passes_on(code: CodeType) -> bool:
+    """Whether code hands such a function to others, who call it with names of their own."""
+    if READERS.isdisjoint(code.co_names):
+        return False
+    flow = Flow(code)
+    return not flow.understood or any(
+        flow.instructions[taken.by].does != "call" or flow.called(taken.by).place != taken.place
+        for place, each in enumerate(flow.instructions)
+        if each.does == LOAD and each.of in (GLOBAL, NAME) and each.arg in READERS
+        for taken in flow.takers(place)
+    )
+
+
+@cache
 def _sites(code: CodeType) -> dict[int, Site]:
     """The calls of such functions by name, by their offsets in the code."""
     if READERS.isdisjoint(code.co_names):

@@ -19,7 +19,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
-from foretrace.python_state.access.dynamic_names import FUNCTIONS, read_at, reads_fields
+from foretrace.python_state.access.dynamic_names import FUNCTIONS, passes_on, read_at, reads_fields
 from foretrace.python_state.access.noted import (
     Asked,
     BackwardReads,
@@ -208,6 +208,7 @@ class AccessMonitor(Unmonitored):
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         self.asked.note(frame, reads_of(code))
+        self.asked.attributes |= passes_on(code)
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
 

@@ -19,7 +19,7 @@ BUILTINS: Final = frozenset(vars(builtins))
 IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
 """Names of what distinguishes an object from one that stands for it"""
 
-ANY_NAME: Final = frozenset({"__dict__", "getmembers"})
+ANY_NAME: Final = frozenset({"__dict__", "__getattribute__", "getmembers"})
 """Attributes by which code has all attributes of an object"""
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
 """Names by which code has a file whose name is a text"""
@@ -54,8 +54,9 @@ class Asked:
     """`type` or `id`, or it names either, whatever it is"""
     attributes: bool = False
     """the dict of attributes of any object"""
-    listed: dict[int, Any] = field(default_factory=dict)
-    """by id, objects whose attributes it lists, or reads by a name that is computed"""
+    listed: dict[int, type] = field(default_factory=dict)
+    """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
+    the objects are not kept alive"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     """by the id of globals: these, and the names that stand for Python's own in that code"""
 
@@ -78,11 +79,11 @@ class Asked:
 
     def list_all(self, item: Any) -> None:
         """Note an object whose attributes are listed, and so those of its classes."""
-        self.listed |= {id(each): each for each in (item, *type(item).__mro__)}
+        self.listed |= {id(each): type(each) for each in (item, *type(item).__mro__)}
 
     def lists_all(self, item: Any) -> bool:
         """Whether the code may read any attribute of an object."""
-        return self.attributes or id(item) in self.listed
+        return self.attributes or self.listed.get(id(item)) is type(item)
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""

@@ -72,6 +72,8 @@ class RunLeaves:
         self.taken: dict[int, Taken] = {}
         """inputs to which it gave the memory of other tensors"""
         self._places: dict[Value, int] = {}
+        self.watched = torch_api.saving_watched()
+        """by hooks of the caller's on what autograd saves; they are off while the program runs"""
 
     def _place(self, value: Value) -> int | None:
         """Which input a value is."""
