@@ -71,6 +71,7 @@ class GuardList(SizeGuards):
             )
         for item in self.recorded.inputs:
             self.inputs.append(self._input(item, arguments))
+        self._merged(arguments)
         self._tied()
         self._together()
         self._states()
@@ -156,6 +157,19 @@ class GuardList(SizeGuards):
         kind = f", {self.source.bind(item.number, 'kind')}" * (item.number is not None)
         self.line(f"{local} = {self.source.bind(make, make.__name__)}({argument}{kind})")
         return local
+
+    def _merged(self, arguments: list[str]) -> None:
+        """Arguments that are tensors of the program: each is still that very one."""
+        requires, inputs = self.recorded.requires, self.recorded.inputs
+        for place, index in requires.inputs.merged:
+            name, own = requires.of_place(place), inputs[index].role.name
+            words = f"{name} and {own} were one tensor in the capture and are two now"
+            self.add(f"{arguments[place]} is {self.inputs[index]}", repr(words))
+        for index, tensor in requires.inputs.own.items():
+            name = inputs[index].role.name
+            words = f"{name} was a tensor that the program has itself, and is another one now"
+            own = self.source.bind(tensor, "own")
+            self.add(f"{self.inputs[index]} is {own}", repr(words))
 
     def _together(self) -> None:
         """Arguments that are views of one memory."""

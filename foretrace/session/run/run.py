@@ -235,6 +235,7 @@ def _note_reads(
     left = [located(with_name(change, capture.outside), lines) for change in left]
     requires.notes.changed += left
     requires.notes.counted += counted_in((*requires.notes.changed, *kept))
+    requires.inputs.own = capture.own(requires)
     if capture.outside is None:
         return
     open = open_holders(capture.inputs, requires)

@@ -141,6 +141,15 @@ class Session:
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
+    def own(self, requires: CallRequirements) -> dict[int, torch.Tensor]:
+        """The arguments that the program had by another way, too, where that is not read again."""
+        tied = {index for _, index in requires.python.tied}
+        return {
+            index: real
+            for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
+            if item.argument is not None and id(real) in self.known.reached and index not in tied
+        }
+
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""
         self.known.names.update(names)
@@ -192,6 +201,7 @@ class Session:
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
         if (known := self.known.abstract.get(id(tensor))) is not None:
+            self.known.reached.add(id(tensor))
             return known
         name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"

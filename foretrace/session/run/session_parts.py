@@ -48,6 +48,8 @@ class KnownTensors:
     """the names that inputs have"""
     abstract: dict[int, Abstract] = field(default_factory=dict)
     """the abstract tensor for each real one, by its id"""
+    reached: set[int] = field(default_factory=set)
+    """ids of inputs that the program had by a way other than that by which they are inputs"""
     themselves: set[int] = field(default_factory=set)
     """ids of module tensors that the program has as they are"""
     rebound: set[int] = field(default_factory=set)
