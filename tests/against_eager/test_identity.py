@@ -172,3 +172,59 @@ def test_not_saved() -> None:
     captured = foretrace.capture(lambda a: a * OWN, (OWN,))
     with pytest.raises(foretrace.Refusal, match="a file has its own"):
         captured.save("/dev/null", "export")
+
+
+TABLE = {OWN: 1}
+COMPARED: dict[str, Callable[[Tensor], Any]] = {
+    "is": lambda a: (a * 2, a is OWN),
+    "in a list": lambda a: (a * 2, any(a is each for each in ITEMS["own"])),
+    "in a dict": lambda a: (a * 2, TABLE.get(a)),
+    "id": lambda a: (a * 2, id(a) == id(OWN)),
+    "and used": lambda a: (a * OWN, a is OWN),
+}
+
+
+@pytest.mark.parametrize("program", COMPARED.values(), ids=[*COMPARED])
+def test_compared(program: Callable[[Tensor], Any]) -> None:
+    """The program asks whether its argument is a tensor that it has, and need not compute with."""
+    one = torch.ones(2)
+    for calls in ((OWN, one, OWN), (one, OWN, one)):
+        compiled = foretrace.compile(program, fullgraph=True)
+        for a in calls:
+            assert not [*unlike(program(a), compiled(a))]
+        assert len(compiled.recaptures) == 1
+        captured = foretrace.capture(program, calls[:1])
+        for run in (captured.cut("aten"), captured.compile()):
+            assert not [*unlike(program(calls[0]), run(calls[0]))]
+            with pytest.raises(foretrace.Refusal, match="one tensor"):
+                run(calls[1])
+
+
+class Writes(Model):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        of_it = self.weight.detach() * self.mean + self.held
+        return (a * of_it + b.detach() * ITEMS["own"][0] + OWN).sum()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_of_its_own(way: str) -> None:
+    """The argument that the program writes to is a view of what it has: no former graph answers."""
+    model, b = Writes(), other()
+    view = by_each_way(model)[way].detach()[:]
+    before = view.clone()
+    expected = model(view, b)
+    view.copy_(before)
+    captured = foretrace.capture(model, (torch.ones(2), b))
+    whole = foretrace.compile(model, fullgraph=True)
+    whole(torch.ones(2), b)
+    for run in (whole, captured.compile(), captured.cut("aten")):
+        with pytest.raises(foretrace.Refusal, match="memory"):
+            run(view, b)
+        assert torch.equal(view, before)
+    compiled = foretrace.compile(model)
+    compiled(torch.ones(2), b)
+    with pytest.warns(UserWarning, match="whose memory another input shares"):
+        found = compiled(view, b)
+    assert torch.equal(found, expected)
+    view.copy_(before)

@@ -58,6 +58,11 @@ class ReadFact:
         """The tensors among these."""
         return [each for each in self.objects if isinstance(each, torch.Tensor)]
 
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """The objects with which the code may compare another: these, and the key of an item."""
+        return self.objects
+
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ReadLocation(ReadFact):
@@ -90,6 +95,11 @@ class ReadLocation(ReadFact):
     def objects(self) -> tuple[object, ...]:
         """As `ReadFact` has it."""
         return (self.before,)
+
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return self.before, self.key
 
     @property
     def location(self) -> Location | None:

@@ -24,7 +24,7 @@ from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT
 from foretrace.operators.abstract_tensors.subclass_types import Holds
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
-from foretrace.runtime.guards.size_guards import SizeGuards
+from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere
 
@@ -47,7 +47,7 @@ class Broken:
     """what it was about"""
 
 
-class GuardList(SizeGuards):
+class GuardList(IdentityGuards):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
@@ -59,19 +59,14 @@ class GuardList(SizeGuards):
         self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
 
     def take(self, arguments: list[str]) -> None:
-        """Bind a local name for every input; check that repeated tensors are repeated.
+        """Bind a local name for every input; check which arguments are one tensor.
 
         Args:
             arguments: names of those that are inputs.
         """
-        for first, second in self.recorded.requires.inputs.repeated:
-            self.add(
-                f"{arguments[first]} is {arguments[second]}",
-                repr("two arguments were one tensor in the capture and are two now"),
-            )
         for item in self.recorded.inputs:
             self.inputs.append(self._input(item, arguments))
-        self._merged(arguments)
+        self.identities(arguments)
         self._tied()
         self._together()
         self._states()
@@ -157,19 +152,6 @@ class GuardList(SizeGuards):
         kind = f", {self.source.bind(item.number, 'kind')}" * (item.number is not None)
         self.line(f"{local} = {self.source.bind(make, make.__name__)}({argument}{kind})")
         return local
-
-    def _merged(self, arguments: list[str]) -> None:
-        """Arguments that are tensors of the program: each is still that very one."""
-        requires, inputs = self.recorded.requires, self.recorded.inputs
-        for place, index in requires.inputs.merged:
-            name, own = requires.of_place(place), inputs[index].role.name
-            words = f"{name} and {own} were one tensor in the capture and are two now"
-            self.add(f"{arguments[place]} is {self.inputs[index]}", repr(words))
-        for index, tensor in requires.inputs.own.items():
-            name = inputs[index].role.name
-            words = f"{name} was a tensor that the program has itself, and is another one now"
-            own = self.source.bind(tensor, "own")
-            self.add(f"{self.inputs[index]} is {own}", repr(words))
 
     def _together(self) -> None:
         """Arguments that are views of one memory."""

@@ -5,6 +5,7 @@ Tensors have stand-ins, open numbers have symbols, and tensors that share memory
 
 import itertools
 import sys
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -48,6 +49,9 @@ class Inputs(Protocol):
         self, tensor: torch.Tensor, kind: Any, name: str, *, like: TensorType | None = None
     ) -> Abstract:
         """The abstract tensor for a real one."""
+
+    def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
+        """Whether a tensor is no stand-in to the program."""
 
     def append(self, item: Input, real: Any, placeholder: Any) -> None:
         """One more input."""
@@ -105,6 +109,7 @@ class Arguments:
     ) -> Abstract:
         """The stand-in of a tensor; one that the program has already is noted to be that one."""
         known, count = self.run.known.abstract, len(self.run.inputs)
+        self.run.itself(self.run.assumed.own, leaf)
         other = known.pop(id(leaf), None) if self.separate else None
         placeholder = self.run.placeholder(leaf, "input", name)
         if self.separate:

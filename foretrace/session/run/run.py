@@ -235,7 +235,6 @@ def _note_reads(
     left = [located(with_name(change, capture.outside), lines) for change in left]
     requires.notes.changed += left
     requires.notes.counted += counted_in((*requires.notes.changed, *kept))
-    requires.inputs.own = capture.own(requires)
     if capture.outside is None:
         return
     open = open_holders(capture.inputs, requires)
@@ -247,6 +246,7 @@ def _note_reads(
     ]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
+    requires.inputs.own = capture.own(requires)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 

@@ -142,13 +142,16 @@ class Session:
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
     def own(self, requires: CallRequirements) -> dict[int, torch.Tensor]:
-        """The arguments that the program had by another way, too, where that is not read again."""
+        """The arguments that the program has by another way, too, where that is not read again."""
         tied = {index for _, index in requires.python.tied}
-        return {
-            index: real
+        indices = {
+            id(real): index
             for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
-            if item.argument is not None and id(real) in self.known.reached and index not in tied
+            if item.argument is not None and isinstance(real, torch.Tensor) and index not in tied
         }
+        objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
+        self.known.own = frozenset((*map(id, objects), *self.known.reached & indices.keys()))
+        return {index: self.real[index] for index in sorted(indices[key] for key in self.known.own)}
 
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""
