@@ -147,11 +147,12 @@ class Session:
         indices = {
             id(real): index
             for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
-            if item.argument is not None and isinstance(real, torch.Tensor) and index not in tied
+            if item.argument is not None and isinstance(real, torch.Tensor)
         }
         objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
-        self.known.own = frozenset((*map(id, objects), *self.known.reached & indices.keys()))
-        return {index: self.real[index] for index in sorted(indices[key] for key in self.known.own)}
+        found = {*map(id, objects), *self.known.reached & indices.keys()}
+        self.known.own = frozenset(found | {key for key, index in indices.items() if index in tied})
+        return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}
 
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""
