@@ -226,7 +226,10 @@ def of_the_weight_it_has(x: Tensor) -> Any:
 
 
 refuses("not saved", "serialization/state/savable.py:_check_arguments").when(
-    saves(of_its_weight, X, NET.weight), kept(of_the_weight_it_has, X), at=of_its_weight
+    saves(of_its_weight, X, NET.weight),
+    kept(of_the_weight_it_has, X),
+    kept(of_its_weight, X, NET.weight.detach().clone()),
+    at=of_its_weight,
 )
 
 

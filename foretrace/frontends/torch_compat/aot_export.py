@@ -122,6 +122,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
     run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed())
+    run.arguments.separate = True
     return Program(record(mod, args, kwargs, run), run.semantics)
 
 
@@ -237,11 +238,12 @@ def _flat_module(
 def _slots(call: _Call, module: fx.GraphModule) -> list[Slot]:
     """The placeholders; an unused one has the `val` of the same tensor, or its constant."""
     nodes = module.graph.find_nodes(op="placeholder")
-    vals: dict[int, Any] = {}
-    for leaf, i in zip(call.leaves, call.inputs, strict=True):
-        vals.setdefault(id(leaf), leaf if i is None else nodes[i].meta["val"])
-    pairs = enumerate(zip(call.leaves, call.inputs, strict=True))
-    return [Slot(argument(n), i, vals[id(leaf)]) for n, (leaf, i) in pairs]
+    pairs = [*zip(call.leaves, call.inputs, strict=True)]
+    vals = {id(leaf): nodes[i].meta["val"] for leaf, i in reversed(pairs) if i is not None}
+    return [
+        Slot(argument(n), i, vals.get(id(leaf), leaf) if i is None else nodes[i].meta["val"])
+        for n, (leaf, i) in enumerate(pairs)
+    ]
 
 
 def _gradient_outside(item: Input) -> Refusal:

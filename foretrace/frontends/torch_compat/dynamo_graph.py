@@ -56,6 +56,7 @@ def capture_described(
         Refusal: as `capture`.
     """
     run = _described(Sources(), inputs, device_of(fn, args, kwargs))
+    run.arguments.separate = True
     return Program(record(fn, args, kwargs, run), run.semantics)
 
 

@@ -39,7 +39,7 @@ from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.cuts.writeback import Written, with_writes
 from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
-from foretrace.lowering.emit.export_inputs import Interface, interface, separated
+from foretrace.lowering.emit.export_inputs import Interface, interface
 from foretrace.lowering.pipelines.kinds import TRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import scalars_as_ops
@@ -135,10 +135,10 @@ def _run(
     values: Values,
 ) -> Run:
     """One run of the module that its next run would repeat; with both sides, one for each path."""
-    args, kwargs = separated(mod, args, kwargs)
 
     def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
+        run.arguments.separate = True
         run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
@@ -246,7 +246,7 @@ def _exported_program(
     )
     pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
     paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
-    where = places(recorded, leaves, {id(leaf): path for path, leaf in reversed(paths)})
+    where = places(recorded, leaves, paths)
     # torch's own guards do not check that None stays None, nor sizes 1 and 0
     absent = [f"{path} is None" for path, leaf in paths if leaf is None]
     torch_api.guard_also(exported_program, [*absent, *shown.conditions(where)])

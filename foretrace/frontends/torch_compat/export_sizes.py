@@ -6,7 +6,7 @@ every open size for 2 or more, and does not check it.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations, product
 from typing import Any, Final, TypeAlias
@@ -262,19 +262,26 @@ def _groups(recorded: Recording, small: set[sympy.Symbol]) -> list[Group]:
 
 
 def places(
-    recorded: Recording, leaves: Sequence[Any], paths: dict[int, str]
+    recorded: Recording, leaves: Sequence[Any], paths: Iterable[tuple[str, Any]]
 ) -> dict[sympy.Symbol, str]:
     """The expression of each open size in the arguments of a call.
 
     Args:
         recorded: the recording.
         leaves: the arguments of the example, in order.
-        paths: an expression for each of them, by its id.
+        paths: an expression for each of them, with it. One tensor may be several arguments.
     """
+    of_leaf = dict[int, list[str]]()
+    for path, leaf in paths:
+        of_leaf.setdefault(id(leaf), []).append(path)
     names, constants = recorded.requires.names, recorded.requires.constants
-    inputs = [leaf for leaf, name in zip(leaves, names, strict=True) if name not in constants]
+    expressions = [
+        of_leaf[id(leaf)].pop(0)
+        for leaf, name in zip(leaves, names, strict=True)
+        if name not in constants
+    ]
     return {
-        size: f"{paths[id(inputs[item.argument])]}.size()[{dim}]"
+        size: f"{expressions[item.argument]}.size()[{dim}]"
         for item in reversed(recorded.inputs)
         if item.argument is not None and item.size is None
         for dim, size in enumerate(item.value.type.shape)

@@ -58,6 +58,11 @@ class ReadFact:
         """The tensors among these."""
         return [each for each in self.objects if isinstance(each, torch.Tensor)]
 
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """The objects with which the code may compare another: these, and the key of an item."""
+        return self.objects
+
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ReadLocation(ReadFact):
@@ -90,6 +95,11 @@ class ReadLocation(ReadFact):
     def objects(self) -> tuple[object, ...]:
         """As `ReadFact` has it."""
         return (self.before,)
+
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return self.before, self.key
 
     @property
     def location(self) -> Location | None:
@@ -262,6 +272,10 @@ class InputGuards:
 
     repeated: list[tuple[int, int]] = field(default_factory=list)
     """pairs of tensor arguments that were one tensor"""
+    merged: list[tuple[int, int]] = field(default_factory=list)
+    """tensor arguments that were an input of a module, or a gradient, and that input"""
+    own: dict[int, torch.Tensor] = field(default_factory=dict)
+    """inputs that are arguments, and that the program has had by another way, too: that tensor"""
     set_on: list[tuple[int, str, object]] = field(default_factory=list)
     """attributes of Python's that inputs had and that the program may read"""
     gradients: dict[int, int | None] = field(default_factory=dict)
@@ -307,6 +321,10 @@ class CallRequirements:
     python: PythonGuards = field(default_factory=PythonGuards)
     notes: RunNotes = field(default_factory=RunNotes)
     """what no call asks for"""
+
+    def of_place(self, place: int) -> str:
+        """The name of one of the tensors and sizes among the arguments."""
+        return [name for name in self.names if name not in self.constants][place]
 
 
 def check_repeatable(change: Change) -> None:

@@ -56,24 +56,6 @@ def interface(
     return found
 
 
-def separated(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The arguments, a tensor of its own for each leaf: a later call may give different ones."""
-    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-
-    def own(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
-            seen.add(id(leaf))
-            return leaf
-        with torch.no_grad():  # what it is a view of may decide whether views of it require grad
-            below = torch_api.is_view(leaf) and not torch_api.base_of(leaf).requires_grad
-            other = leaf.view_as(leaf) if below else leaf.detach()
-        return other.requires_grad_(leaf.requires_grad)
-
-    leaves, structure = torch_api.tree_flatten((args, kwargs))
-    found: tuple[Any, Any] = torch_api.tree_unflatten([own(leaf) for leaf in leaves], structure)
-    return found
-
-
 def _registered(
     found: Interface, module: nn.Module, by_tensor: dict[int, Input], seen: set[int]
 ) -> None:

@@ -182,7 +182,8 @@ def drop_unread(
     """What of the Python state has to be as it was: not the state that is read at each call.
 
     `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
-    that is read in one place, and that another one has to hold still, is to be that very one.
+    that is read in one place, and that another one has to hold still, is to be that very one; so is
+    an argument.
     """
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.python.tied]
@@ -196,7 +197,9 @@ def drop_unread(
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     contents = [read for read in reads if isinstance(read.place, Contents)]
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
-    by_id = {id(r): i for i, (r, item) in enumerate(zip(real, inputs, strict=True)) if item.read}
+    several = {index for _, index in requires.python.tied}
+    found = enumerate(zip(real, inputs, strict=True))
+    by_id = {id(r): i for i, (r, item) in found if item.read or i in several}
     for each in facts:
         if each.itself or (each.identity not in places and id(each.holder) not in inside):
             tensors = [x for x in each.tensors if id(x) in by_id]

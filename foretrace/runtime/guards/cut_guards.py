@@ -170,18 +170,13 @@ class CutConditions(GuardList):
         self.answers(self.recorded.answered)
 
     def _distinct(self) -> None:
-        """Parameters and buffers that were several tensors are several still; so is state."""
-        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
-        reads = any(item.read is not None for item, _ in pairs)
-        owned = {
-            local: item.role.name
-            for item, local in pairs
-            if item.owner is not None or (reads and item.size is None)
-        }
-        if len(owned) > 1:
-            all, names = ", ".join(owned), [*owned.values()]
+        """Inputs that were several tensors are several still."""
+        pairs = zip(self.recorded.inputs, self.inputs, strict=True)
+        tensors = {local: item.role.name for item, local in pairs if item.size is None}
+        if len(tensors) > 1:
+            all, names = ", ".join(tensors), [*tensors.values()]
             differs = self.source.bind(partial(one_tensor, names), "one_tensor")
-            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{differs}({all})")
+            self.add(f"len({{*map(id, ({all}))}}) == {len(tensors)}", f"{differs}({all})")
 
 
 def refusal_of(found: Broken) -> Refusal:

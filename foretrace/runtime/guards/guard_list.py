@@ -24,7 +24,7 @@ from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import INDENT
 from foretrace.operators.abstract_tensors.subclass_types import Holds
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
-from foretrace.runtime.guards.size_guards import SizeGuards
+from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere
 
@@ -47,7 +47,7 @@ class Broken:
     """what it was about"""
 
 
-class GuardList(SizeGuards):
+class GuardList(IdentityGuards):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
@@ -59,18 +59,14 @@ class GuardList(SizeGuards):
         self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
 
     def take(self, arguments: list[str]) -> None:
-        """Bind a local name for every input; check that repeated tensors are repeated.
+        """Bind a local name for every input; check which arguments are one tensor.
 
         Args:
             arguments: names of those that are inputs.
         """
-        for first, second in self.recorded.requires.inputs.repeated:
-            self.add(
-                f"{arguments[first]} is {arguments[second]}",
-                repr("two arguments were one tensor in the capture and are two now"),
-            )
         for item in self.recorded.inputs:
             self.inputs.append(self._input(item, arguments))
+        self.identities(arguments)
         self._tied()
         self._together()
         self._states()

@@ -22,7 +22,7 @@ from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
 from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, reporting_lines
-from foretrace.runtime.guards.tensor_guards import TensorFacts, difference, disjoint
+from foretrace.runtime.guards.tensor_guards import OwnMemory, TensorFacts, difference, disjoint
 
 
 class _Miss:
@@ -199,7 +199,8 @@ class Guards(GuardList):
     def _memory(self) -> None:
         """No argument, and no state, shares memory with an input that the program writes to.
 
-        What modules hold has been looked at by the capture.
+        Nor does what the program holds share memory with an argument that it writes to. What it
+        holds alone has been looked at by the capture.
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
         requires = self.recorded.requires
@@ -212,6 +213,7 @@ class Guards(GuardList):
             - requires.inputs.idle
             - {i for views in requires.inputs.together.values() for i in views}
         )
+        self._kept(written, read)
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, read)]
         if written and len(written | read) > 1 and read:
             check = self.source.bind(disjoint, "disjoint")
@@ -219,3 +221,19 @@ class Guards(GuardList):
                 f"{check}([{names[0]}], [{names[1]}])",
                 repr("an input that the program writes to shares memory with another"),
             )
+
+    def _kept(self, written: set[int], passed: set[int]) -> None:
+        """The same of written arguments, and of what others bind, beside what the program holds."""
+        inputs, rebound = self.recorded.inputs, self.recorded.requires.python.rebound
+        now = {i for i in written & passed if inputs[i].argument is not None or i in rebound}
+        kept = [
+            i
+            for i, item in enumerate(inputs)
+            if item.size is None and item.argument is None and item.read is None
+            if not (item.value.type.sparse or item.value.type.wrapped)
+        ]
+        if now and kept:
+            check = self.source.bind(OwnMemory().separate, "separate")
+            both = [", ".join(self.inputs[i] for i in group) for group in (sorted(now), kept)]
+            words = "an argument that the program writes to shares memory with what it holds"
+            self.add(f"{check}([{both[0]}], [{both[1]}])", repr(words))

@@ -1,5 +1,6 @@
 """How a tensor differs from the one that a capture saw, in words."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -163,7 +164,9 @@ def disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> b
 def _plain_disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
     if len(places) == len(written) and 0 not in places:
-        return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in read)
+        shared = (places.get(t.untyped_storage().data_ptr(), t) is not t for t in read)
+        if not any(shared):
+            return True
     memories = dict[int, dict[int, torch.Tensor]]()
     for t in (*written, *read):
         memories.setdefault(t.untyped_storage().data_ptr(), {})[id(t)] = t
@@ -174,6 +177,32 @@ def _plain_disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor
         if memory
         for (one, _), (other, _) in overlapping([*tensors.items()])
     )
+
+
+class OwnMemory:
+    """Whether no tensor that is written shares memory with one that the program keeps.
+
+    Where those begin is looked at in each call, and sorted when that has changed.
+    """
+
+    def __init__(self) -> None:
+        self._at: tuple[list[int], list[int]] = [], []
+        """where the tensors began at the last call, in their order and in order of memory"""
+
+    def separate(self, written: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> bool:
+        """Whether it is so; tensors that begin in no memory of the others are not looked at."""
+        begins, ascending = self._at
+        now = [*map(torch.Tensor.data_ptr, kept)]
+        if now != begins:
+            ascending = sorted(now)
+            self._at = now, ascending
+        for tensor in written:
+            memory = tensor.untyped_storage()
+            first, size = memory.data_ptr(), memory.nbytes()
+            begin = bisect_left(ascending, first)
+            if begin < len(ascending) and ascending[begin] < first + max(size, 1):
+                return disjoint(written, kept)
+        return True
 
 
 class Elsewhere:

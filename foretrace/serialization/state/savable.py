@@ -71,22 +71,23 @@ def check_python(recorded: Recording) -> None:
 
 
 def _check_arguments(recorded: Recording) -> None:
-    """Refuse a program with one of its own parameters as an argument: a file has a copy of it.
+    """Refuse a program with one of its own tensors as an argument: a file has a copy of it.
 
     Raises:
         Refusal: there is one.
     """
     requires = recorded.requires
-    known = {item.role.name for item in recorded.inputs} | requires.constants.keys()
-    twice = {place for _, place in requires.inputs.repeated}
-    for place, name in enumerate(requires.names):
-        if name not in known and place not in twice:
-            raise Refusal(
-                f"the argument {name} is a tensor that the program has, and a file has its own",
-                kind="not saved",
-                at=requires.defined,
-                do="let the program take it from where it has it",
-            )
+    names = [requires.of_place(place) for place, _ in requires.inputs.merged]
+    for name in (*names, *(recorded.inputs[index].role.name for index in requires.inputs.own)):
+        raise Refusal(
+            f"the argument {name} is a tensor that the program has, and a file has its own",
+            kind="not saved",
+            at=requires.defined,
+            do=(
+                "let the program take it from where it has it",
+                "or capture with another tensor, such as a clone",
+            ),
+        )
 
 
 def _check_again(recorded: Recording) -> None:

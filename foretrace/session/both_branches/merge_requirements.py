@@ -150,6 +150,8 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
     },
     InputGuards: {
         "repeated": of_the_call,
+        "merged": of_the_call,
+        "own": by_input,
         "set_on": _set_on,
         "gradients": by_input_of_inputs,
         "begins": by_input,

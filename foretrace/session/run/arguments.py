@@ -5,6 +5,7 @@ Tensors have stand-ins, open numbers have symbols, and tensors that share memory
 
 import itertools
 import sys
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -49,6 +50,9 @@ class Inputs(Protocol):
     ) -> Abstract:
         """The abstract tensor for a real one."""
 
+    def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
+        """Whether a tensor is no stand-in to the program."""
+
     def append(self, item: Input, real: Any, placeholder: Any) -> None:
         """One more input."""
 
@@ -62,6 +66,9 @@ class Arguments:
 
     def __init__(self, run: Inputs) -> None:
         self.run = run
+        self.separate = False
+        """whether each is an input of its own, also where it is a tensor that the program has, or
+        another argument is: the graph is called with others"""
         self._as_passed: list[Any] = []
         """the placeholders of arguments; in place of those that share memory, their views"""
         self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
@@ -83,22 +90,39 @@ class Arguments:
                 placeholders.append(self._size(number, name, next(places)))
             elif isinstance(leaf, torch.Tensor):
                 place = next(places)
-                if first.setdefault(id(leaf), place) != place:
+                if first.setdefault(id(leaf), place) != place and not self.separate:
                     requires.inputs.repeated.append((first[id(leaf)], place))
-                known = id(leaf) in self.run.known.abstract
-                placeholders.append(self.run.placeholder(leaf, "input", name))
-                if not known:
-                    self.run.inputs[-1] = replace(self.run.inputs[-1], argument=place)
+                placeholders.append(self._tensor(leaf, name, place, requires))
             elif name in self.run.assumed.counts.names and type(leaf) in NUMBERS:
                 placeholders.append(self._count(leaf, "input", name, argument=next(places)))
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
-        check_no_set_of_inputs(leaves, self.run.known.abstract)
+        check_no_set_of_inputs(leaves, {*self.run.known.abstract, *first})
         if self.run.assumed.together and not self.run.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
         return placeholders
+
+    def _tensor(
+        self, leaf: torch.Tensor, name: str, place: int, requires: CallRequirements
+    ) -> Abstract:
+        """The stand-in of a tensor; one that the program has already is noted to be that one."""
+        known, count = self.run.known.abstract, len(self.run.inputs)
+        self.run.itself(self.run.assumed.own, leaf)
+        other = known.pop(id(leaf), None) if self.separate else None
+        placeholder = self.run.placeholder(leaf, "input", name)
+        if self.separate:
+            del known[id(leaf)]
+            if other is not None:
+                known[id(leaf)] = other
+        if len(self.run.inputs) > count:
+            self.run.inputs[-1] = replace(self.run.inputs[-1], argument=place)
+            return placeholder
+        index = next(i for i, each in enumerate(self.run.placeholders) if each is placeholder)
+        if self.run.inputs[index].argument is None:
+            requires.inputs.merged.append((place, index))
+        return placeholder
 
     def _share(self, group: list[tuple[str, torch.Tensor]], requires: CallRequirements) -> None:
         """One input for the memory of arguments, of which they are views."""
@@ -153,7 +177,7 @@ class Arguments:
         own = {
             id(p): r
             for p, r in zip(self.run.placeholders, self.run.real, strict=True)
-            if id(r) in self.run.known.themselves
+            if id(r) in self.run.known.themselves and self.run.known.abstract.get(id(r)) is p
         }
         return [own.get(id(x), x) for x in stand_ins]
 

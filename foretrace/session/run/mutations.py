@@ -250,7 +250,7 @@ def check_attributes_kept(
     `themselves`: those that the program has no stand-ins of; their attributes are kept.
     """
     pairs = [*zip(run.real, run.placeholders, strict=True)]
-    stands = {id(tensor): stands for tensor, stands in pairs}
+    stands = {id(tensor): stands for tensor, stands in reversed(pairs)}  # an argument comes last
     loan.check_attributes(stands, lines)
     for index, (tensor, placeholder) in enumerate(pairs):
         fake = not isinstance(placeholder, Abstract) or torch_api.is_fake(tensor)

@@ -246,6 +246,7 @@ def _note_reads(
     ]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
+    requires.inputs.own = capture.own(requires)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 

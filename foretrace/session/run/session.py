@@ -141,6 +141,19 @@ class Session:
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
+    def own(self, requires: CallRequirements) -> dict[int, torch.Tensor]:
+        """The arguments that the program has by another way, too, where that is not read again."""
+        tied = {index for _, index in requires.python.tied}
+        indices = {
+            id(real): index
+            for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
+            if item.argument is not None and isinstance(real, torch.Tensor)
+        }
+        objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
+        found = {*map(id, objects), *self.known.reached & indices.keys()}
+        self.known.own = frozenset(found | {key for key, index in indices.items() if index in tied})
+        return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}
+
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""
         self.known.names.update(names)
@@ -192,6 +205,7 @@ class Session:
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
         if (known := self.known.abstract.get(id(tensor))) is not None:
+            self.known.reached.add(id(tensor))
             return known
         name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"

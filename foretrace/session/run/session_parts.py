@@ -34,6 +34,8 @@ class Assumed:
     """containers of which the program may read nothing"""
     moved: Sequence[Change] = ()
     """places with other tensors than earlier captures found there"""
+    own: frozenset[int] = frozenset()
+    """ids of arguments that the program has by another way, too: no stand-ins are"""
     together: bool = False
     """whether arguments that share memory are views of one input"""
 
@@ -48,6 +50,10 @@ class KnownTensors:
     """the names that inputs have"""
     abstract: dict[int, Abstract] = field(default_factory=dict)
     """the abstract tensor for each real one, by its id"""
+    reached: set[int] = field(default_factory=set)
+    """ids of inputs that the program had by a way other than that by which they are inputs"""
+    own: frozenset[int] = frozenset()
+    """ids of arguments that it had by another way, too, or may have had"""
     themselves: set[int] = field(default_factory=set)
     """ids of module tensors that the program has as they are"""
     rebound: set[int] = field(default_factory=set)

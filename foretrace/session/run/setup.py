@@ -142,6 +142,9 @@ def record_to_fixpoint(
             continue
         if known.drop(run, failed=attempt.error is not None):
             continue
+        if attempt.error is None and known.meets(run):
+            done = None
+            continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph
@@ -161,10 +164,12 @@ class Assumptions:
         """places of tensors that the code may rebind on another path"""
         self.binds = True
         """whether such are guessed"""
+        self.own = frozenset[int]()
+        """ids of arguments that the program has by another way, too"""
 
     def assumed(self, *, together: bool) -> Assumed:
         """What the next run goes on from."""
-        return Assumed(self.counts, self.fills, [*self.bound.values()], together)
+        return Assumed(self.counts, self.fills, [*self.bound.values()], self.own, together)
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
@@ -178,6 +183,12 @@ class Assumptions:
         if asks_types(run):
             return self.counts.close_all()
         return failed and self.counts.drop_guesses()
+
+    def meets(self, run: Session) -> bool:
+        """Whether a run has shown more arguments that the program has by another way, too."""
+        more = run.known.own - self.own
+        self.own |= more
+        return bool(more)
 
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""
