@@ -5,6 +5,18 @@ in the package uses `torch._C` or any other private name, so a new torch version
 reading this room.
 """
 
+from foretrace.torch_api.ambient.modes import (
+    call_graph as call_graph,
+    foreign_function_modes as foreign_function_modes,
+    modules_hooked as modules_hooked,
+    unseen as unseen,
+    watched as watched,
+)
+from foretrace.torch_api.ambient.table import (
+    BY_NAME as BY_NAME,
+    ROWS as ROWS,
+    Row as Row,
+)
 from foretrace.torch_api.checkpoints import (
     checkpoint_call as checkpoint_call,
     selective_policy as selective_policy,

@@ -229,6 +229,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `torch.inference_mode` enters what this makes
     "inference mode": (_C, "_InferenceMode"),
     "in inference mode": (torch, "is_inference_mode_enabled"),
+    "is inference": (torch, "is_inference"),
     # `nn.LSTM` asks it of its weights before it gives them new memory; `torch.backends.cudnn` is a
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),

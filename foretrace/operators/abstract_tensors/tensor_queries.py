@@ -35,6 +35,10 @@ class TensorAnswers:
         """Set the memory of a tensor to another's; False where no call can."""
         return False
 
+    def is_inference(self, tensor: Any) -> bool:
+        """Whether it is an inference tensor."""
+        return False
+
     def version(self, tensor: Any) -> int:
         """The number of writes to memory that the program has allocated."""
         raise view_unknown()

@@ -23,6 +23,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
+from foretrace.python_state.access.global_switches import ambient_guards
 from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
@@ -242,8 +243,17 @@ def _note_reads(
     ]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
+    requires.python.ambient = _ambient(requires, capture)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
+
+
+def _ambient(requires: CallRequirements, capture: Session) -> list[tuple[torch_api.Row, Any]]:
+    asked = {"inference mode"} if capture.tensors.asks_inference else set[str]()
+    if capture.recorder.scope.called_modules:
+        asked.add("hooks of all modules")
+    inference = capture.recorder.autograd.called_in_inference
+    return ambient_guards(requires.python, asked, inference=inference)
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:

@@ -74,7 +74,8 @@ class Session:
         self.arguments = Arguments(self)
         self.engine = Engine(self.recorder, self.leaves)
         leaves = None if self.outside is None else self.leaves
-        types.queries.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
+        self.tensors = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
+        types.queries.answer_by(self.tensors)
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)
@@ -158,6 +159,10 @@ class Session:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.queries.requires_grad
         requires.asks_strides = self.types.queries.strides
+        if self.tensors.asks_inference:
+            known = enumerate(zip(self.inputs, self.real, strict=True))
+            tensors = ((place, real) for place, (item, real) in known if item.size is None)
+            requires.inputs.inferring = {n: real.is_inference() for n, real in tensors}
         requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
         requires.notes.effects += map(ClearGrad, self.gradients.cleared)
         requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)

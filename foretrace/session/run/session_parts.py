@@ -20,7 +20,9 @@ from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients
 from foretrace.tracer.functionalization.alias import written
+from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_hooks import Hooking
+from foretrace.tracer.recorder.inference_mode import is_inference
 from foretrace.tracer.recorder.recorder import Recorder
 
 
@@ -72,6 +74,7 @@ class RunAnswers(TensorAnswers):
         recorder: what records the program.
         inputs: the inputs so far.
         gradients: what knows the memory of inputs.
+        real: what the caller has for each.
         leaves: what changes leaves; None where no call can change its arguments.
     """
 
@@ -81,7 +84,9 @@ class RunAnswers(TensorAnswers):
         inputs: list[Input],
         gradients: Gradients,
         leaves: RunLeaves | None,
+        real: list[Any],
     ) -> None:
+        self._real, self.asks_inference = real, False
         self.hooking: Any = Hooking(recorder)
         self._recorder, self._inputs = recorder, inputs
         self._gradients, self._leaves = gradients, leaves
@@ -95,6 +100,13 @@ class RunAnswers(TensorAnswers):
         if self._leaves is not None:
             self._leaves.take(tensor, other)
         return self._leaves is not None
+
+    def is_inference(self, tensor: Abstract) -> bool:
+        """Whether it is one in eager; which inputs are is asked of later calls."""
+        self.asks_inference = True
+        inputs = zip(self._inputs, self._real, strict=True)
+        such = [item.value for item, real in inputs if item.size is None and real.is_inference()]
+        return is_inference(self._recorder, value_of(tensor, self._recorder), such)
 
     def version(self, tensor: Abstract) -> int:
         """How often memory of the program's own was written to."""
