@@ -13,8 +13,13 @@ from foretrace.torch_api.ambient.modes import (
     watched as watched,
 )
 from foretrace.torch_api.ambient.table import (
+    ASKED_BY as ASKED_BY,
+    ASKING as ASKING,
     BY_NAME as BY_NAME,
     ROWS as ROWS,
+    SETTERS as SETTERS,
+    STANDS as STANDS,
+    SWITCHED_BY as SWITCHED_BY,
     Row as Row,
 )
 from foretrace.torch_api.checkpoints import (

@@ -25,6 +25,7 @@ from torch._higher_order_ops import utils as hop_utils
 from torch.jit._fuser import optimized_execution
 
 from foretrace import forks
+from foretrace.torch_api.ambient.table import SETTERS
 from foretrace.torch_api.checkpoints import CHECKPOINT
 from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -236,6 +237,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
+    # what switches torch's ambient state
+    **{name: place for name, (_, place, _) in SETTERS.items()},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
     **{name: (os, name) for name in FORKS},
 }

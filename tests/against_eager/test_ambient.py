@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
 
 import foretrace
-from tests.support.bits import same_bits
+from tests.support.bits import differences, same_bits
 
 NET = nn.Linear(3, 3)
 X = torch.linspace(-1, 1, 6).view(2, 3)
@@ -39,6 +42,7 @@ def hooked(register: Callable[..., Any], hook: Callable[..., Any]) -> Iterator[N
         yield
     finally:
         handle.remove()
+        modules._global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.13 leaves it
 
 
 @contextmanager
@@ -227,3 +231,108 @@ def test_a_loaded_program_that_calls_modules_is_refused_where_hooks_would_see_th
     with doubled, pytest.raises(foretrace.Refusal, match="hooks of all modules"):
         loaded(X)
     assert same_bits(loaded(X), NET(X))
+
+
+def doubles(x: Tensor) -> Any:
+    with switched(torch.set_default_dtype, torch.float64, torch.float32):
+        return torch.ones(3), x.long() / 2, x.int() + 0.5
+
+
+def doubles_of_numbers(x: Tensor) -> Any:
+    with switched(torch.set_default_dtype, torch.float64, torch.float32):
+        return torch.tensor([3.0, 5.0]), x * 2.5, torch.zeros(2, dtype=torch.float32)
+
+
+def filled(x: Tensor) -> Any:
+    with switched(torch.use_deterministic_algorithms, True, False):
+        return torch.empty(3).isnan(), x
+
+
+def flushed(x: Tensor) -> Tensor:
+    with switched(torch.set_flush_denormal, True, False):
+        return x * 1e-38 * 1e-3
+
+
+def without_mkldnn(x: Tensor) -> Tensor:
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        return x.t() @ x
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def without_cudnn(x: Tensor) -> Tensor:
+    with torch.backends.cudnn.flags(enabled=False):
+        return x.t() @ x
+
+
+def by_more_threads(x: Tensor) -> Tensor:
+    before = torch.get_num_threads()
+    with switched(torch.set_num_threads, before + 1, before):
+        return x.t() @ x
+
+
+def precision_asked(x: Tensor) -> Tensor:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    found = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    return x * len(found)
+
+
+def slope_of_deterministic(x: Tensor) -> Tensor:
+    w = x.clone().requires_grad_()
+    y = (w * w).sum()
+    with switched(torch.use_deterministic_algorithms, True, False):
+        return torch.autograd.grad(y, w)[0]
+
+
+def attends(x: Tensor) -> Tensor:
+    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * x.sum()
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+SWITCHES: dict[Callable[[Tensor], Any], bool] = {
+    doubles: False, doubles_of_numbers: True, filled: False, flushed: False, attends: True,
+    without_mkldnn: False, without_cudnn: True, by_more_threads: False, precision_asked: True,
+    slope_of_deterministic: False,
+}  # fmt: skip
+"""Programs that switch torch's state and switch it back, and whether a graph can have that"""
+
+
+def exported(fn: Any) -> Any:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return fn(x)
+
+    return foretrace.export(Calls(), (X,)).module()
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:.*is not captured whole")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+@pytest.mark.parametrize("way", [*WAYS, "export()", "dynamo"])
+@pytest.mark.parametrize("fn", SWITCHES)
+def test_what_runs_under_a_switch_of_the_programs_own(fn: Any, way: str) -> None:
+    torch._dynamo.reset()
+    ways = {**WAYS, "export()": exported, "dynamo": partial(torch.compile, backend="foretrace")}
+    expected = fn(X)
+    try:
+        found = ways[way](fn)(X)
+    except (foretrace.Refusal, BackendCompilerFailed) as error:
+        refused = "has switched the" in str(error) and way != "compile" and not SWITCHES[fn]
+        if not refused:
+            raise
+        return
+    assert SWITCHES[fn] or way in ("compile", "dynamo")
+    assert list(differences(expected, found, "")) == []
+
+
+def test_switches_of_products_that_torch_cannot_read_are_no_error() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        assert same_bits(foretrace.compile(lambda x: x * 2)(X), X * 2)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"

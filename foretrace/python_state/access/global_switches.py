@@ -3,12 +3,14 @@
 import warnings
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import ExitStack, contextmanager
+from types import BuiltinFunctionType
 from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.python_state.access.monitor import AccessMonitor
 
 SWITCHES: Final = {row.name: row for row in torch_api.ROWS if row.write is not None}
 """The rows that are put back, from last to first"""
@@ -16,6 +18,9 @@ SWITCHES: Final = {row.name: row for row in torch_api.ROWS if row.write is not N
 
 BY_THEMSELVES: Final = frozenset({"autocast", "default dtype", "hooks on saved tensors"})
 """Rows that every call looks at, by other code than the guards of what was read"""
+ASKED: Final = tuple(
+    row for row in torch_api.ROWS if row.at_call != "around" and row.name not in BY_THEMSELVES
+)
 
 
 def ambient_guards(
@@ -28,15 +33,41 @@ def ambient_guards(
         asked: rows on which it depends by what it does.
         inference: whether inference mode is on around it; torch's own is off while it is recorded.
     """
-    read = {id(each) for fact in python.reads for each in fact.objects}
+    by = python.mentioned & torch_api.ASKED_BY
+    read = {
+        torch_api.ASKING[id(each)]
+        for fact in python.reads
+        for each in fact.objects
+        if id(each) in torch_api.ASKING
+    }
     guards = list[tuple[torch_api.Row, Any]]()
-    for row in torch_api.ROWS:
-        if row.at_call == "around" or row.name in BY_THEMSELVES:
-            continue
-        named = row.name in asked or not python.mentioned.isdisjoint(row.asked)
-        if row.at_call == "always" or named or any(id(each) in read for each in row.functions):
+    for row in ASKED:
+        if row.at_call == "always" or row.name in asked or row.name in read or by & {*row.asked}:
             guards.append((row, inference if row.name == "inference mode" else row.read()))
     return guards
+
+
+def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
+    """Whether the code that ran mentions what switches a row, or has it by another name.
+
+    Raises:
+        Refusal: it has a binding itself, in whose place nothing can stand.
+    """
+    found = not outside.attributes.isdisjoint(torch_api.SWITCHED_BY)
+    for place in outside.places.values():
+        item = place.before
+        if callable(item) and getattr(item, "__name__", "") in torch_api.SWITCHED_BY:
+            found = True
+            if type(item) is BuiltinFunctionType and item in torch_api.STANDS:
+                raise Refusal(
+                    f"the program has {item.__name__} of torch's, which switches torch's state, by"
+                    f" the name {place.name}",
+                    kind="side effect",
+                    at=lines().calling(place.name),
+                    do=("call it outside of the captured program",
+                        f"or call it as torch.{item.__name__}"),
+                )  # fmt: skip
+    return found
 
 
 @contextmanager

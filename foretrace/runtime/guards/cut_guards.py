@@ -23,7 +23,7 @@ from foretrace.session.run.aliased_inputs import check_shared_memory, without_vi
 
 AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
-SWITCHES_GRAD_MODE = ("enable_grad", "set_grad_enabled", "inference_mode")
+ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled", "inference_mode")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
 UNHOOKED = "call it outside of the hooks, or use foretrace.compile"
 UNSEEN = "call it outside of the mode, or use foretrace.compile"
@@ -111,14 +111,14 @@ class CallGuards:
             Refusal: it is not.
         """
         requires = self.recorded.requires
-        minds = self.switches_grad_mode or requires.asks_mode
+        minds = self.knows_grad_mode or requires.asks_mode
         if minds and torch.is_grad_enabled() != requires.grad_mode:
             raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
 
     @property
-    def switches_grad_mode(self) -> bool:
-        """Whether the program's code may switch it."""
-        return not self.recorded.requires.python.mentioned.isdisjoint(SWITCHES_GRAD_MODE)
+    def knows_grad_mode(self) -> bool:
+        """Whether the program's code asks for it, or may switch it."""
+        return not self.recorded.requires.python.mentioned.isdisjoint(ON_GRAD_MODE)
 
     def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
         """Sets the call's grad mode for a forward cut, or on where the program turns it on.
@@ -128,7 +128,7 @@ class CallGuards:
         """
         self.check_grad_mode()
         on = torch.is_grad_enabled()
-        if not on and self.switches_grad_mode and follows(self.recorded.ops):
+        if not on and self.knows_grad_mode and follows(self.recorded.ops):
             return torch.inference_mode(mode=False)
         return torch.set_grad_enabled(on)
 

@@ -1,6 +1,7 @@
 """Run the user's program once over abstract tensors, and record what it did."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -119,8 +120,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         passed = capture.arguments.stand_ins(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
-        away, steps = _is_absent(target.device), capture.steps.following(before.casts)
-        with running(recorder, loan.paths(), away, capture.engine), steps:
+        steps = capture.steps.following(before.casts)
+        with _running(capture, loan.paths(), before), steps:
             passed = capture.arguments.opened(passed, loan)
             call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
@@ -156,11 +157,6 @@ def _effects(requires: CallRequirements) -> list[Effect]:
 
 def _returned(result: Any, call: Any, filled: list[Any]) -> Iterator[ReturnArgument]:
     return map(ReturnArgument, handed_back(result, call, filled))
-
-
-def _is_absent(device: torch.device) -> bool:
-    """Whether this machine has no such device."""
-    return device.type not in torch_api.device_types_here()
 
 
 def _filled(kept: list[Change]) -> list[Any]:
@@ -246,6 +242,13 @@ def _note_reads(
     requires.python.ambient = _ambient(requires, capture)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
+
+
+def _running(
+    capture: Session, paths: dict[int, str], before: HeapSnapshot
+) -> AbstractContextManager[None]:
+    device, sees = capture.semantics.target.device.type, capture.looks_for_switches(before)
+    return running(capture.recorder, paths, device, capture.engine, switches=sees)
 
 
 def _ambient(requires: CallRequirements, capture: Session) -> list[tuple[torch_api.Row, Any]]:

@@ -54,6 +54,8 @@ class Session:
         self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.questions = ValueGuards(Constants(types.symbols.concrete, guarded=guarded))
+        self.sees_switches = False
+        """whether it would see where the program switches torch's ambient state"""
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """the caller's object for each input: a tensor, or a symbolic number"""
@@ -143,6 +145,12 @@ class Session:
                 (module, name), role = item.owner, item.role
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
+
+    def looks_for_switches(self, before: HeapSnapshot) -> bool:
+        """Whether to see where the program switches torch's state: the code it reaches may."""
+        reaches = not before.mentioned.isdisjoint(torch_api.SWITCHED_BY)
+        self.sees_switches = self.assumed.switches or reaches
+        return self.sees_switches
 
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""

@@ -38,6 +38,8 @@ class Assumed:
     """places with other tensors than earlier captures found there"""
     together: bool = False
     """whether arguments that share memory are views of one input"""
+    switches: bool = True
+    """whether the program may switch torch's ambient state"""
 
 
 @dataclass(slots=True, eq=False)

@@ -76,6 +76,12 @@ def set_attention(before: tuple[Any, ...]) -> None:
     _C._set_sdp_priority_order([*order])
 
 
+ATTENTION = bindings(
+    *[f"_set_sdp_use_{name}" for name in (*_ATTENTION, "overrideable", "fa3")],
+    "_set_sdp_priority_order",
+)
+
+
 def precision() -> tuple[Any, ...]:
     """What float32 is computed with in products: by the old name, and by each of the new ones.
 

@@ -44,11 +44,13 @@ class Row:
     asked: tuple[str, ...] = ()
     """names of functions and attributes by which Python asks for it"""
     setters: tuple[Place, ...] = ()
-    """where the bindings stand that switch it, if it is refused inside"""
+    """where the bindings stand that switch it, if ops have to know of it"""
     device: str = ""
     """the type of the only devices whose kernels it changes"""
     mentions: tuple[str, ...] = ()
-    """what code mentions that switches it"""
+    """parts of names that code mentions which switches it"""
+    public: tuple[str, ...] = ()
+    """names by which Python switches it, beside those of the bindings"""
     tables: tuple[Any, ...] = ()
     """containers that are all empty where nobody has changed it"""
     count: Callable[[], int] | None = None
@@ -86,12 +88,14 @@ ROWS: Final = (
         setters=bindings("_set_default_dtype", "_set_default_tensor_type"),
         mentions=("set_default_dtype", "set_default_tensor_type", "default_dtype"),
         known_to_torch=True,
+        public=("set_default_dtype", "set_default_tensor_type"),
     ),
     Row(
         "number of threads", "process", ("values", "Python"), "asked", "refused",
         torch.get_num_threads, torch.set_num_threads, asked=("get_num_threads",),
         setters=((torch, "set_num_threads"),), mentions=("set_num_threads", "num_threads"),
         known_to_torch=True,
+        public=("set_num_threads",),
     ),
     Row(
         "deterministic algorithms", "process", ("values", "kernels", "Python"), "always", "refused",
@@ -99,6 +103,7 @@ ROWS: Final = (
         asked=("are_deterministic_algorithms_enabled", "get_deterministic_debug_mode"),
         setters=bindings("_set_deterministic_algorithms"),
         mentions=("deterministic_algorithms", "set_deterministic_debug_mode"), known_to_torch=True,
+        public=("use_deterministic_algorithms", "set_deterministic_debug_mode"),
     ),
     Row(
         "filling of memory", "process", ("values",), "asked", "refused",
@@ -106,11 +111,13 @@ ROWS: Final = (
         asked=("fill_uninitialized_memory",),
         setters=bindings("_set_deterministic_fill_uninitialized_memory"),
         mentions=("fill_uninitialized_memory",),
+        public=("fill_uninitialized_memory",),
     ),
     Row(
         "flushing of small numbers", "thread", ("values",), "around", "refused",
         switches.flushes, torch.set_flush_denormal,
         setters=((torch, "set_flush_denormal"),), mentions=("set_flush_denormal",),
+        public=("set_flush_denormal",),
     ),
     Row(
         "anomaly detection", "process", ("gradients", "Python"), "asked", "free",
@@ -156,6 +163,13 @@ ROWS: Final = (
         ) + switches.properties(MKLDNN, ("allow_tf32", "fp32_precision"))
         + switches.properties(CUDNN, ("allow_tf32", "fp32_precision")),
         mentions=("float32_matmul_precision", "fp32_precision", "allow_tf32"),
+        public=(
+            "set_float32_matmul_precision",
+            "fp32_precision",
+            "allow_tf32",
+            "set_flags",
+            "flags",
+        ),
     ),
     Row(
         "sums in short floats", "process", ("values", "kernels"), "asked", "refused",
@@ -163,13 +177,27 @@ ROWS: Final = (
         asked=("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
                "fp16_bf16_reduction_math_sdp_allowed"),
         setters=switches.REDUCED, mentions=("reduced_precision", "reduction_math_sdp", "fp16"),
+        public=(
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+            "allow_fp16_bf16_reduction_math_sdp",
+        ),
     ),
     Row(
         "attention kernels", "process", ("values", "kernels", "Python"), "asked", "recorded",
         switches.attention, switches.set_attention,
         asked=("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
                "cudnn_sdp_enabled"),
-        mentions=("_sdp", "sdpa_kernel"),
+        setters=switches.ATTENTION, mentions=("_sdp", "sdpa_kernel"),
+        public=(
+            "sdpa_kernel",
+            "sdp_kernel",
+            "enable_flash_sdp",
+            "enable_mem_efficient_sdp",
+            "enable_math_sdp",
+            "enable_cudnn_sdp",
+        ),
     ),
     Row(
         "torch.backends.cudnn", "process", ("values", "kernels", "Python"), "asked", "refused",
@@ -180,6 +208,7 @@ ROWS: Final = (
             "_set_cudnn_depthwise_kernel",
         ) + switches.properties(CUDNN, switches.CUDNN),
         device="cuda", mentions=("cudnn", "enabled", "benchmark", "deterministic"),
+        public=("cudnn",),
     ),
     Row(
         "torch.backends.mkldnn", "process", ("values", "kernels", "Python"), "asked", "refused",
@@ -188,16 +217,19 @@ ROWS: Final = (
         setters=bindings("_set_mkldnn_enabled", "_set_mkldnn_deterministic")
         + switches.properties(MKLDNN, switches.MKLDNN),
         device="cpu", mentions=("mkldnn", "enabled", "deterministic"),
+        public=("mkldnn",),
     ),
     Row(
         "torch.backends.nnpack", "process", ("values", "kernels"), "asked", "refused",
         switches.nnpack, switches.set_nnpack, asked=("nnpack",),
         setters=bindings("_set_nnpack_enabled"), device="cpu", mentions=("nnpack",),
+        public=("nnpack",),
     ),
     Row(
         "torch.backends.quantized", "process", ("values", "kernels"), "asked", "refused",
         switches.quantized, switches.set_quantized, asked=("quantized",),
         setters=bindings("_set_qengine"), device="cpu", mentions=("quantized", "engine"),
+        public=("quantized",),
     ),
     Row(
         "linear algebra libraries", "process", ("values", "kernels"), "asked", "refused",
@@ -205,6 +237,7 @@ ROWS: Final = (
         asked=("preferred_linalg_library", "preferred_blas_library"),
         setters=bindings("_set_linalg_preferred_backend", "_set_blas_preferred_backend"),
         device="cuda", mentions=("preferred_linalg_library", "preferred_blas_library"),
+        public=("preferred_linalg_library", "preferred_blas_library"),
     ),
     Row(
         "fast path of attention", "process", ("values", "Python"), "asked", "recorded",
@@ -213,4 +246,19 @@ ROWS: Final = (
     ),
 )  # fmt: skip
 """All rows, in the order in which they are read; they are put back from last to first"""
+SETTERS: Final = MappingProxyType({
+    f"{row.name}, {number}": (row, place, vars(place[0])[place[1]])
+    for row in ROWS for number, place in enumerate(row.setters)
+})  # fmt: skip
+"""By a name for each, the row, where the binding stands, and the binding"""
+STANDS: Final = MappingProxyType({each: place for _, place, each in SETTERS.values()})
+"""Where a binding stands that switches a row"""
+SWITCHED_BY: Final = frozenset(
+    name for row in ROWS if row.setters
+    for name in (*row.public, *(key for _, key in row.setters if key != "setter"))
+)  # fmt: skip
+"""Names by which Python switches a row whose bindings are replaced in a capture"""
+ASKED_BY: Final = frozenset(name for row in ROWS for name in row.asked)
+ASKING: Final = MappingProxyType({id(each): row.name for row in ROWS for each in row.functions})
+"""Functions of torch's by which Python asks for a row"""
 BY_NAME: Final = MappingProxyType({row.name: row for row in ROWS})

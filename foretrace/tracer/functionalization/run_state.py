@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
+from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Checkpoint, ModuleCall, Op, Origin, Value
 from foretrace.ir.program.tensor_type import Size
@@ -250,6 +251,15 @@ class AutogradState:
             yield
         finally:
             self.saving = before
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """A row of torch's ambient state that the program has set to something else."""
+
+    row: torch_api.Row
+    before: Any
+    """what it was around the program"""
 
 
 @dataclass(slots=True, eq=False)
