@@ -5,6 +5,23 @@ in the package uses `torch._C` or any other private name, so a new torch version
 reading this room.
 """
 
+from foretrace.torch_api.ambient.modes import (
+    call_graph as call_graph,
+    foreign_function_modes as foreign_function_modes,
+    modules_hooked as modules_hooked,
+    unseen as unseen,
+    watched as watched,
+)
+from foretrace.torch_api.ambient.table import (
+    ASKED_BY as ASKED_BY,
+    ASKING as ASKING,
+    BY_NAME as BY_NAME,
+    ROWS as ROWS,
+    SETTERS as SETTERS,
+    STANDS as STANDS,
+    SWITCHED_BY as SWITCHED_BY,
+    Row as Row,
+)
 from foretrace.torch_api.checkpoints import (
     checkpoint_call as checkpoint_call,
     selective_policy as selective_policy,

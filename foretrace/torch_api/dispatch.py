@@ -142,19 +142,21 @@ def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callab
     return kernel
 
 
-def without_cudnn(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, for a device that is not there: C++ that has chosen cuDNN asks the driver.
+# Sets what `torch.backends.cudnn.enabled` sets, also where a test has frozen that, and unseen by a
+# capture, which replaces the binding.
+set_cudnn: Callable[[bool], None] = _C._set_cudnn_enabled
 
-    `torch.backends.cudnn.enabled` sets the same switch, but where a test has frozen it.
-    """
+
+def without_cudnn(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, for a device that is not there: C++ that has chosen cuDNN asks the driver."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         before = _C._get_cudnn_enabled()
-        _C._set_cudnn_enabled(False)
+        set_cudnn(False)
         try:
             return kernel(*args, **kwargs)
         finally:
-            _C._set_cudnn_enabled(before)
+            set_cudnn(before)
 
     return run
 

@@ -21,25 +21,12 @@ from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 # modules: it gives its arguments on.
 from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunction
 
-# The hooks for the calls of all modules.
-from torch.nn.modules.module import (
-    _global_backward_hooks,
-    _global_backward_pre_hooks,
-    _global_forward_hooks,
-    _global_forward_pre_hooks,
-)
-
 from foretrace import forks
+from foretrace.torch_api.ambient.modes import FOR_ALL_MODULES
 from foretrace.torch_api.pytree import tree_flatten
 
 Function = torch.autograd.Function
 Apply = Callable[..., Any]
-FOR_ALL_MODULES = (
-    _global_forward_hooks,
-    _global_forward_pre_hooks,
-    _global_backward_hooks,
-    _global_backward_pre_hooks,
-)
 
 
 def plain_apply(function: type[_SingleLevelFunction]) -> Apply:

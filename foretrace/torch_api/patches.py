@@ -25,6 +25,7 @@ from torch._higher_order_ops import utils as hop_utils
 from torch.jit._fuser import optimized_execution
 
 from foretrace import forks
+from foretrace.torch_api.ambient.table import SETTERS
 from foretrace.torch_api.checkpoints import CHECKPOINT
 from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -229,12 +230,15 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `torch.inference_mode` enters what this makes
     "inference mode": (_C, "_InferenceMode"),
     "in inference mode": (torch, "is_inference_mode_enabled"),
+    "is inference": (torch, "is_inference"),
     # `nn.LSTM` asks it of its weights before it gives them new memory; `torch.backends.cudnn` is a
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
+    # what switches torch's ambient state
+    **{name: place for name, (_, place, _) in SETTERS.items()},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
     **{name: (os, name) for name in FORKS},
 }

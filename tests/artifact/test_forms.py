@@ -28,7 +28,7 @@ LEFT_OUT: dict[type, set[str]] = {
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
-    "reads", "of_hooks",  # Python outside of the program, which a file does not have
+    "ambient", "reads", "of_hooks",  # Python outside of the program, which a file does not have
     "forms", "tied", "hooked",  # with Python's state
     "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip

@@ -5,7 +5,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, set_num_threads
 
 import foretrace
 from tests.refusals.asks import captures, cuts, exports
@@ -312,6 +312,46 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
 
 refuses("side effect", "python_state/access/global_switches.py:unswitched").when(
     captures(leaves_grad_mode, X), captured(puts_grad_mode_back, X)
+)
+
+
+def makes_doubles(x: Tensor) -> Tensor:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.ones(8) + x  # here
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def makes_doubles_by_name(x: Tensor) -> Tensor:
+    return torch.ones(8, dtype=torch.float64) + x
+
+
+def under_doubles() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        captured(lambda x: torch.ones(8) + x, X)()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+refuses("side effect", "tracer/recorder/dispatch.py:switched_refusal").when(
+    captures(makes_doubles, X), under_doubles, captured(makes_doubles_by_name, X)
+)
+
+
+def counts_threads(x: Tensor) -> Tensor:
+    set_num_threads(torch.get_num_threads())  # here
+    return x * 2
+
+
+def counts_threads_of_torch(x: Tensor) -> Tensor:
+    torch.set_num_threads(torch.get_num_threads())
+    return x * 2
+
+
+refuses("side effect", "python_state/access/global_switches.py:may_switch").when(
+    captures(counts_threads, X), captured(lambda x: x * 2, X), captured(counts_threads_of_torch, X)
 )
 
 

@@ -96,6 +96,7 @@ class Program(Tree):
             Refusal: the call breaks a guard.
         """
         self.calls.inputs(args, kwargs)
+        self.calls.check_grad_mode()
         return Captured(self.recorded, self.semantics)
 
     @Hiding()

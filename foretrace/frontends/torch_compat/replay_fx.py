@@ -5,10 +5,12 @@ An op has the line and the module of its node: the code that fx generates has no
 
 import inspect
 import re
+import types
 from typing import Any
 
 from torch import fx
 
+from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
@@ -74,6 +76,13 @@ class Replay(fx.Interpreter):
         if self.recorder is not None:
             self.recorder.scope.set_module(self._module_of(n))
         return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call what stands where the target did: a capture sees what switches torch's state."""
+        if type(target) is types.BuiltinFunctionType and target in torch_api.STANDS:
+            place, key = torch_api.STANDS[target]
+            target = vars(place)[key]
+        return super().call_function(target, args, kwargs)
 
     def _module_of(self, node: fx.Node) -> ModuleCall | None:
         """The module calls around the node in the front end."""

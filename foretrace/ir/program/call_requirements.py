@@ -7,6 +7,7 @@ from weakref import ref
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.pydata.containers import Structure
@@ -257,6 +258,8 @@ class PythonGuards:
     """containers that it fills or empties, which hold as much as they did"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
+    ambient: list[tuple[torch_api.Row, Any]] = field(default_factory=list)
+    """rows of torch's ambient state that a call finds as they were, and how that was"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
 
@@ -290,6 +293,8 @@ class InputGuards:
     """inputs that nothing reads: what earlier calls have left, and this one leaves again"""
     whole: dict[int, Frame | None] = field(default_factory=dict)
     """inputs that may be no views, and the line that asks it"""
+    inferring: dict[int, bool] = field(default_factory=dict)
+    """whether inputs were inference tensors, where the program asked that of a tensor"""
     rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
     """inputs whose memory has room for so many elements, and the line that asks it"""
     hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)

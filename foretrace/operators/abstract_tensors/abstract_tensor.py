@@ -158,6 +158,10 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             raise view_unknown()
         return False
 
+    def is_inference(self) -> bool:
+        """As `Tensor.is_inference`."""
+        return bool(self.ft_queries.answers.is_inference(self))
+
     _version = property(lambda self: self.ft_queries.answers.version(self))
     _base = property(lambda self: self._is_view() or None)
 

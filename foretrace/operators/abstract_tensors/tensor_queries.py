@@ -36,6 +36,8 @@ def lacks(tensor: Any, name: str) -> NoReturn:
 class TensorAnswers:
     """Answers about the tensors of a run; these are the answers where no program is recorded."""
 
+    asks_inference: bool = False
+    """whether the program asks whether a tensor is one of inference mode"""
     hooking: Any = None
     """records hooks; None where no program is recorded"""
 
@@ -45,6 +47,10 @@ class TensorAnswers:
 
     def set_data(self, tensor: Any, other: Any) -> bool:
         """Set the memory of a tensor to another's; False where no call can."""
+        return False
+
+    def is_inference(self, tensor: Any) -> bool:
+        """Whether it is an inference tensor."""
         return False
 
     def version(self, tensor: Any) -> int:

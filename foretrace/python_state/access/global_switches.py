@@ -1,88 +1,73 @@
 """Switches of torch's and Python's that a program may leave in another state."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from typing import Any
-
-import torch
+from types import BuiltinFunctionType
+from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.python_state.access.monitor import AccessMonitor
 
-CUDA = torch.backends.cuda
-ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
-DEVICES = ("cpu", "cuda")
-"""Devices whose autocast is read"""
-
-
-def _autocast() -> list[tuple[str, bool, torch.dtype]]:
-    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in DEVICES]
+SWITCHES: Final = {row.name: row for row in torch_api.ROWS if row.write is not None}
+"""The rows that are put back, from last to first"""
 
 
-def _set_autocast(before: list[tuple[str, bool, torch.dtype]]) -> None:
-    for device, enabled, dtype in before:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _attention() -> list[bool]:
-    return [getattr(CUDA, f"{name}_sdp_enabled")() for name in ATTENTION]
-
-
-def _set_attention(before: list[bool]) -> None:
-    for name, state in zip(ATTENTION, before, strict=True):
-        getattr(CUDA, f"enable_{name}_sdp")(state)
-
-
-LIBRARIES: tuple[tuple[Any, str], ...] = (
-    (torch.backends.cudnn, "enabled"),
-    (torch.backends.cudnn, "benchmark"),
-    (torch.backends.cudnn, "deterministic"),
-    (torch.backends.mkldnn, "enabled"),
-    (torch.backends.mkldnn, "deterministic"),
+BY_THEMSELVES: Final = frozenset({"autocast", "default dtype", "hooks on saved tensors"})
+"""Rows that every call looks at, by other code than the guards of what was read"""
+ASKED: Final = tuple(
+    row for row in torch_api.ROWS if row.at_call != "around" and row.name not in BY_THEMSELVES
 )
 
 
-def _libraries() -> list[bool]:
-    return [getattr(library, name) for library, name in LIBRARIES]
+def ambient_guards(
+    python: PythonGuards, asked: AbstractSet[str], *, inference: bool
+) -> list[tuple[torch_api.Row, Any]]:
+    """The rows that a call has to find as they are now: those of all calls, and what was asked.
+
+    Args:
+        python: what the program's code mentions and has read.
+        asked: rows on which it depends by what it does.
+        inference: whether inference mode is on around it; torch's own is off while it is recorded.
+    """
+    by = python.mentioned & torch_api.ASKED_BY
+    read = {
+        torch_api.ASKING[id(each)]
+        for fact in python.reads
+        for each in fact.objects
+        if id(each) in torch_api.ASKING
+    }
+    guards = list[tuple[torch_api.Row, Any]]()
+    for row in ASKED:
+        if row.at_call == "always" or row.name in asked or row.name in read or by & {*row.asked}:
+            guards.append((row, inference if row.name == "inference mode" else row.read()))
+    return guards
 
 
-def _set_libraries(before: list[bool]) -> None:
-    for (library, name), state in zip(LIBRARIES, before, strict=True):
-        setattr(library, name, state)
+def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
+    """Whether the code that ran mentions what switches a row, or has it by another name.
 
-
-SWITCHES: dict[str, tuple[tuple[str, ...], Callable[[], Any], Callable[[Any], Any]]] = {
-    "grad_mode": (("grad_enabled",), torch.is_grad_enabled, torch.set_grad_enabled),
-    "default_dtype": ((), torch.get_default_dtype, torch.set_default_dtype),
-    "num_threads": ((), torch.get_num_threads, torch.set_num_threads),
-    "deterministic_algorithms": (
-        (), torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
-    ),
-    "autocast": ((), _autocast, _set_autocast),
-    "anomaly": ((), _anomaly, lambda before: torch.set_anomaly_enabled(*before)),
-    "torch function modes": (
-        ("__enter__", "enter_context"), torch_api.function_modes, torch_api.leave_function_modes,
-    ),
-    "levels of torch.func": (("increment_nesting",), torch_api.levels, torch_api.leave_levels),
-    "dual level": (
-        ("dual_level",), torch_api.dual_level, torch_api.leave_dual_levels,
-    ),
-    "default_device": ((), torch_api.default_device, torch.set_default_device),
-    "float32_matmul_precision": (
-        (), torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,
-    ),
-    "scaled_dot_product_attention": (("_sdp",), _attention, _set_attention),
-    "torch.backends": (("enabled", "benchmark", "deterministic"), _libraries, _set_libraries),
-}  # fmt: skip
-"""By name, put back from last to first: what code mentions that switches it, if not
-the name; how it is read, and how it is written"""
+    Raises:
+        Refusal: it has a binding itself, in whose place nothing can stand.
+    """
+    found = not outside.attributes.isdisjoint(torch_api.SWITCHED_BY)
+    for place in outside.places.values():
+        item = place.before
+        if callable(item) and getattr(item, "__name__", "") in torch_api.SWITCHED_BY:
+            found = True
+            if type(item) is BuiltinFunctionType and item in torch_api.STANDS:
+                raise Refusal(
+                    f"the program has {item.__name__} of torch's, which switches torch's state, by"
+                    f" the name {place.name}",
+                    kind="side effect",
+                    at=lines().calling(place.name),
+                    do=("call it outside of the captured program",
+                        f"or call it as torch.{item.__name__}"),
+                )  # fmt: skip
+    return found
 
 
 @contextmanager
@@ -94,17 +79,17 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
     """
     filters = list(warnings.filters)
     with ExitStack() as stack:
-        before = {name: read() for name, (_, read, _) in SWITCHES.items()}
+        before = {name: row.read() for name, row in SWITCHES.items()}
         for name, state in before.items():
             stack.callback(_put_back, name, state)
         stack.callback(_put_back_warnings, filters)
         yield
-        for name, (mentions, read, _) in SWITCHES.items():
-            if read() != before[name]:
+        for name, row in SWITCHES.items():
+            if row.read() != before[name]:
                 raise Refusal(
                     f"the program leaves torch in another state: {name}",
                     kind="side effect",
-                    at=lines().calling(*(mentions or (name,))),
+                    at=lines().calling(*row.mentions),
                     do="switch it before the captured program is called, or put it back inside",
                 )
         stack.pop_all()  # all of them were just read
@@ -112,9 +97,9 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
 
 
 def _put_back(name: str, before: Any) -> None:
-    _, read, write = SWITCHES[name]
-    if read() != before:
-        write(before)
+    row = SWITCHES[name]
+    if row.write is not None and row.read() != before:
+        row.write(before)
 
 
 def _put_back_warnings(before: list[Any]) -> None:

@@ -52,6 +52,7 @@ class Half:
     def as_the_pair(self, compiled: Callable[..., Any]) -> Callable[..., list[Any]]:
         """The compiled graph with the inputs and outputs of the pair's; it may be a boxed one."""
         boxed = getattr(compiled, "_boxed_call", False)
+        compiled = torch_api.unseen(compiled)
         inputs, outputs = self.inputs, self.outputs
 
         def run(*passed: Any) -> list[Any]:

@@ -121,10 +121,11 @@ def flat_eager(recorded: Recording, semantics: TargetSemantics) -> Callable[...,
     """The ops as straight-line Python that torch's own autograd follows."""
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
-    passes, context = TRAINED if followed else UNTRAINED, Context(recorded, semantics, Level(True))
+    trains = followed or recorded.requires.grad_mode  # what no_grad hides has no history
+    passes, context = TRAINED if trains else UNTRAINED, Context(recorded, semantics, Level(True))
     graph = make_graph(passes, "export", context)
     run = InPlace(graph, {})
-    leaves = write_body(inside, recorded, run, written.inputs, explicit=followed)
+    leaves = write_body(inside, recorded, run, written.inputs, explicit=trains)
     result = result_text(inside, recorded.out_structure, leaves)
     return written.finish(result, inside, grad_on=followed)
 

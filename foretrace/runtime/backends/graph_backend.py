@@ -8,6 +8,7 @@ import sympy
 import torch
 from torch import fx
 
+from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
@@ -177,7 +178,7 @@ class ByBackend:
                 kind="wrong backend",
                 do="let it return a function of the graph's inputs, or the graph module itself",
             )
-        return edges.around(found)
+        return edges.around(torch_api.unseen(found))
 
 
 class InferenceCall:

@@ -127,8 +127,7 @@ class Compiled:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         failed = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
-        watched = torch_api.dispatch_modes() or torch_api.saving_watched()
-        if watched or torch_api.transformed():
+        if torch_api.watched() or torch_api.transformed():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
         tried: Tried = {known: unmet for known, unmet in failed if unmet is not None}
         entry: Entry | None = None

@@ -41,8 +41,9 @@ HERE = Here()
 
 
 def watched() -> bool:
-    """Whether a mode sees operators, or hooks saved tensors: then the program itself runs."""
+    """Whether a mode sees operators or functions, or hooks saved tensors: then all runs itself."""
     seen = torch_api.dispatch_modes() or torch_api.transformed()
+    seen = seen or torch_api.foreign_function_modes()
     return bool(seen) or torch_api.saving_hooks(True) is not None
 
 

@@ -9,9 +9,9 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
-from foretrace.ir.program.op import Op
+from foretrace.ir.program.op import ModuleCall, Op
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import called_in
+from foretrace.ir.program.walk import called_in, every_op
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
@@ -26,6 +26,7 @@ GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
 ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled", "inference_mode")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
 UNHOOKED = "call it outside of the hooks, or use foretrace.compile"
+UNSEEN = "call it outside of the mode, or use foretrace.compile"
 DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 
@@ -60,13 +61,7 @@ class CallGuards:
         """
         for change in self.recorded.changes:
             check_repeatable(change)
-        if torch_api.autocast_devices() != self.recorded.requires.autocast:
-            raise broken("autocast is not as it was when the program was captured", AUTOCAST)
-        now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
-        if now != then:
-            raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
-        if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
-            raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
+        self._check_around(hooks=hooks)
         passed = self._form(args, kwargs)
         if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
@@ -79,23 +74,61 @@ class CallGuards:
         check_shared_memory(shared, set(writes), lambda i: self.recorded.defined_at(writes[i]))
         return tensors, sizes
 
+    def _check_around(self, *, hooks: bool) -> None:
+        """Check what is on around a call, as far as no guard of what was read does.
+
+        Raises:
+            Refusal: it is not as it was, or would see the graph in the program's place.
+        """
+        if torch_api.autocast_devices() != self.recorded.requires.autocast:
+            raise broken("autocast is not as it was when the program was captured", AUTOCAST)
+        now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
+        if now != then:
+            raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
+        if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
+            raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
+        if torch_api.foreign_function_modes():
+            raise broken("a mode sees torch functions, which would see the graph's", UNSEEN)
+        if torch_api.modules_hooked() and self._loaded_modules:
+            raise broken("hooks of all modules do not see those of a loaded program", UNHOOKED)
+
     def _check(self, *, hooks: bool) -> Callable[[list[Any]], Any]:
         count, known = len(self.recorded.guards), self._checks.get(hooks)
         if known is None or known[0] != count:
             known = self._checks[hooks] = count, _checking(self.recorded, hooks=hooks)
         return known[1]
 
+    @property
+    def _loaded_modules(self) -> bool:
+        """Whether it calls modules that are not there: it is from a file, which has no hooks."""
+        ambient = self.recorded.requires.python.ambient
+        return not ambient and any(map(_calls_module, every_op(self.recorded.ops)))
+
+    def check_grad_mode(self) -> None:
+        """Check that the grad mode is as it was, where the program depends on it.
+
+        Raises:
+            Refusal: it is not.
+        """
+        requires = self.recorded.requires
+        minds = self.knows_grad_mode or requires.asks_mode
+        if minds and torch.is_grad_enabled() != requires.grad_mode:
+            raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
+
+    @property
+    def knows_grad_mode(self) -> bool:
+        """Whether the program's code asks for it, or may switch it."""
+        return not self.recorded.requires.python.mentioned.isdisjoint(ON_GRAD_MODE)
+
     def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
         """Sets the call's grad mode for a forward cut, or on where the program turns it on.
 
         Raises:
-            Refusal: it is not as it was, and the program's code knows of it.
+            Refusal: it is not as it was, and the program depends on it.
         """
-        requires, on = self.recorded.requires, torch.is_grad_enabled()
-        knows = not requires.python.mentioned.isdisjoint(ON_GRAD_MODE)
-        if (knows or requires.asks_mode) and on != requires.grad_mode:
-            raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
-        if knows and not on and follows(self.recorded.ops):
+        self.check_grad_mode()
+        on = torch.is_grad_enabled()
+        if not on and self.knows_grad_mode and follows(self.recorded.ops):
             return torch.inference_mode(mode=False)
         return torch.set_grad_enabled(on)
 
@@ -122,6 +155,10 @@ def _equal(leaf: Any, before: Any) -> bool:
     with attempt:
         return same(leaf, before)
     return False
+
+
+def _calls_module(op: Op) -> bool:
+    return isinstance(op.target, ModuleCall)
 
 
 def follows(ops: Iterable[Op]) -> bool:

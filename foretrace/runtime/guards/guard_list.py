@@ -7,7 +7,7 @@ fails, a cut as a function that returns what failed (`cut_guards.py`).
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,13 +50,18 @@ class Broken:
 class GuardList(IdentityGuards):
     """Collects the checks of one record.
 
+    `by_torch`: torch's own guard of its state is among them.
+
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
     one.
     """
 
+    by_torch: ClassVar[bool] = False
+
     def outside(self, *, hooks: bool = False) -> None:
         """Check modules and Python state; `hooks`: also the state that hooks have read."""
-        self.checks += StateGuards(self.source, self.recorded.requires.python, hooks=hooks).checks
+        python = self.recorded.requires.python
+        self.checks += StateGuards(self.source, python, hooks=hooks, by_torch=self.by_torch).checks
 
     def take(self, arguments: list[str]) -> None:
         """Bind a local name for every input; check which arguments are one tensor.
@@ -103,6 +108,7 @@ class GuardList(IdentityGuards):
         self._whole()
         self._rooms()
         self._wrapped()
+        self._inferring()
 
     def answers(self, asked: Sequence[ValueGuard]) -> None:
         """Check the program's questions about values again."""
@@ -243,6 +249,13 @@ class GuardList(IdentityGuards):
             words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
             if free_symbols(then) <= self.bound:
                 self.add(f"{now} == {size_text(then)}", message(words, now), at)
+
+    def _inferring(self) -> None:
+        """Which inputs are inference tensors, where the program has asked."""
+        for index, then in self.recorded.requires.inputs.inferring.items():
+            words = f"{self.recorded.inputs[index].role.name} is {'no' if then else 'an'}"
+            condition = f"{self.inputs[index]}.is_inference() is {then}"
+            self.add(condition, repr(f"{words} inference tensor, unlike in the capture"))
 
     def _wrapped(self) -> None:
         """What inputs hold that wrap others."""

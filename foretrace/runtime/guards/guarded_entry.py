@@ -104,6 +104,8 @@ class Guards(GuardList):
         recorded: the capture.
     """
 
+    by_torch = True
+
     def call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[ValueGuard] = ()
     ) -> list[torch.Tensor]:
@@ -114,7 +116,8 @@ class Guards(GuardList):
         state = torch_api.global_state_guard()
         here, why = self.source.bind(state.check, "state"), self.source.bind(state.reason, "reason")
         self.add(f"{here}()", f"'torch is in another state: ' + {why}()")
-        self._modes()
+        seen = self.source.bind(torch_api.saving_watched, "saving_watched")
+        self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
         arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
@@ -152,13 +155,6 @@ class Guards(GuardList):
         return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
 
     # ---- parts -------------------------------------------------------------------------------
-
-    def _modes(self) -> None:
-        count = self.source.bind(torch_api.function_modes, "function_modes")
-        now = torch_api.function_modes()
-        self.add(f"{count}() == {now}", "'other torch function modes are active'")
-        seen = self.source.bind(torch_api.saving_watched, "saving_watched")
-        self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
 
     def _tensors(self, live: list[torch.Tensor]) -> None:
         """Type, dtype, device, sizes and so on of all inputs, in one call."""

@@ -35,6 +35,8 @@ from foretrace.lowering.emit.python_source import Source
 from foretrace.python_state.access.object_parts import HOOKS
 from foretrace.runtime.guards.guard import Check, Checks, Shown, differs
 
+AROUND = "capture under what is on around the call, or use foretrace.compile"
+"""A way out where torch is in another state"""
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
@@ -42,9 +44,15 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it read."""
 
-    def __init__(self, source: Source, python: PythonGuards, *, hooks: bool = False) -> None:
+    def __init__(
+        self, source: Source, python: PythonGuards, *, hooks: bool = False, by_torch: bool = False
+    ) -> None:
+        """`by_torch`: torch's own guard looks at what it knows of its state."""
         super().__init__(source)
         self.mentioned = python.mentioned
+        for row, before in python.ambient:
+            if not (by_torch and row.known_to_torch):
+                self._ambient(row, before)
         for state in (*python.modules, *python.met):
             self._module(state)
         reads = (*python.reads, *(python.of_hooks if hooks else ()))
@@ -63,6 +71,20 @@ class StateGuards(Checks):
     ) -> None:
         """One more check, of what the program may change itself."""
         self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="state"))
+
+    def _ambient(self, row: torch_api.Row, before: Any) -> None:
+        """Check a row of torch's ambient state."""
+        are = "are not as they were" if row.name.endswith("s") else "is not as it was"
+        words = repr(f"{row.name} {are} when the program was captured")
+        if row.tables and not any(row.tables):
+            tables = (self.source.bind(table, "table") for table in row.tables)
+            condition = f"not ({' or '.join(tables)})"
+        elif row.count is not None and not before:
+            condition = f"not {self.source.bind(row.count, 'count')}()"
+        else:
+            now, then = self.source.bind(row.read, "now"), self.source.bind(before, "then")
+            condition = f"{now}() == {then}"
+        self.checks.append(Check(condition, words, do=AROUND))
 
     # ---- modules -----------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.values.tensor_type import TangentStrides
@@ -36,7 +37,7 @@ def trained_by(
     halves = TrainableCall(
         recorded,
         pair,
-        forward.graph_module,
+        torch_api.unseen(forward.graph_module),
         None,
         partial(_backward, recorded, semantics, stored.graph, pair, backward),
         relaid=True,
@@ -62,7 +63,7 @@ def _backward(
 ) -> Flat:
     """The second half for tangents with such strides: the stored one, or another from the tree."""
     if strides == pair.strides:
-        return backward.graph_module
+        return torch_api.unseen(backward.graph_module)
     graph = partial_backward(
         joint, pair, Context(recorded, semantics, Level(False), tangents=strides)
     )

@@ -200,6 +200,7 @@ REQUIRED: Mapping[str, Kind] = MappingProxyType(
         "viewed": table(NUMBER, optional(FRAME)),
         "together": table(NUMBER, sequence_of(NUMBER, list)),
         "whole": table(NUMBER, optional(FRAME)),
+        "inferring": table(NUMBER, TRUTH),
         "rooms": table(NUMBER, tuple_of(size, optional(FRAME))),
         "idle": sequence_of(NUMBER, frozenset),
         **EFFECT_FIELDS,

@@ -110,6 +110,10 @@ def _met(mine: Any, theirs: Any, places: Places) -> list[Any]:
     return list({id(state.module): state for state in (*theirs, *mine)}.values())
 
 
+def _ambient(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    return list({row.name: (row, before) for row, before in (*theirs, *mine)}.values())
+
+
 def _set_on(mine: Any, theirs: Any, places: Places) -> list[Any]:
     every = [*mine, *((places[index], name, item) for index, name, item in theirs)]
     return list({item[:2]: item for item in every}.values())
@@ -159,6 +163,7 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "together": by_input_of_inputs,
         "idle": _idle,
         "whole": by_input,
+        "inferring": by_input,
         "rooms": by_input,
         "hooked": by_input,
     },
@@ -168,6 +173,7 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "reads": _reads,
         "of_hooks": _reads,
         "mentioned": any_of,
+        "ambient": _ambient,
         "forms": each_of,
         "tied": reads_of_inputs,
         "rebound": _rebound,

@@ -2,6 +2,7 @@
 
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
+from foretrace.python_state.access.global_switches import ambient_guards
 from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.counters import counted_in, scheduled
@@ -122,8 +124,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         passed = capture.arguments.stand_ins(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
-        away, steps = _is_absent(target.device), capture.steps.following(before.casts)
-        with running(recorder, loan.paths(), away, Engine(recorder, capture.leaves)), steps:
+        steps = capture.steps.following(before.casts)
+        with _running(capture, loan.paths(), before), steps:
             passed = capture.arguments.opened(passed, loan)
             call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
@@ -159,11 +161,6 @@ def _effects(requires: CallRequirements) -> list[Effect]:
 
 def _returned(result: Any, call: Any, filled: list[Any]) -> Iterator[ReturnArgument]:
     return map(ReturnArgument, handed_back(result, call, filled))
-
-
-def _is_absent(device: torch.device) -> bool:
-    """Whether this machine has no such device."""
-    return device.type not in torch_api.device_types_here()
 
 
 def _filled(kept: list[Change]) -> list[Any]:
@@ -247,8 +244,25 @@ def _note_reads(
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
     requires.inputs.own = capture.own(requires)
+    requires.python.ambient = _ambient(requires, capture)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
+
+
+def _running(
+    capture: Session, paths: dict[int, str], before: HeapSnapshot
+) -> AbstractContextManager[None]:
+    device, sees = capture.semantics.target.device.type, capture.looks_for_switches(before)
+    engine = Engine(capture.recorder, capture.leaves)
+    return running(capture.recorder, paths, device, engine, switches=sees)
+
+
+def _ambient(requires: CallRequirements, capture: Session) -> list[tuple[torch_api.Row, Any]]:
+    asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
+    if capture.recorder.scope.called_modules:
+        asked.add("hooks of all modules")
+    inference = capture.recorder.autograd.called_in_inference
+    return ambient_guards(requires.python, asked, inference=inference)
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:

@@ -72,7 +72,8 @@ class Session:
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.arguments = Arguments(self)
         leaves = None if self.outside is None else self.leaves
-        types.queries.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
+        answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
+        types.queries.answer_by(answers)
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)
@@ -154,6 +155,12 @@ class Session:
         self.known.own = frozenset(found | {key for key, index in indices.items() if index in tied})
         return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}
 
+    def looks_for_switches(self, before: HeapSnapshot) -> bool:
+        """Whether to see where the program switches torch's state: the code it reaches may."""
+        reaches = not before.mentioned.isdisjoint(torch_api.SWITCHED_BY)
+        self.known.sees_switches = self.assumed.switches or reaches
+        return self.known.sees_switches
+
     def name(self, names: dict[int, str]) -> None:
         """Call tensors so, by id, that the program reaches from outside."""
         self.known.names.update(names)
@@ -169,6 +176,10 @@ class Session:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.queries.requires_grad
         requires.asks_strides = self.types.queries.strides
+        if self.types.queries.answers.asks_inference:
+            known = enumerate(zip(self.inputs, self.real, strict=True))
+            tensors = ((place, real) for place, (item, real) in known if item.size is None)
+            requires.inputs.inferring = {n: real.is_inference() for n, real in tensors}
         requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
         requires.notes.effects += map(ClearGrad, self.gradients.cleared)
         requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)

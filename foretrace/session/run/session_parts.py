@@ -20,7 +20,9 @@ from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients
 from foretrace.tracer.functionalization.alias import written
+from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_hooks import Hooking
+from foretrace.tracer.recorder.inference_mode import is_inference
 from foretrace.tracer.recorder.recorder import Recorder
 
 
@@ -38,6 +40,8 @@ class Assumed:
     """ids of arguments that the program has by another way, too: no stand-ins are"""
     together: bool = False
     """whether arguments that share memory are views of one input"""
+    switches: bool = True
+    """whether the program may switch torch's ambient state"""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +65,9 @@ class KnownTensors:
     lines: dict[tuple[int, tuple[type, ...]], Lines] = field(default_factory=dict)
     """the lines of the program's functions, by how many ran and which classes there are"""
 
+    sees_switches: bool = False
+    """whether it would see where the program switches torch's ambient state"""
+
     def unique(self, name: str) -> str:
         """Take the name, with a number after it if an input has it already."""
         count, found = 0, name
@@ -78,6 +85,7 @@ class RunAnswers(TensorAnswers):
         recorder: what records the program.
         inputs: the inputs so far.
         gradients: what knows the memory of inputs.
+        real: what the caller has for each.
         leaves: what changes leaves; None where no call can change its arguments.
     """
 
@@ -87,7 +95,9 @@ class RunAnswers(TensorAnswers):
         inputs: list[Input],
         gradients: Gradients,
         leaves: RunLeaves | None,
+        real: list[Any],
     ) -> None:
+        self._real, self.asks_inference = real, False
         self.hooking: Any = Hooking(recorder)
         self._recorder, self._inputs = recorder, inputs
         self._gradients, self._leaves = gradients, leaves
@@ -101,6 +111,13 @@ class RunAnswers(TensorAnswers):
         if self._leaves is not None:
             self._leaves.take(tensor, other)
         return self._leaves is not None
+
+    def is_inference(self, tensor: Abstract) -> bool:
+        """Whether it is one in eager; which inputs are is asked of later calls."""
+        self.asks_inference = True
+        inputs = zip(self._inputs, self._real, strict=True)
+        such = [item.value for item, real in inputs if item.size is None and real.is_inference()]
+        return is_inference(self._recorder, value_of(tensor, self._recorder), such)
 
     def version(self, tensor: Abstract) -> int:
         """How often memory of the program's own was written to."""

@@ -21,6 +21,7 @@ from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
+from foretrace.python_state.access.global_switches import may_switch
 from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
 from foretrace.session.run.append_only import AppendOnlyContainers
@@ -151,7 +152,9 @@ def record_to_fixpoint(
             counts.close_all()
             return done
         more = known.note(run, done.recorded)
-        if not (more or run.arguments.close_fixed()):
+        if known.switched_unseen(run, fn):
+            done = None
+        elif not (more or run.arguments.close_fixed()):
             return done
 
 
@@ -167,9 +170,13 @@ class Assumptions:
         self.own = frozenset[int]()
         """ids of arguments that the program has by another way, too"""
 
+        self.switches = False
+        """whether the code mentions what switches torch's ambient state"""
+
     def assumed(self, *, together: bool) -> Assumed:
         """What the next run goes on from."""
-        return Assumed(self.counts, self.fills, [*self.bound.values()], self.own, together)
+        moved = [*self.bound.values()]
+        return Assumed(self.counts, self.fills, moved, self.own, together, self.switches)
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
@@ -189,6 +196,17 @@ class Assumptions:
         more = run.known.own - self.own
         self.own |= more
         return bool(more)
+
+    def switched_unseen(self, run: Session, fn: Any) -> bool:
+        """Whether a run may have switched torch's ambient state, which nothing saw.
+
+        Raises:
+            Refusal: nothing can see it.
+        """
+        if run.outside is None:
+            return False
+        self.switches |= may_switch(run.outside, partial(run.lines, fn))
+        return self.switches and not run.known.sees_switches
 
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""

@@ -23,6 +23,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
+from foretrace.python_state.access.switched_inside import Switches
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
@@ -183,13 +184,14 @@ INPUTS = 4
 """Where the engine has what gradients are wanted of: after outputs, gradients, two switches"""
 
 
-def _engine(engine: Engine) -> Callable[..., Any]:
+def _engine(engine: Engine, switches: Switches) -> Callable[..., Any]:
     """Torch's engine for `torch.func`, which brings its own levels of autograd; else ours."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
         if inputs and all(map(_followed_by_level, inputs)):
             return engine.original(*args, **kwargs)
+        switches.check("the program computes a gradient")
         return engine(*args, **kwargs)
 
     return run
@@ -251,12 +253,23 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def running(
-    recorder: Recorder, paths: dict[int, str], absent: bool, engine: Engine | None = None
-) -> Iterator[None]:
-    """The recorder sees every call inside."""
+    recorder: Recorder, paths: dict[int, str], device: str, engine: Engine | None = None,
+    *, switches: bool = True,
+) -> Iterator[None]:  # fmt: skip
+    """The recorder sees every call inside.
+
+    Args:
+        recorder: it.
+        paths: names of modules, by their ids.
+        device: the type of the target's.
+        engine: computes the gradients that the program asks for.
+        switches: whether it is to see, too, where the program switches torch's ambient state.
+    """
     checkpoints = Checkpoints(recorder)
-    stand_ins = refusing(recorder, absent)
-    stand_ins["engine"] = _engine(engine) if engine is not None else _no_gradient
+    stand_ins = refusing(recorder, device not in torch_api.device_types_here())
+    ambient = Switches(recorder)
+    stand_ins |= ambient.stand_ins(device) if switches else {}
+    stand_ins["engine"] = _engine(engine, ambient) if engine is not None else _no_gradient
     if engine is not None:
         stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
     stand_ins["checkpoint"] = checkpoints.around

@@ -32,6 +32,7 @@ from foretrace.tracer.functionalization.run_state import (
     Failures,
     ForwardMode,
     Scope,
+    Switched,
 )
 
 DETACH = torch.ops.aten.detach.default
@@ -118,6 +119,8 @@ class RecorderBase(torch_api.TorchDispatchMode):
         self.unwatched = unwatched or Unmonitored()  # inside is work of ours
         self.scope, self.aliasing, self.casts = Scope(), Aliasing(), Casts()
         self.autograd, self.forward, self.failures = AutogradState(), ForwardMode(), Failures()
+        self.switched: dict[str, Switched] = {}
+        """rows of torch's ambient state that are not as they were around the program, by name"""
         self.counts: dict[Value, dict[str, Any]] = {}
         """numbers that data decides, by value and use: two calls give one symbol"""
 

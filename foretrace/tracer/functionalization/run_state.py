@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
+from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Checkpoint, ModuleCall, Origin
@@ -55,6 +56,8 @@ class Scope:
     """whether the program of a higher-order operator is being recorded"""
     module: ModuleCall | None = None
     checkpoint: Checkpoint | None = None
+    called_modules: bool = False
+    """whether the program has called a module"""
     lifts: bool = False
     """whether what a program reads from around is lifted into its inputs, as by Dynamo"""
     last_origin: Origin = field(default_factory=lambda: Origin(None, None))
@@ -107,7 +110,7 @@ class Scope:
 
     def enter_module(self, call: ModuleCall, body: list[Op]) -> None:
         """Record the body of a module's call from now on."""
-        self.ops, self.module = body, call
+        self.ops, self.module, self.called_modules = body, call, True
 
     def leave_module(self, ops: list[Op], module: ModuleCall | None) -> None:
         """Record after a module's call again."""
@@ -222,6 +225,8 @@ class AutogradState:
     """whether inference mode is on"""
     inferred: bool = False
     """whether it has been on"""
+    called_in_inference: bool = False
+    """whether it was on around the program"""
 
     def place(self, value: Value) -> Value:
         """The value whose history this one has."""
@@ -229,7 +234,7 @@ class AutogradState:
 
     def start_in(self, inference: bool) -> None:
         """Begin a run in inference mode, or out of it."""
-        self.inference = self.inferred = inference
+        self.inference = self.inferred = self.called_in_inference = inference
 
     def switch_inference(self, mode: bool) -> None:
         """Enter inference mode, or leave it."""
@@ -248,6 +253,15 @@ class AutogradState:
             yield
         finally:
             self.saving = before
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """A row of torch's ambient state that the program has set to something else."""
+
+    row: torch_api.Row
+    before: Any
+    """what it was around the program"""
 
 
 @dataclass(slots=True, eq=False)

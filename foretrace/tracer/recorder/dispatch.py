@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.values.nested import leaves, map_tree
@@ -20,13 +21,18 @@ from foretrace.operators.abstract_tensors.supported_inputs import check_asked_fo
 from foretrace.operators.schemas.dispatch_result import Outcome, Share
 from foretrace.operators.schemas.quirks import CASTS_BELOW
 from foretrace.operators.schemas.schema import schema_of
+from foretrace.operators.targets.sdpa import WHAT as ATTENTION
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
+from foretrace.tracer.functionalization.run_state import Switched
 from foretrace.tracer.recorder.composite_bodies import RecordEachCall, learn_body, subclass_body
 from foretrace.tracer.recorder.data_dependent_ops import DataSizedOp, answer
 from foretrace.tracer.recorder.op_handlers import HANDLERS, KERNEL, Handler, of_kind
 from foretrace.tracer.subclasses.dispatch import check_takes
 from foretrace.tracer.subclasses.tracked_writes import write_to_wrapping
+
+FILLS = ("deterministic algorithms", "filling of memory")
+"""Rows that decide what memory holds that nobody has written"""
 
 
 def learn(
@@ -135,6 +141,66 @@ def casting_inside(
         return None
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     return Outcome(None, inline=RecordEachCall(kernel, choice or INSIDE)) if kernel else None
+
+
+def under_switches(
+    recorder: RecorderBase, func: Any, args: Tree, outcome: Outcome, operands: list[Value]
+) -> Outcome:
+    """The outcome of a call where the program has switched torch's ambient state.
+
+    `args`: all arguments, the named ones in a dict at the end.
+
+    Raises:
+        Refusal: a graph, which runs in the state of its own call, would do something else.
+    """
+    types = [value.type for value in operands]
+    types += [each for each in leaves(outcome.result) if isinstance(each, TensorType)]
+    for switched in recorder.switched.values():
+        if switched.row.name == "default dtype":
+            minds = _minds_default_dtype(args, operands, types)
+        else:
+            minds = switched.row.inside == "refused" and _minds(switched.row, outcome, types)
+        if minds:
+            raise switched_refusal(switched, f"{func} runs")
+    choice = outcome.choice
+    if choice is not None and choice.what == ATTENTION and "attention kernels" in recorder.switched:
+        outcome = copy(outcome)
+        reason = f"the program switches kernels, and {choice.value} is {choice.reason}"
+        outcome.choice = Choice(ATTENTION, "opened", reason, choice.rejected)
+    return outcome
+
+
+def switched_refusal(switched: Switched, what: str) -> Refusal:
+    """The refusal of what a row may change while the program has switched it."""
+    name, ways = switched.row.name, ("or pass dtype=, as in torch.ones(3, dtype=torch.float64)",)
+    return Refusal(
+        f"{what} while the program has switched the {name}, and a graph runs as torch is set around"
+        " its call",
+        kind="side effect",
+        do=(
+            f"switch the {name} outside of the captured program",
+            *(ways if name == "default dtype" else ()),
+        ),
+    )
+
+
+def _minds(row: torch_api.Row, outcome: Outcome, types: list[TensorType]) -> bool:
+    """Whether a row may change what a call computes, by what is known of the call."""
+    if row.device and not any(each.device.type == row.device for each in types):
+        return False
+    return not outcome.views and (not outcome.factory or row.name in FILLS)
+
+
+def _minds_default_dtype(args: Tree, operands: list[Value], types: list[TensorType]) -> bool:
+    """Whether the default dtype may decide a dtype: of a factory's result, or of numbers.
+
+    Beside a tensor of floats, a number of Python's has that tensor's dtype.
+    """
+    *_, named = args
+    if named.get("dtype") is not None or any(value.type.differentiable for value in operands):
+        return False
+    numbers = any(isinstance(each, (float, complex)) for each in leaves(args))
+    return numbers or any(each.differentiable for each in types)
 
 
 def _check_autocast(recorder: RecorderBase, func: Any, operands: list[Value]) -> None:

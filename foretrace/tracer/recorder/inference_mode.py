@@ -43,11 +43,16 @@ class Guard:
         torch.set_grad_enabled(grad)
 
 
+def _is_inference(input: Any) -> bool:
+    return bool(input.is_inference())
+
+
 def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for torch's functions of the mode."""
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
         "in inference mode": lambda: recorder.autograd.inference,
+        "is inference": _is_inference,
     }
 
 
@@ -64,6 +69,13 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
         yield
     if recorder.autograd.inferred:
         _InferenceTensors(recorder).check()
+
+
+def is_inference(recorder: Recorder, value: Value, passed: Iterable[Value]) -> bool:
+    """Whether a value is an inference tensor in eager; `passed`: the inputs that are."""
+    tensors = _InferenceTensors(recorder, passed)
+    tensors.note_all()
+    return value in tensors.inferred
 
 
 def check_mode(recorder: Recorder, name: str) -> None:
@@ -85,9 +97,13 @@ def check_mode(recorder: Recorder, name: str) -> None:
 class _InferenceTensors:
     """Finds the inference tensors of a run, and refuses what eager refuses of them."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.semantics, self.ops = recorder.semantics, recorder.scope.ops
-        self.inferred: set[Value] = set()
+    def __init__(self, recorder: Recorder, passed: Iterable[Value] = ()) -> None:
+        self.semantics, self.ops = recorder.semantics, recorder.scope.root
+        self.inferred = set(passed)
+
+    def note_all(self) -> None:
+        for op, origin in _leaves(self.ops, None):
+            self._note(op, origin.inference)
 
     def check(self) -> None:
         for op, origin in _leaves(self.ops, None):

@@ -25,7 +25,7 @@ from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.functionalization.storage_offsets import place_view
 from foretrace.tracer.recorder.call_key import Reading, key_of
-from foretrace.tracer.recorder.dispatch import casting_inside, learn
+from foretrace.tracer.recorder.dispatch import casting_inside, learn, under_switches
 from foretrace.tracer.recorder.op_handlers import KERNEL, ON_TENSORS, Handler, Reissued
 from foretrace.tracer.subclasses.dispatch import as_program_has
 
@@ -58,6 +58,8 @@ class Recorder(RecorderBase):
         outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
+            if self.switched:
+                outcome = under_switches(self, func, (*values, named), outcome, read.values)
             if outcome.inline is not None:
                 answer = outcome.inline(
                     Call(self, func, values, named, tensors, read.values, outcome)

@@ -1,0 +1,1 @@
+"""What torch keeps beside tensors that can change what a program computes: one table."""

@@ -1,0 +1,85 @@
+"""Modes that see torch functions, and hooks for the calls of all modules: read by identity."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The stack of modes that see torch functions; nothing public reads it.
+from torch import _C
+
+# The hooks for the calls of all modules, and which of these take keyword arguments, or are called
+# where `forward` raises; torch 2.13 to 2.15 keep them in these tables for good.
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_hooks_always_called,
+    _global_forward_hooks_with_kwargs,
+    _global_forward_pre_hooks,
+)
+
+# The mode of `with torch.device(...)` and of `torch.set_default_device`.
+from torch.utils._device import DeviceContext
+
+from foretrace.torch_api.dispatch import dispatch_modes, function_modes
+from foretrace.torch_api.tensors import saving_watched
+
+FOR_ALL_MODULES = (
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+)
+
+
+def modes_of_functions() -> tuple[Any, ...]:
+    """The modes from the outermost: of a context of `torch.device` its device, else the mode."""
+    stack = map(_C._get_function_stack_at, range(function_modes()))
+    return tuple([mode.device if type(mode) is DeviceContext else mode for mode in stack])
+
+
+def foreign_function_modes() -> bool:
+    """Whether a mode other than a context of `torch.device` sees torch functions."""
+    if not function_modes():
+        return False
+    return not all(isinstance(mode, torch.device) for mode in modes_of_functions())
+
+
+def watched() -> bool:
+    """Whether a mode, or hooks on saved tensors, see what a program itself does."""
+    return bool(dispatch_modes()) or saving_watched() or foreign_function_modes()
+
+
+def hooks_of_all_modules() -> tuple[Any, ...]:
+    """The hooks, in the order in which they are called, each with how it is called."""
+    how = _global_forward_hooks_with_kwargs, _global_forward_hooks_always_called
+    return tuple(
+        [
+            tuple([(hook, *(key in table for table in how)) for key, hook in hooks.items()])
+            for hooks in FOR_ALL_MODULES
+        ]
+    )
+
+
+def modules_hooked() -> bool:
+    """Whether there is any such hook."""
+    return any(FOR_ALL_MODULES)
+
+
+def call_graph(module: torch.nn.Module, inputs: Any) -> Any:
+    """Call a graph module of ours: no hook for all modules sees it, as the program has no such."""
+    if any(FOR_ALL_MODULES):
+        return module.forward(*inputs)
+    return module(*inputs)
+
+
+def unseen(found: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiler returned; of a graph module, a function that calls it as `call_graph`."""
+    if not isinstance(found, torch.fx.GraphModule):
+        return found
+
+    def run(*inputs: Any) -> Any:
+        return call_graph(found, inputs)
+
+    return run

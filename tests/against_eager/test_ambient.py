@@ -1,0 +1,338 @@
+"""A call under another state of torch than its capture is answered as in eager, or refused."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+
+import foretrace
+from tests.support.bits import differences, same_bits
+
+NET = nn.Linear(3, 3)
+X = torch.linspace(-1, 1, 6).view(2, 3)
+asks_by_another_name = torch.is_grad_enabled
+
+
+class Scaled(TorchFunctionMode):
+    """Multiplies what `torch.add` gives."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return Tensor.mul(out, self.factor) if func is torch.add else out
+
+
+@contextmanager
+def hooked(register: Callable[..., Any], hook: Callable[..., Any]) -> Iterator[None]:
+    handle = register(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+        modules._global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch 2.13 leaves it
+
+
+@contextmanager
+def switched(switch: Callable[[Any], Any], on: object, off: object) -> Iterator[None]:
+    switch(on)
+    try:
+        yield
+    finally:
+        switch(off)
+
+
+Around = Callable[[], AbstractContextManager[Any]]
+AROUND: dict[str, Around] = {
+    "nothing": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "a mode": partial(Scaled, 2),
+    "another mode": partial(Scaled, 5),
+    "device cpu": partial(torch.device, "cpu"),
+    "device meta": partial(torch.device, "meta"),
+    "default device": lambda: switched(torch.set_default_device, "meta", None),
+    "deterministic": lambda: switched(torch.use_deterministic_algorithms, True, False),
+    "default dtype": lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+    "precision": lambda: switched(torch.set_float32_matmul_precision, "high", "highest"),
+    "threads": lambda: switched(torch.set_num_threads, 1, torch.get_num_threads()),
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "attention": lambda: switched(torch.backends.cuda.enable_flash_sdp, False, True),
+    "fast path": lambda: switched(torch.backends.mha.set_fastpath_enabled, False, True),
+    "a hook before": lambda: hooked(
+        modules.register_module_forward_pre_hook, lambda _, args: (args[0] + 1,)
+    ),
+    "a hook after": lambda: hooked(
+        modules.register_module_forward_hook, lambda _, args, out: out * 2
+    ),
+    "a hook with names": lambda: hooked(
+        lambda hook: modules.register_module_forward_hook(hook, with_kwargs=True),
+        lambda _, args, named, out: out + len(args) + len(named),
+    ),
+}
+ASKS: dict[str, Callable[[Tensor], Any]] = {
+    "adds": lambda x: torch.add(x, 1),
+    "makes": lambda x: torch.ones(2) + torch.zeros(2),
+    "calls a module": lambda x: NET(x) * 2,
+    "grad mode": lambda x: x * (2 if torch.is_grad_enabled() else 3),
+    "grad mode by another name": lambda x: x * (2 if asks_by_another_name() else 3),
+    "inference mode": lambda x: x * (2 if torch.is_inference_mode_enabled() else 3),
+    "inference": lambda x: x * (2 if x.is_inference() else 3 if torch.is_inference(x * 1) else 4),
+    "inference of a view": lambda x: x * (2 if torch.is_inference(x.view(-1)[1:]) else 3),
+    "deterministic": lambda x: x * (2 if torch.are_deterministic_algorithms_enabled() else 3),
+    "default dtype": lambda x: x * (2 if torch.get_default_dtype() is torch.float32 else 3),
+    "device": lambda x: x * (2 if torch.get_default_device().type == "cpu" else 3),
+    "precision": lambda x: x * len(torch.get_float32_matmul_precision()),
+    "threads": lambda x: x * torch.get_num_threads(),
+    "anomaly": lambda x: x * (2 if torch.is_anomaly_enabled() else 3),
+    "mkldnn": lambda x: x * (2 if torch.backends.mkldnn.enabled else 3),
+    "attention": lambda x: x * (2 if torch.backends.cuda.flash_sdp_enabled() else 3),
+    "fast path": lambda x: x * (2 if torch.backends.mha.get_fastpath_enabled() else 3),
+}
+
+
+def recompiling(fn: Any) -> Any:
+    """Each call by a capture of its own once one is refused, as a caller of cuts would."""
+    return foretrace.compile(fn, fullgraph=True)
+
+
+def by_cut(kind: str) -> Callable[[Any], Any]:
+    return lambda fn: foretrace.capture(fn, (X,)).cut(kind)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "compile": foretrace.compile,
+    "fullgraph": recompiling,
+    "graphs": lambda fn: foretrace.compile(fn, fullgraph=True, backend=lambda graph, _: graph),
+    "program": lambda fn: foretrace.capture(fn, (X,)).compile(),
+    "program of graphs": lambda fn: foretrace.capture(fn, (X,)).compile(lambda graph, _: graph),
+    "export": by_cut("export"),
+    "aten": by_cut("aten"),
+}
+
+
+def answer(call: Callable[[Tensor], Any], x: Tensor) -> Any:
+    try:
+        return call(x)
+    except foretrace.Refusal:  # a RuntimeError, too
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore:.*was captured again", "ignore:TF32 acceleration")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:.*is not captured whole")
+@pytest.mark.parametrize("program", ASKS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_under_another_state_is_as_in_eager_or_refused(way: str, program: str) -> None:
+    fn, answered, refused = ASKS[program], 0, 0
+    call = WAYS[way](fn)
+    with torch.inference_mode():
+        inferred = X.clone()
+    for x in (X, inferred):
+        for around in (*AROUND, "nothing"):
+            with AROUND[around]():
+                expected = answer(fn, x)
+                try:
+                    found = answer(call, x)
+                except foretrace.Refusal:
+                    refused += 1
+                    continue
+            answered += 1
+            assert type(found) is type(expected), (around, found, expected)
+            if isinstance(expected, Tensor):
+                assert found.is_inference() == expected.is_inference(), around
+                assert (found.device, found.dtype) == (expected.device, expected.dtype), around
+                assert expected.is_meta or same_bits(found, expected), (around, found, expected)
+            else:
+                assert found == expected, around
+    assert answered >= 2
+    assert not refused or way not in ("compile", "fullgraph", "graphs")
+
+
+@pytest.mark.parametrize("way", ["compile", "fullgraph", "graphs"])
+def test_a_call_of_one_capture_after_another_is_not_captured_again(way: str) -> None:
+    """Contexts of one device are one, though each is an object of its own."""
+    call = WAYS[way](ASKS["makes"])
+    for _ in range(3):
+        with torch.device("cpu"):
+            call(X)
+    assert not call.recaptures
+
+
+def test_hooks_of_all_modules_see_no_graph_of_ours() -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * 2).sum()
+
+    x = X.clone().requires_grad_()
+
+    def first(graph: Any, inputs: Any) -> Any:
+        return graph
+
+    with_compilers = foretrace.aot_autograd(fw_compiler=first)
+    captured, seen = foretrace.capture(program, (x,)), list[Any]()
+    forward, backward = captured.pair()
+    calls: list[Callable[[], Any]] = [
+        lambda: captured.cut("export")(x),
+        lambda: captured.cut("aten")(x),
+        lambda: captured.cut("joint", loss=0)(x),
+        lambda: backward(*forward(x)[1:], torch.ones(())),
+        lambda: foretrace.compile(program, backend=lambda graph, _: graph)(x).backward(),
+        lambda: torch.compile(program, backend=with_compilers)(x).backward(),
+    ]
+    with hooked(modules.register_module_forward_pre_hook, lambda *call: seen.append(call)):
+        for call in calls:
+            call()
+    assert not seen
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, _: graph])
+def test_behind_dynamo_what_no_grad_hides_has_no_history(backend: Any) -> None:
+    net = nn.Linear(3, 3)
+
+    @torch.no_grad()
+    def teacher(x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = net(x)
+        return hidden.softmax(-1), torch.zeros(3).requires_grad_() + 0 * hidden.sum()
+
+    def mixed(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return net(x).detach() + net.weight.sum()
+
+    for program in (teacher, mixed):
+        torch._dynamo.reset()
+        call = torch.compile(program, backend="foretrace", options={"backend": backend})
+        found, expected = call(X), program(X)
+        both = [each if isinstance(each, tuple) else (each,) for each in (found, expected)]
+        for one, other in zip(*both, strict=True):
+            assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
+            assert same_bits(one, other)
+
+
+def test_a_loaded_program_that_calls_modules_is_refused_where_hooks_would_see_them(
+    tmp_path: Path,
+) -> None:
+    foretrace.capture(NET, (X,)).save(tmp_path / "net.ft")
+    loaded = foretrace.load(tmp_path / "net.ft").cut("export")
+    doubled = hooked(modules.register_module_forward_hook, lambda _, args, out: out * 2)
+    with doubled, pytest.raises(foretrace.Refusal, match="hooks of all modules"):
+        loaded(X)
+    assert same_bits(loaded(X), NET(X))
+
+
+def doubles(x: Tensor) -> Any:
+    with switched(torch.set_default_dtype, torch.float64, torch.float32):
+        return torch.ones(3), x.long() / 2, x.int() + 0.5
+
+
+def doubles_of_numbers(x: Tensor) -> Any:
+    with switched(torch.set_default_dtype, torch.float64, torch.float32):
+        return torch.tensor([3.0, 5.0]), x * 2.5, torch.zeros(2, dtype=torch.float32)
+
+
+def filled(x: Tensor) -> Any:
+    with switched(torch.use_deterministic_algorithms, True, False):
+        return torch.empty(3).isnan(), x
+
+
+def flushed(x: Tensor) -> Tensor:
+    with switched(torch.set_flush_denormal, True, False):
+        return x * 1e-38 * 1e-3
+
+
+def without_mkldnn(x: Tensor) -> Tensor:
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        return x.t() @ x
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def without_cudnn(x: Tensor) -> Tensor:
+    with torch.backends.cudnn.flags(enabled=False):
+        return x.t() @ x
+
+
+def by_more_threads(x: Tensor) -> Tensor:
+    before = torch.get_num_threads()
+    with switched(torch.set_num_threads, before + 1, before):
+        return x.t() @ x
+
+
+def precision_asked(x: Tensor) -> Tensor:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    found = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    return x * len(found)
+
+
+def slope_of_deterministic(x: Tensor) -> Tensor:
+    w = x.clone().requires_grad_()
+    y = (w * w).sum()
+    with switched(torch.use_deterministic_algorithms, True, False):
+        return torch.autograd.grad(y, w)[0]
+
+
+def attends(x: Tensor) -> Tensor:
+    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * x.sum()
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+SWITCHES: dict[Callable[[Tensor], Any], bool] = {
+    doubles: False, doubles_of_numbers: True, filled: False, flushed: False, attends: True,
+    without_mkldnn: False, without_cudnn: True, by_more_threads: False, precision_asked: True,
+    slope_of_deterministic: False,
+}  # fmt: skip
+"""Programs that switch torch's state and switch it back, and whether a graph can have that"""
+
+
+def exported(fn: Any) -> Any:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return fn(x)
+
+    return foretrace.export(Calls(), (X,)).module()
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:.*is not captured whole")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+@pytest.mark.parametrize("way", [*WAYS, "export()", "dynamo"])
+@pytest.mark.parametrize("fn", SWITCHES)
+def test_what_runs_under_a_switch_of_the_programs_own(fn: Any, way: str) -> None:
+    torch._dynamo.reset()
+    ways = {**WAYS, "export()": exported, "dynamo": partial(torch.compile, backend="foretrace")}
+    expected = fn(X)
+    try:
+        found = ways[way](fn)(X)
+    except (foretrace.Refusal, BackendCompilerFailed) as error:
+        refused = "has switched the" in str(error) and way != "compile" and not SWITCHES[fn]
+        if not refused:
+            raise
+        return
+    assert SWITCHES[fn] or way in ("compile", "dynamo")
+    assert list(differences(expected, found, "")) == []
+
+
+def test_switches_of_products_that_torch_cannot_read_are_no_error() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        assert same_bits(foretrace.compile(lambda x: x * 2)(X), X * 2)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
