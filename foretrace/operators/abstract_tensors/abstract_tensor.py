@@ -15,7 +15,12 @@ from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
 from foretrace.operators.abstract_tensors.tensor_methods import cast, refused
-from foretrace.operators.abstract_tensors.tensor_queries import TensorQueries, lacks, view_unknown
+from foretrace.operators.abstract_tensors.tensor_queries import (
+    TensorQueries,
+    in_inference,
+    lacks,
+    view_unknown,
+)
 
 TENSOR: Any = torch.Tensor
 """Without torch's stubs, in which its descriptors are plain attributes"""
@@ -67,7 +72,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_queries: "TensorQueries"
     """the questions of the program about all tensors"""
 
-    __getattr__ = lacks
+    __getattr__, is_inference = lacks, in_inference
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
@@ -157,10 +162,6 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if self.ft_alias is not None and self.ft_alias.parent is not None:
             raise view_unknown()
         return False
-
-    def is_inference(self) -> bool:
-        """As `Tensor.is_inference`."""
-        return bool(self.ft_queries.answers.is_inference(self))
 
     _version = property(lambda self: self.ft_queries.answers.version(self))
     _base = property(lambda self: self._is_view() or None)

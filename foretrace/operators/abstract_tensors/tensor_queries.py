@@ -33,6 +33,11 @@ def lacks(tensor: Any, name: str) -> NoReturn:
     raise AttributeError(f"'{type(tensor).__name__}' object has no attribute '{name}'")
 
 
+def in_inference(tensor: Any) -> bool:
+    """Whether a tensor is one of inference mode, as `Tensor.is_inference`."""
+    return bool(tensor.ft_queries.answers.is_inference(tensor))
+
+
 class TensorAnswers:
     """Answers about the tensors of a run; these are the answers where no program is recorded."""
 

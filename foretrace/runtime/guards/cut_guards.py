@@ -9,7 +9,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
-from foretrace.ir.program.op import ModuleCall, Op
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in, every_op
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
