@@ -9,18 +9,13 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.source.call_site import asked, asking_line
 from foretrace.ir.values.value import Value
+from foretrace.operators.abstract_tensors import tensor_queries
 from foretrace.operators.abstract_tensors.index_parts import open_number
 from foretrace.operators.abstract_tensors.indexing import get_item, set_item
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
 from foretrace.operators.abstract_tensors.tensor_methods import cast, refused
-from foretrace.operators.abstract_tensors.tensor_queries import (
-    TensorQueries,
-    in_inference,
-    lacks,
-    view_unknown,
-)
 
 TENSOR: Any = torch.Tensor
 """Without torch's stubs, in which its descriptors are plain attributes"""
@@ -69,10 +64,10 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """whether torch's binding of `x[...]` would need a device that is absent"""
     ft_instance: Any
     """a weak reference to the wrapper that the program has in its place; None of most"""
-    ft_queries: "TensorQueries"
+    ft_queries: tensor_queries.TensorQueries
     """the questions of the program about all tensors"""
 
-    __getattr__, is_inference = lacks, in_inference
+    __getattr__, is_inference = tensor_queries.lacks, tensor_queries.in_inference
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
@@ -160,7 +155,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """False for the owner of memory that the program has allocated; else refused."""
         self.ft_queries.answers.version(self)
         if self.ft_alias is not None and self.ft_alias.parent is not None:
-            raise view_unknown()
+            raise tensor_queries.view_unknown()
         return False
 
     _version = property(lambda self: self.ft_queries.answers.version(self))

@@ -143,7 +143,7 @@ def record_to_fixpoint(
             continue
         if known.drop(run, failed=attempt.error is not None):
             continue
-        if attempt.error is None and known.meets(run):
+        if attempt.error is None and (known.meets(run) or known.switched_unseen(run, fn)):
             done = None
             continue
         if done is None:
@@ -152,9 +152,7 @@ def record_to_fixpoint(
             counts.close_all()
             return done
         more = known.note(run, done.recorded)
-        if known.switched_unseen(run, fn):
-            done = None
-        elif not (more or run.arguments.close_fixed()):
+        if not (more or run.arguments.close_fixed()):
             return done
 
 
