@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import Protocol
 from weakref import ref
 
+import torch
 from torch.utils.hooks import BackwardHook
 
-from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.formula_tracer import Tape
 from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_hook
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
@@ -20,6 +21,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
@@ -32,8 +34,10 @@ class Walk(Protocol):
     gradients: dict[Value, Value]
     finished: set[Value]
     reached: set[Value]
-    derivatives: Derivatives
-    outside: dict[int, Value]
+    reads: BackwardReads | None
+
+    def user_tape(self, device: torch.device) -> Tape:
+        """What records a hook."""
 
     @property
     def ops(self) -> list[Op]:
@@ -142,8 +146,10 @@ class Hooks:
             gradient = walk.gradients.get(value)
             if op.target.several:
                 raise _several(op)
+            if walk.reads is not None:
+                walk.reads.of_hook(op.target)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.runs.user_tape)
+                done = run_hook(op, gradient, walk.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen

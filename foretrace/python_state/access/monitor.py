@@ -52,15 +52,6 @@ class Refusing(Protocol):
         """Whether it wants to know the functions in C that this code calls."""
 
 
-class BackwardReads:
-    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
-
-    def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Location] = {}
-        self.attributes: set[str] = set()
-        self.codes: dict[int, types.CodeType] = {}
-
-
 class AccessMonitor(Unmonitored):
     """Watches one run: what it reads from outside."""
 
@@ -87,7 +78,6 @@ class AccessMonitor(Unmonitored):
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
-        self.later = BackwardReads()
         self._stop: Callable[[], Any] = nobody_watches
         """stops the reports of the interpreter, during the run"""
         self._watch: Callable[[], Any] = nobody_watches
@@ -206,10 +196,10 @@ class AccessMonitor(Unmonitored):
             self.attributes |= reads_of(code).attributes
             self._note_counts(frame, code)
             return self._meet_as(code, ())
-        self._read(code, space, self)
+        self._read(code, space)
         if frame.f_locals is space:  # a text that binds the names themselves
             for name in reads_of(code).names:
-                self._note(name, space, self)
+                self._note(name, space)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         own = {*_python_own(frame, reads_of(code))}
@@ -228,45 +218,26 @@ class AccessMonitor(Unmonitored):
                     if isinstance(method := vars(base)[name], types.FunctionType):
                         self.counts |= reads_of(method.__code__).counts
 
-    def _read(
-        self, code: types.CodeType, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
-    ) -> None:
+    def _read(self, code: types.CodeType, space: dict[str, Any]) -> None:
         reads = reads_of(code)
-        notes.attributes |= reads.attributes
+        self.attributes |= reads.attributes
         for name in reads.globals:
             if name in space or name in reads.binds:
-                self._note(name, space, notes)
+                self._note(name, space)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run
                 module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
             if isinstance(module, types.ModuleType):
-                self._note(name, vars(module), notes)
+                self._note(name, vars(module))
         for name in imported(code, space):
-            self._note(name, sys.modules, notes)
+            self._note(name, sys.modules)
 
-    def _note(
-        self, name: str, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
-    ) -> None:
-        known = name == ANNOTATED or (id(space), name) in notes.places
+    def _note(self, name: str, space: dict[str, Any]) -> None:
+        known = name == ANNOTATED or (id(space), name) in self.places
         if not known and type(space.get(name)) not in (Like, Chosen):
             content = self._as_it_was(space.get(name, MISSING))
-            notes.places[id(space), name] = Location(name, space, content)
-
-    def will_run(self, function: types.FunctionType) -> None:
-        """Note what a function reads that runs in the backward, and those that it names."""
-        code, space = function.__code__, function.__globals__
-        if id(code) in self.later.codes or origin(code, space) != "user":
-            return
-        self.later.codes[id(code)] = code
-        waiting = [code]
-        while waiting:
-            code = waiting.pop()
-            self._read(code, space, self.later)
-            waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-            for name in reads_of(code).globals:
-                if isinstance(named := space.get(name), types.FunctionType):
-                    self.will_run(named)
+            self.places[id(space), name] = Location(name, space, content)
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)

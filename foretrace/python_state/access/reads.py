@@ -64,32 +64,14 @@ def read_outside(
 
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
-    leaves, later = list(leaves), outside.later
-    reading = _read(outside.attributes, outside.places.values(), fn, leaves, requires, open)
-    if later.codes:
-        places = {**later.places, **outside.places}.values()
-        named = outside.attributes | later.attributes
-        more = _read(named, places, fn, leaves, requires, open)
-        known = {(type(each), each.name) for each in reading.found}
-        requires.python.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
+    reading = StateReads(outside.attributes, open, set(map(id, requires.notes.filled)))
+    items = [("the program", fn), *leaves]
+    reading.read(requires.python.modules, outside.places.values(), items)
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.inputs.set_on += reading.set_on(index, tensor)
     requires.python.reads, requires.python.met = reading.found, reading.met
     requires.python.mentioned = reading.mentioned
-
-
-def _read(
-    mentioned: Iterable[str],
-    places: Iterable[Location],
-    fn: Any,
-    leaves: Iterable[tuple[str, Any]],
-    requires: CallRequirements,
-    open: set[int],
-) -> "StateReads":
-    reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
-    reading.read(requires.python.modules, places, [("the program", fn), *leaves])
-    return reading
 
 
 class StateReads:
@@ -124,7 +106,15 @@ class StateReads:
         """Note what modules, globals and closure cells, and objects by name lead to."""
         self._walk(self._of_modules(states))
         self._walk(step for place in places for step in self._of_name(place))
-        self._walk(step for name, item in items for step in self._to(name, item, DEEPEST))
+        self._walk(step for name, item in items for step in self._from(name, item))
+
+    def _from(self, name: str, item: Any) -> Iterable[Step]:
+        """What an object by name leads to, or a class."""
+        return (
+            self._classes(item, DEEPEST)
+            if isinstance(item, type)
+            else self._to(name, item, DEEPEST)
+        )
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input, but for the tensors that it wraps: these are its own."""

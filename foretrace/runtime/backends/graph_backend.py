@@ -53,7 +53,7 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards, early, unmet = Guards(source, recorded), call.early, FailedValueGuard()
         guards.call(args, kwargs, early.asked.values())
         guards.kernels()
-        guards.outside(hooks=True)
+        guards.outside(call.reads)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
@@ -182,6 +182,8 @@ class ByBackend:
 
 class InferenceCall:
     """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
+
+    reads: ClassVar[None] = None
 
     def __init__(self, whole: InferenceGraph, recorded: Recording) -> None:
         self.forward, self.early, self.written = whole.run, whole.early, whole.written

@@ -37,12 +37,13 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it read."""
 
-    def __init__(self, source: Source, python: PythonGuards, *, hooks: bool = False) -> None:
+    def __init__(self, source: Source, python: PythonGuards) -> None:
         super().__init__(source)
         self.mentioned = python.mentioned
         for state in (*python.modules, *python.met):
             self._module(state)
-        for guard in (*python.reads, *(python.of_hooks if hooks else ())):
+        guard: Any
+        for guard in python.reads:
             self._guard(guard)
         self._elsewhere(python)
 

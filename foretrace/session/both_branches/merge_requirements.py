@@ -164,7 +164,6 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "modules": of_the_call,
         "met": _met,
         "reads": _reads,
-        "of_hooks": _reads,
         "mentioned": any_of,
         "forms": each_of,
         "tied": reads_of_inputs,
