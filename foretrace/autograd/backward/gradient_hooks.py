@@ -18,7 +18,7 @@ from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import every_op, outs_in
+from foretrace.ir.program.walk import called_in, every_op, outs_in
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.backward_reads import BackwardReads
@@ -262,6 +262,7 @@ def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
     }
     if not placed:
         return list(ops)
+    _check_unwritten(placed, recorded)
     order, waiting = dict[Value, int](), list[tuple[int, Op]]()
     for place, op in enumerate(every_op(recorded.ops)):
         if op in placed:
@@ -275,6 +276,33 @@ def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
             found.append(waiting.pop(0)[1])
         found.append(op)
     return [*found, *(op for _, op in waiting)]
+
+
+def _check_unwritten(hooks: Iterable[Op], recorded: Recording) -> None:
+    """Refuse a retained gradient of a returned tensor that is written to afterwards.
+
+    In torch the new content has the retained gradient; in a graph it is another tensor.
+    """
+    for op in hooks:
+        if op.target.way == RETAIN:
+            (value,) = op.operands
+            later = written_over(value, recorded) - {value}
+            if any(output.value in later for output in recorded.outputs):
+                raise Refusal(
+                    "the program writes to a tensor after retain_grad(), and returns it",
+                    kind="hook",
+                    at=op.origin.frame,
+                    do="call retain_grad() after the last write",
+                )
+
+
+def written_over(value: Value, recorded: Recording) -> set[Value]:
+    """A value, and what the program has written over it."""
+    found = {value}
+    for op in called_in(recorded.ops):
+        if op.writes and not found.isdisjoint(op.operands[:1]):
+            found.update(op.outs)
+    return found
 
 
 def left_out(recorded: Recording, graph: Iterable[Op]) -> dict[Value, Op]:

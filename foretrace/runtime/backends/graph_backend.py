@@ -38,6 +38,7 @@ from foretrace.runtime.calls.epilogue import (
     end_lines,
     register_hooks,
 )
+from foretrace.runtime.calls.kept_gradients import check_kept
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -90,11 +91,12 @@ def join(
     """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
 
     Raises:
-        Refusal: an op on the way of a gradient has no derivative.
+        Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
     """
     core = core_of(recorded)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core)
+    check_kept(recorded)
     context = Context(core, semantics, Level(False))
     joint = make_graph(DERIVED, "joint", context)
     return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
