@@ -36,6 +36,12 @@ class OfHelper(Copies):
         return scaled(g)
 
 
+class Negated(Copies):
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return -FACTOR * g
+
+
 class OfClass(Copies):
     factor = 1.0
 
@@ -218,3 +224,15 @@ def test_what_only_a_backward_reads_is_no_condition_of_a_forward() -> None:
     cut = foretrace.capture(OfClass.apply, (x,)).cut("export")
     set_to(3.0)
     assert slope(cut) == slope(program)
+
+
+def test_a_gradient_inside_that_reads_a_number_which_varies() -> None:
+    """A step of Python's on the number is an op of the backward's own body."""
+
+    def gradient(x: Any) -> Any:
+        return torch.autograd.grad(Negated.apply(x).sum(), x)[0]
+
+    compiled, x = by_graphs(gradient), torch.ones(1, requires_grad=True)
+    for factor in (1.0, 9.0, 4.0):
+        globals()["FACTOR"] = factor
+        assert torch.equal(compiled(x), gradient(x))
