@@ -1,6 +1,7 @@
 """Leaves of autograd that a program makes: by factories that are told so, lazily, in a dict."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,85 @@ def test_it_is_refused_with_its_line_where_one_call_is_captured() -> None:
     check(refusal, at=step)
     assert refusal.of_first_call
     assert not store
+
+
+# ---- leaves and retained gradients that a graph has inside ---------------------------------------
+
+
+def _retains(x: Tensor) -> Any:
+    y = x * 2
+    y.retain_grad()
+    return (y * y).sum(), y
+
+
+def _retains_and_writes(x: Tensor) -> Any:
+    y = x * 2
+    y.retain_grad()
+    y.mul_(3)
+    return (y * y).sum(), y
+
+
+def _makes_a_leaf(x: Tensor) -> Any:
+    noise = torch.zeros(3).requires_grad_()
+    return (x.detach() + noise).exp().sum(), noise
+
+
+def _makes_a_parameter(x: Tensor) -> Any:
+    scale = nn.Parameter(torch.ones(3))
+    return (x * scale).sum(), scale
+
+
+class _Keeps(nn.Module):
+    kept: Tensor
+
+    def forward(self, x: Tensor) -> Any:
+        self.kept = x * 2
+        self.kept.retain_grad()
+        return (self.kept**2).sum(), None
+
+
+KEEPING = (_retains, _retains_and_writes, _makes_a_leaf, _makes_a_parameter)
+
+
+def _kept(program: Any, x: Tensor) -> Any:
+    loss, given = program(x)
+    loss.backward()
+    given = program.kept if given is None else given
+    return None if given.grad is None else given.grad.tolist()
+
+
+def _twice(program: Any, x: Tensor) -> None:
+    """A program that leaves a tensor where there was none is captured at its second call."""
+    for _ in range(2):
+        program(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize("make", [*(lambda f=f: f for f in KEEPING), _Keeps])
+def test_what_is_given_out_keeps_its_gradient(make: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    expected = _kept(make(), x)
+    assert expected is not None
+    graphs: Any = lambda graph, _: graph  # noqa: E731
+    for backend in ("eager", graphs):
+        compiled = foretrace.compile(make(), backend=backend)
+        assert [_kept(compiled, x) for _ in range(2)] == [expected] * 2
+    whole = foretrace.compile(make(), backend=graphs, fullgraph=True)
+    with pytest.raises(foretrace.Refusal, match="another result depends on it") as refused:
+        _twice(whole, x)
+    assert refused.value.kind == "hook"
+
+
+def test_what_nothing_depends_on_is_given_out() -> None:
+    def apart(x: Tensor) -> Any:
+        last = x.sin()
+        last.retain_grad()
+        return x.sum(), torch.ones(3, requires_grad=True), last
+
+    compiled = foretrace.compile(apart, backend=lambda graph, _: graph, fullgraph=True)
+    results = [fn(torch.ones(3, requires_grad=True)) for fn in (compiled, apart)]
+    for _, leaf, last in results:
+        assert leaf.is_leaf
+        (leaf * last).sum().backward()
+    pairs = zip(results[0][1:], results[1][1:], strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
-from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.returned import ReturnedArgument
@@ -20,6 +20,7 @@ from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
 from foretrace.serialization.schema.requirement_fields import GROUPS, fields_of, requirements_of
 
 LEFT_OUT: dict[type, set[str]] = {
+    Graph: {"reads"},  # Python outside of the program
     Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records
     TensorType: {"_dense", "_hash", "_overlapping", "_symbols", "key"},
     ValueGuard: {"again"},  # the graph asserts the answer
@@ -28,7 +29,7 @@ LEFT_OUT: dict[type, set[str]] = {
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
-    "ambient", "reads", "of_hooks",  # Python outside of the program, which a file does not have
+    "ambient", "reads",  # Python outside of the program, which a file does not have
     "forms", "tied", "hooked",  # with Python's state
     "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip

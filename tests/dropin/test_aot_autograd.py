@@ -245,3 +245,16 @@ def test_a_partition_fn_of_torch_splits_the_joint_graph():
 def test_wrong_arguments_are_refused_at_once(wrong):
     with pytest.raises(foretrace.Refusal):
         foretrace.aot_autograd(**wrong)
+
+
+def test_a_number_that_comes_to_be_zero_after_others() -> None:
+    def program(x: Any, n: Any) -> Any:
+        k = n.item()
+        torch._check(k >= 0)
+        torch._check(k <= x.shape[0])
+        return x[:k] * 2
+
+    backend = foretrace.aot_autograd(fw_compiler=lambda graph, _: graph.forward)
+    compiled, x = torch.compile(program, backend=backend), torch.arange(10.0)
+    for k in (5, 3, 1, 0, 7):
+        assert torch.equal(compiled(x, torch.tensor(k)), x[:k] * 2)

@@ -296,3 +296,59 @@ class Remembers(nn.Module):
 refuses("hook", "autograd/backward/gradient_hooks.py:state_kept").when(
     cuts(Remembers(), W, loss=0), trained(holds_a_tensor, W), trained_compiled(Remembers(), W)
 )
+
+
+# ---- what is kept of a graph's inside ----------------------------------------------------------
+
+
+def compiles_whole(fn: Program, *args: Any) -> Callable[[], None]:
+    """It is compiled whole, and called."""
+    compiled = foretrace.compile(fn, fullgraph=True)
+    return lambda: same(compiled(*args), fn(*args))
+
+
+def by_graphs(fn: Program, *args: Any) -> Callable[[], None]:
+    """It is compiled whole for a function of graphs, and called."""
+    compiled = foretrace.compile(fn, backend=lambda graph, _: graph, fullgraph=True)
+    return lambda: same(compiled(*args), fn(*args))
+
+
+def retains(w: Tensor) -> Any:
+    y = w * 2
+    y.retain_grad()  # here
+    return (y * y).sum(), y
+
+
+def gives_it_detached(w: Tensor) -> Any:
+    y = w * 2
+    y.retain_grad()
+    return (y * y).sum(), y.detach()
+
+
+refuses("hook", "runtime/calls/kept_gradients.py:check_kept").when(
+    by_graphs(retains, W),
+    by_graphs(gives_it_detached, W),
+    captured(retains, W),
+    at=retains,
+)
+
+
+def retains_and_writes(w: Tensor) -> Any:
+    y = w * 2
+    y.retain_grad()  # here
+    y.mul_(3)
+    return y
+
+
+def writes_and_retains(w: Tensor) -> Any:
+    y = w * 2
+    y.mul_(3)
+    y.retain_grad()
+    return y
+
+
+refuses("hook", "autograd/backward/gradient_hooks.py:_check_unwritten").when(
+    compiles_whole(retains_and_writes, W),
+    compiles_whole(writes_and_retains, W),
+    at=retains_and_writes,
+)

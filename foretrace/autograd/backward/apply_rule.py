@@ -1,13 +1,17 @@
 """The derivative of one call in a walk: its rule, and the rule's ops over the call's values."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
+
+import torch
 
 from foretrace.autograd.backward.gradient_hooks import Hooks
 from foretrace.autograd.backward.gradient_map import Gradients, backward_op
 from foretrace.autograd.backward.unpack_hooks import unpacked
 from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.formula_tracer import Tape
 from foretrace.autograd.derivatives.rule import Rule, TypedCall
 from foretrace.autograd.derivatives.saved_tensors import Saving
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
@@ -19,6 +23,7 @@ from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, map_values, substitute, values_in
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
+from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.tracer.recorder.autograd_hooks import Packed
 
 
@@ -34,6 +39,8 @@ class Formulas(Gradients):
         hooks: Hooks | None = None,
     ) -> None:
         super().__init__(inference)
+        self.reads: BackwardReads | None = None
+        """what watches backwards and hooks of the user's, where nobody else does"""
         self.derivatives = derivatives
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
@@ -52,6 +59,11 @@ class Formulas(Gradients):
         """values at which torch's engine arrives without a gradient"""
         self._known: dict[tuple[Any, ...], tuple[Rule | None, tuple[int, ...]]] = {}
         """by equal calls: the rule, and which operand each occurrence is"""
+
+    def user_tape(self, device: torch.device) -> Tape:
+        """What records a user's backward or hook."""
+        around = nullcontext if self.reads is None else self.reads.during
+        return self.derivatives.runs.user_tape(device, self.outside, around)
 
     # ---- which rule ---------------------------------------------------------------------------
 

@@ -240,11 +240,12 @@ class Differentiation(Formulas):
             return
         finished = self.finished.union(op.outs)
         waiting = {g for v, g in self.gradients.items() if v not in finished}
-        tape = self.derivatives.runs.user_tape
+        context = vars(op.target.context)
+        if self.reads is not None:
+            self.reads.of_function(op.target)
         try:
-            context = vars(op.target.context)
             with torch_api.switched(context, released=self.released(op)):
-                rule = own_rule(op, tangents, waiting, self.outside, tape)
+                rule = own_rule(op, tangents, waiting, self.user_tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -282,6 +283,7 @@ class Differentiation(Formulas):
             {},
             VersionCounters(self.stale.overwritten),
         )
+        walk.reads = self.reads
         walk.stale.meet(subgraph.ops)
         for value, tangent in tangents.items():
             walk.add(value, tangent, because)

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import Protocol
 from weakref import ref
 
+import torch
 from torch.utils.hooks import BackwardHook
 
-from foretrace.autograd.derivatives.derive import Derivatives
+from foretrace.autograd.derivatives.formula_tracer import Tape
 from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_hook
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
@@ -17,9 +18,10 @@ from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import RuleName
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import every_op, outs_in
+from foretrace.ir.program.walk import called_in, every_op, outs_in
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
@@ -32,8 +34,10 @@ class Walk(Protocol):
     gradients: dict[Value, Value]
     finished: set[Value]
     reached: set[Value]
-    derivatives: Derivatives
-    outside: dict[int, Value]
+    reads: BackwardReads | None
+
+    def user_tape(self, device: torch.device) -> Tape:
+        """What records a hook."""
 
     @property
     def ops(self) -> list[Op]:
@@ -142,8 +146,10 @@ class Hooks:
             gradient = walk.gradients.get(value)
             if op.target.several:
                 raise _several(op)
+            if walk.reads is not None:
+                walk.reads.of_hook(op.target)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.runs.user_tape)
+                done = run_hook(op, gradient, walk.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen
@@ -256,6 +262,7 @@ def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
     }
     if not placed:
         return list(ops)
+    _check_unwritten(placed, recorded)
     order, waiting = dict[Value, int](), list[tuple[int, Op]]()
     for place, op in enumerate(every_op(recorded.ops)):
         if op in placed:
@@ -269,6 +276,33 @@ def with_hooks(ops: Sequence[Op], recorded: Recording) -> list[Op]:
             found.append(waiting.pop(0)[1])
         found.append(op)
     return [*found, *(op for _, op in waiting)]
+
+
+def _check_unwritten(hooks: Iterable[Op], recorded: Recording) -> None:
+    """Refuse a retained gradient of a returned tensor that is written to afterwards.
+
+    In torch the new content has the retained gradient; in a graph it is another tensor.
+    """
+    for op in hooks:
+        if op.target.way == RETAIN:
+            (value,) = op.operands
+            later = written_over(value, recorded) - {value}
+            if any(output.value in later for output in recorded.outputs):
+                raise Refusal(
+                    "the program writes to a tensor after retain_grad(), and returns it",
+                    kind="hook",
+                    at=op.origin.frame,
+                    do="call retain_grad() after the last write",
+                )
+
+
+def written_over(value: Value, recorded: Recording) -> set[Value]:
+    """A value, and what the program has written over it."""
+    found = {value}
+    for op in called_in(recorded.ops):
+        if op.writes and not found.isdisjoint(op.operands[:1]):
+            found.update(op.outs)
+    return found
 
 
 def left_out(recorded: Recording, graph: Iterable[Op]) -> dict[Value, Op]:

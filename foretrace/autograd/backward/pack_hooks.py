@@ -75,7 +75,6 @@ class Packing:
                 at=asking_line(),
                 do="put them around it, or leave them out",
             )
-        recorder.will_run(hooks.unpack_hook)
         self._push(
             hooks, Op(SavingCall(hooks.unpack_hook), (), {}, None, (), origin=recorder.origin())
         )

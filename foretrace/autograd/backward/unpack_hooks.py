@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.derivatives.derive import Derivatives
-from foretrace.autograd.derivatives.formula_tracer import current_value, flat_ops
+from foretrace.autograd.derivatives.formula_tracer import Tape, current_value, flat_ops
 from foretrace.autograd.eager_history.op_facts import locate, written_positions
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Write
@@ -24,9 +23,10 @@ from foretrace.tracer.recorder.error_reports import adding_nothing, reported
 class Walk(Protocol):
     """The walk of a joint cut."""
 
-    derivatives: Derivatives
-    outside: dict[int, Value]
     hooks: Any
+
+    def user_tape(self, device: torch.device) -> Tape:
+        """What records a hook."""
 
     @property
     def ops(self) -> list[Op]:
@@ -47,11 +47,11 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
         Refusal: it does something that no graph can do, or gives what is no tensor.
     """
     op = packed.op
-    tape = walk.derivatives.runs.user_tape(op.outs[0].type.device, walk.outside)
+    tape = walk.user_tape(op.outs[0].type.device)
     tape.take_lines_of(op, unpacked.__code__)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), tape, torch.no_grad():
         try:
-            with reported(tape), adding_nothing():
+            with tape.user_code(), reported(tape), adding_nothing():
                 found = packed.taken_out()
             _check_unwritten(packed, tape.scope.ops)
             known = [each if isinstance(each, Abstract) else tape.lift(each) for each in found]

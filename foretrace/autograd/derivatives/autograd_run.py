@@ -78,10 +78,23 @@ class AutogradRuns:
         setting = self.types, self._semantics, device, self._outcomes
         return Tape(*setting, known=known, results=results)
 
-    def user_tape(self, device: torch.device, outside: dict[int, Value]) -> Tape:
-        """What records a user's backward or hook; `outside`: real tensors that it may reach."""
+    def user_tape(
+        self,
+        device: torch.device,
+        outside: dict[int, Value],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Tape:
+        """What records a user's backward or hook.
+
+        Args:
+            device: where the program's tensors are.
+            outside: real tensors that it may reach, by id.
+            around: the context in which it runs.
+        """
         setting = self.types, self._semantics, device, self._outcomes
-        return Tape(*setting, results=(), outside=outside)
+        tape = Tape(*setting, results=(), outside=outside)
+        tape.enter_for_user_code(around)
+        return tape
 
     def registered(
         self,

@@ -4,7 +4,8 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 functional, as in a program.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import CodeType, MappingProxyType
@@ -72,6 +73,8 @@ class Tape(WithoutExample, Recorder):
         known: Tree = None,
     ) -> None:
         super().__init__(types, semantics, Sources(), outcomes, self)
+        self._around_user: Callable[[], AbstractContextManager[None]] = nullcontext
+        """gives the context of a user's backward or hook"""
         self.outside = {} if outside is None else outside
         """by id, real tensors that a user's backward may reach"""
         self.device = device
@@ -83,6 +86,14 @@ class Tape(WithoutExample, Recorder):
         self.around: Origin | None = None
         """that of a hook, whose ops have lines of their own"""
         self._alive: list[Abstract] = []
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """A context in which a user's backward or hook runs."""
+        return self._around_user()
+
+    def enter_for_user_code(self, around: Callable[[], AbstractContextManager[None]]) -> None:
+        """Run each backward or hook of the user's inside of such a context."""
+        self._around_user = around
 
     def expect(self, func: Any) -> None:
         """Take the next call of an operator for the one whose rule is wanted."""

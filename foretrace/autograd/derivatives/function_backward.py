@@ -25,8 +25,7 @@ def own_rule(
     op: Op,
     tangents: list[Value | None],
     waiting: Collection[Value],
-    outside: dict[int, Value],
-    tape_on: Callable[[torch.device, dict[int, Value]], Tape],
+    tape_on: Callable[[torch.device], Tape],
 ) -> Rule:
     """The derivative of one call of a Function, in the call's own values.
 
@@ -34,14 +33,13 @@ def own_rule(
         op: the call.
         tangents: for each result, the gradient that arrived.
         waiting: gradients of other values that the walk has yet to come to.
-        outside: by id, real tensors that the backward may reach, and what they hold then.
-        tape_on: makes a tape for a device, and such real tensors.
+        tape_on: makes a tape for a device.
 
     Raises:
         Refusal: the backward does something that no graph can do, or gives what fits no input.
     """
     call, operands = op.target, [v for v in op.args if isinstance(v, Value)]
-    tape = tape_on(operands[0].type.device, outside)
+    tape = tape_on(operands[0].type.device)
     formals = _formals(call, tangents)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
         placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}

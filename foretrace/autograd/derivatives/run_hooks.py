@@ -41,22 +41,20 @@ class Done:
 def run_hook(
     op: Op,
     gradient: Value | None,
-    outside: dict[int, Value],
-    tape_on: Callable[[torch.device, dict[int, Value]], Tape],
+    tape_on: Callable[[torch.device], Tape],
 ) -> Done:
     """What a hook does to a gradient.
 
     Args:
         op: the registration.
         gradient: what arrived in all; None where torch's engine comes without one.
-        outside: by id, real tensors that the hook may reach, and what they hold then.
-        tape_on: makes a tape for a device, and such real tensors.
+        tape_on: makes a tape for a device.
 
     Raises:
         Refusal: the hook does something that no graph can do, or gives what eager refuses.
     """
     call, (value,) = op.target, op.operands
-    tape = tape_on(value.type.device, outside)
+    tape = tape_on(value.type.device)
     tape.take_lines_of(op, run_hook.__code__)
     run = _reporting(call, tape)
     with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
@@ -100,7 +98,7 @@ def name_of_hook(op: Op, of: str) -> RuleName:
 
 def _reporting(call: HookCall, tape: Tape) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
-        with reported(tape), adding_nothing():
+        with tape.user_code(), reported(tape), adding_nothing():
             return call.hook(*args)
 
     called.__name__ = call.name  # the engine's errors name it

@@ -87,8 +87,8 @@ class Parts:
         ]
         primals = joint.inputs[: len(joint.inputs) - len(tangents)]
         self.pair = Pair(
-            Graph(primals, [], [*results, *outputs], "forward"),
-            Graph([*inputs, *tangents], [], gradients, "backward"),
+            Graph(primals, [], [*results, *outputs], "forward", joint.reads),
+            Graph([*inputs, *tangents], [], gradients, "backward", joint.reads),
             (),
         )
         self.forward = Half(forward, found.primals, _places(results, len(saved)))

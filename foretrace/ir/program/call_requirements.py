@@ -250,8 +250,6 @@ class PythonGuards:
     """further modules that the program's code may read, if it was watched"""
     reads: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[ReadFact] = field(default_factory=list)
-    """what its hooks may read beside that, in the backward: of a graph that has them"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
     forms: list[StateRead] = field(default_factory=list)

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.forks import cached_property
-from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.call_requirements import CallRequirements, PythonGuards
 from foretrace.ir.program.effect import Effect, Phase
 from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
 from foretrace.ir.program.interface import Input, Mutation, Output, Signature, Target, roles_of
@@ -259,6 +259,8 @@ class Graph:
     ops: list[Op]
     outputs: list[Output]
     kind: str
+    reads: PythonGuards | None = None
+    """what the program's own Python has read that ran when the backward was derived"""
 
     @property
     def signature(self) -> Signature:

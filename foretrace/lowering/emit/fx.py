@@ -17,7 +17,7 @@ from foretrace.ir.program.interface import Input, Output
 from foretrace.ir.program.names import Names, calls_target
 from foretrace.ir.program.op import Op, Subgraph, target_name
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.walk import leaves_that_run, shows
+from foretrace.ir.program.walk import binds, leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size, solved
 from foretrace.ir.symbols.symbols import Symbols
@@ -126,12 +126,10 @@ class Emitter:
         return place
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
-        found = {
-            s
-            for each in leaves_that_run(op.body or ())
-            for s in free_symbols((each.args, each.kwargs))
-        }
-        return sorted(found, key=str)
+        """The sizes that an op takes which is a submodule; its own ops bind the others."""
+        leaves = [*leaves_that_run(op.body or ())]
+        found = {s for each in leaves for s in free_symbols((each.args, each.kwargs))}
+        return sorted(found.difference(*map(binds, leaves)), key=str)
 
     def size_placeholder(self, size: Size, name: str) -> None:
         """Add a placeholder for a size."""
@@ -142,7 +140,7 @@ class Emitter:
         """What is computed of a size begins here."""
         node.meta["val"] = self.symbols.symbolic(size)
         if isinstance(size, sympy.Expr):
-            self.sizes.setdefault(self.symbols.simplify(size), node)
+            self.sizes = {self.symbols.simplify(size): node, size: node} | self.sizes
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         meta = self.describe(node, op)

@@ -109,8 +109,8 @@ def partition(
     inputs += [size_input(s, role) for s, role in zip(sizes, roles[len(handed) :], strict=True)]
     saved = [_saved(halves, v, reasons, copies) for v in handed]
     return Pair(
-        Graph(halves.inputs, first, [*halves.outputs, *outputs], "forward"),
-        Graph([*inputs, *halves.tangents], ops, halves.gradients, "backward"),
+        Graph(halves.inputs, first, [*halves.outputs, *outputs], "forward", joint.reads),
+        Graph([*inputs, *halves.tangents], ops, halves.gradients, "backward", joint.reads),
         (*saved, *(Saved(size, 0, "an op of the backward takes it", None) for size in sizes)),
     )
 

@@ -6,6 +6,7 @@ is there anyway. What ran in a checkpoint is recomputed under every policy, as i
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.op import Op
@@ -86,7 +87,7 @@ def recomputed(
         for each in sorted(again, key=sides.position.__getitem__):
             ops.append(_drawn_again(each, new, states) if draws(each) else _once_more(each, new))
         ops.append(rename(op, new))
-    return Graph(graph.inputs, list(_with_states(ops, states)), graph.outputs, graph.kind)
+    return replace(graph, ops=list(_with_states(ops, states)))
 
 
 def _drawn_again(op: Op, new: dict[Value, Value], states: dict[Op, Value]) -> Op:

@@ -4,6 +4,7 @@ As eager's checkpoint does. The operators for it are torch's own, which its comp
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +35,7 @@ def opened(graph: Graph, symbols: Symbols) -> Graph:
             ops += flatten((op,), leaves)
         else:
             ops.append(op)
-    return Graph(graph.inputs, ops, graph.outputs, graph.kind)
+    return replace(graph, ops=ops)
 
 
 def repeatable(op: Op, symbols: Symbols) -> bool:

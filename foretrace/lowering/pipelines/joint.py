@@ -20,6 +20,7 @@ from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import cut_inside, flatten
 from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
+from foretrace.python_state.access.backward_reads import BackwardReads
 
 
 @as_pass("check gradients")
@@ -66,13 +67,15 @@ def cut_joint_subgraphs(graph: Graph, context: Context) -> Graph:
 
 def _differentiated(graph: Graph, context: Context, *, at_inputs: bool) -> Graph:
     """The tree, then the ops of its derivative; tangents as inputs, gradients as outputs."""
-    recorded, walk = context.recorded, _walk(context)
+    reads = BackwardReads()
+    recorded, walk = context.recorded, _walk(context, reads)
     tangents = _seed(recorded, walk, context.loss, context.tangents)
     walk.stale.meet(recorded.ops)
     with state_kept(recorded, walk.hooks):
         walk.walk(recorded.ops)
         if at_inputs and walk.hooks:
             walk.hooks.of_inputs(recorded.inputs, walk)
+        read = reads.found(recorded)
     gradients = [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
         for item in recorded.inputs
@@ -83,10 +86,11 @@ def _differentiated(graph: Graph, context: Context, *, at_inputs: bool) -> Graph
         inputs=[*graph.inputs, *tangents],
         ops=[*graph.ops, *walk.scope.ops],
         outputs=[*graph.outputs, *gradients],
+        reads=read,
     )
 
 
-def _walk(context: Context) -> Differentiation:
+def _walk(context: Context, reads: BackwardReads) -> Differentiation:
     recorded, semantics = context.recorded, context.semantics
     now = {m.index: m.value for m in recorded.mutations if not m.rebound}
     outside = {
@@ -98,9 +102,11 @@ def _walk(context: Context) -> Differentiation:
         semantics.derivatives, semantics.inference, semantics.table, context.joint_level.whole,
         outside, VersionCounters(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
+    walk.reads = reads
     for call in saving_calls(recorded) if recorded.hooks else ():
         walk.packs |= call.packs
         walk.carried |= call.carried
+        reads.of_hook(call)
     return walk
 
 

@@ -54,7 +54,9 @@ def partial_backward(
     tangents = [next(there) if s is not None else i for i, s in zip(late, strides, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
     outputs = [replace(o, value=substitute(o.value, known)) for o in halves.gradients]
-    return Graph([*inputs, *tangents], [rename(op, known) for op in ops], outputs, "backward")
+    return Graph(
+        [*inputs, *tangents], [rename(op, known) for op in ops], outputs, "backward", part.reads
+    )
 
 
 def _original(saved: Saved) -> Any:

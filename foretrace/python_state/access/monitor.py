@@ -22,7 +22,6 @@ from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.access.dynamic_names import FUNCTIONS, passes_on, read_at, reads_fields
 from foretrace.python_state.access.noted import (
     Asked,
-    BackwardReads,
     Notes,
     Refusing,
     reads_state,
@@ -60,7 +59,6 @@ class AccessMonitor(Unmonitored):
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
-        self.later = BackwardReads()
         self._stop: Callable[[], Any] = nobody_watches
         """stops the reports of the interpreter, during the run"""
         self._watch: Callable[[], Any] = nobody_watches
@@ -175,7 +173,7 @@ class AccessMonitor(Unmonitored):
                     self.attributes.add(read.name)
         elif function is globals:
             for name in [*frame.f_globals] if origin(frame.f_code, {}) == "user" else ():
-                self._note(name, frame.f_globals, self)
+                self._note(name, frame.f_globals)
         if self.holes is not None:
             self.holes.called(frame, function)
 
@@ -194,17 +192,17 @@ class AccessMonitor(Unmonitored):
             self._note_fields(frame)
             return self._meet_as(code, (self._note_fields,))
         if kind == "library" and reads_state(code, space):
-            self._read(code, space, self)
+            self._read(code, space)
         if kind == "library" or imported:
             return self._meet_as(code, ())
         if kind == "layer":
             self.attributes |= reads_of(code).attributes
             self._note_counts(frame, code)
             return self._meet_as(code, ())
-        self._read(code, space, self)
+        self._read(code, space)
         if frame.f_locals is space:  # a text that binds the names themselves
             for name in reads_of(code).names:
-                self._note(name, space, self)
+                self._note(name, space)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         self.asked.note(frame, reads_of(code))
@@ -222,48 +220,29 @@ class AccessMonitor(Unmonitored):
                     if isinstance(method := vars(base)[name], types.FunctionType):
                         self.counts |= reads_of(method.__code__).counts
 
-    def _read(
-        self, code: types.CodeType, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
-    ) -> None:
+    def _read(self, code: types.CodeType, space: dict[str, Any]) -> None:
         reads = reads_of(code)
-        notes.attributes |= reads.attributes
+        self.attributes |= reads.attributes
         for name in reads.globals:
             if name in space or name in reads.binds:
-                self._note(name, space, notes)
+                self._note(name, space)
         self.asked.note_builtins(reads, space)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run
                 module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
             if isinstance(module, types.ModuleType):
-                self._note(name, vars(module), notes)
+                self._note(name, vars(module))
         for name in imported(code, space):
-            self._note(name, sys.modules, notes)
+            self._note(name, sys.modules)
         for name, table in state_of_python(reads, space):
-            self._note(name, table, notes)
+            self._note(name, table)
 
-    def _note(
-        self, name: str, space: dict[str, Any], notes: "BackwardReads | AccessMonitor"
-    ) -> None:
-        known = name == ANNOTATED or (id(space), name) in notes.places
+    def _note(self, name: str, space: dict[str, Any]) -> None:
+        known = name == ANNOTATED or (id(space), name) in self.places
         if not known and type(space.get(name)) not in (Like, Chosen):
             content = self._as_it_was(space.get(name, MISSING))
-            notes.places[id(space), name] = Location(name, space, content)
-
-    def will_run(self, function: types.FunctionType) -> None:
-        """Note what a function reads that runs in the backward, and those that it names."""
-        code, space = function.__code__, function.__globals__
-        if id(code) in self.later.codes or origin(code, space) != "user":
-            return
-        self.later.codes[id(code)] = code
-        waiting = [code]
-        while waiting:
-            code = waiting.pop()
-            self._read(code, space, self.later)
-            waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-            for name in reads_of(code).globals:
-                if isinstance(named := space.get(name), types.FunctionType):
-                    self.will_run(named)
+            self.places[id(space), name] = Location(name, space, content)
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)

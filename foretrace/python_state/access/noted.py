@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from foretrace.errors import FROM_TEXT, is_generated
-from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.python_state.access.dynamic_names import Read
@@ -90,15 +89,6 @@ class Asked:
         hidden = {name for name in reads.globals if name not in space and name in BUILTINS}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
-
-
-class BackwardReads:
-    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
-
-    def __init__(self) -> None:
-        self.places: dict[tuple[int, str], Location] = {}
-        self.attributes: set[str] = set()
-        self.codes: dict[int, types.CodeType] = {}
 
 
 def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

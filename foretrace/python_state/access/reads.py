@@ -81,16 +81,10 @@ def read_outside(
 
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
-    later = outside.later
-    roots, asked = [("the program", fn), *leaves], outside.asked
-    reading = _read(outside.attributes, outside.places.values(), roots, requires, open, asked)
-    reading.found += builtins_seen(asked)
-    if later.codes:
-        places = {**later.places, **outside.places}.values()
-        named = outside.attributes | later.attributes
-        more = _read(named, places, roots, requires, open, asked)
-        known = {(type(each), each.name) for each in reading.found}
-        requires.python.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
+    reading = reading_by(outside, open=open, unread=set(map(id, requires.notes.filled)))
+    items = [("the program", fn), *leaves]
+    reading.read(requires.python.modules, outside.places.values(), items)
+    reading.found += builtins_seen(outside.asked)
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.inputs.set_on += reading.set_on(index, tensor)
@@ -98,20 +92,16 @@ def read_outside(
     requires.python.mentioned = reading.mentioned
 
 
-def _read(
-    mentioned: Iterable[str],
-    places: Iterable[Location],
-    roots: Iterable[tuple[str, Any]],
-    requires: CallRequirements,
-    open: set[int],
-    asked: Asked,
+def reading_by(
+    outside: AccessMonitor,
+    *,
+    also: frozenset[str] = frozenset(),
+    open: Collection[int] = (),
+    unread: Collection[int] = (),
 ) -> "StateReads":
-    filled = set(map(id, requires.notes.filled))
-    places = [*places]
-    named = names_of_getters(place.before for place in places)
-    reading = StateReads({*mentioned, *named}, open, filled, asked)
-    reading.read(requires.python.modules, places, roots)
-    return reading
+    """Follow what the code may read that a monitor has seen; `also`: further attributes."""
+    named = names_of_getters(place.before for place in outside.places.values())
+    return StateReads({*outside.attributes, *also, *named}, open, unread, outside.asked)
 
 
 class StateReads:
@@ -149,7 +139,15 @@ class StateReads:
         """Note what modules, globals and closure cells, and objects by name lead to."""
         self._walk(self._of_modules(states))
         self._walk(step for place in places for step in self._of_name(place))
-        self._walk(step for name, item in items for step in self._to(name, item, DEEPEST))
+        self._walk(step for name, item in items for step in self._from(name, item))
+
+    def _from(self, name: str, item: Any) -> Iterable[Step]:
+        """What an object by name leads to, or a class."""
+        return (
+            self._classes(item, DEEPEST)
+            if isinstance(item, type)
+            else self._to(name, item, DEEPEST)
+        )
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input, but for the tensors that it wraps: these are its own."""

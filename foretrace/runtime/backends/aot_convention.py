@@ -113,7 +113,7 @@ class TorchHalves:
         return Half(module, tuple(order), places)
 
     def _fx(self, graph: Graph) -> fx.GraphModule:
-        named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module")
+        named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module", graph.reads)
         return to_fx(named, self.symbols, self.fakes, needs)
 
 

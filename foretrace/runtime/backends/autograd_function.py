@@ -23,6 +23,7 @@ from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING
 from foretrace.runtime.calls.tangents import lay_out, sizes_by_data, strides_of
 from foretrace.runtime.guards.cut_guards import number
+from foretrace.runtime.guards.guard_list import unlike_then
 
 Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
@@ -47,6 +48,8 @@ class TrainableCall:
         partial: Partial, *, relaid: bool,
     ) -> None:  # fmt: skip
         self.inputs, self.forward = recorded.inputs, forward
+        self.reads = pair.forward.reads
+        self._unlike = None if self.reads is None else unlike_then(self.reads)
         self.early, self.written = NOTHING, frozenset[int]()
         outputs = [o.value for o in recorded.outputs]
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
@@ -78,6 +81,24 @@ class TrainableCall:
         if strides not in self._backwards:
             self._backwards[strides] = self._make(strides)
         return self._backwards[strides]
+
+    def check(self) -> None:
+        """Ask again what Python of the program's own has read that the second half has in it.
+
+        Raises:
+            Refusal: it would read something else now than when the first half ran.
+        """
+        found = None if self._unlike is None else self._unlike()
+        if found is not None:
+            raise Refusal(
+                f"guard broken: {found.reason}, since the forward ran",
+                kind="guard broken",
+                at=asking_line(),
+                do=(
+                    "change it after the backward",
+                    'or use foretrace.compile(..., backend="eager"), whose backward reads it then',
+                ),
+            )
 
     def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
         """The strides in which the backward takes a tangent."""
@@ -159,6 +180,7 @@ class _Run(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise _twice()
         trained: TrainableCall = ctx.trained
+        trained.check()
         arrived = [tangents[place] for place in trained.wanting]
         gradients = iter(_gradients(ctx, trained, arrived))
         return None, None, *(next(gradients) if wanted else None for wanted in trained.wanted)

@@ -39,6 +39,7 @@ from foretrace.runtime.calls.epilogue import (
     end_lines,
     register_hooks,
 )
+from foretrace.runtime.calls.kept_gradients import check_kept
 from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -54,7 +55,7 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards, early, unmet = Guards(source, recorded), call.early, FailedValueGuard()
         guards.call(args, kwargs, early.asked.values())
         guards.kernels()
-        guards.outside(hooks=True)
+        guards.outside(call.reads)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
@@ -91,11 +92,12 @@ def join(
     """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
 
     Raises:
-        Refusal: an op on the way of a gradient has no derivative.
+        Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
     """
     core = core_of(recorded)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core)
+    check_kept(recorded)
     context = Context(core, semantics, Level(False))
     joint = make_graph(DERIVED, "joint", context)
     return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
@@ -183,6 +185,8 @@ class ByBackend:
 
 class InferenceCall:
     """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
+
+    reads: ClassVar[None] = None
 
     def __init__(self, whole: InferenceGraph, recorded: Recording) -> None:
         self.forward, self.early, self.written = whole.run, whole.early, whole.written

@@ -104,7 +104,7 @@ def _inputs(cut: Called, args: Any, kwargs: Any) -> tuple[list[Any], Numbers]:
     Raises:
         Refusal: the call breaks a guard.
     """
-    flat, sizes = cut.calls.inputs(args, kwargs, hooks=cut.graph.kind in ("joint", "forward"))
+    flat, sizes = cut.calls.inputs(args, kwargs, cut.graph)
     for effect in cut.calls.recorded.effects:
         for index in effect.counted:
             count_write(flat[index])

@@ -8,10 +8,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import check_repeatable
+from foretrace.ir.program.call_requirements import PythonGuards, check_repeatable
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import ModuleCall
-from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in, every_op
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
@@ -41,32 +41,32 @@ class CallGuards:
 
     def __init__(self, recorded: Recording) -> None:
         self.recorded = recorded
-        self._checks = dict[bool, tuple[int, Callable[[list[Any]], Any]]]()
+        self._checks = dict[PythonGuards | None, tuple[int, Callable[[list[Any]], Any]]]()
+        """by what the backward of a graph has read"""
 
     def inputs(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        *,
-        hooks: bool = False,
+        graph: Graph | None = None,
     ) -> tuple[list[Any], Numbers]:
         """The graph's inputs from a call's arguments and the live parameters, and the symbols.
 
         Args:
             args: the call's positional arguments.
             kwargs: its keyword arguments.
-            hooks: whether the graph has what the program's hooks do.
+            graph: the one that is called; None: none with a backward.
 
         Raises:
             Refusal: the call breaks a guard.
         """
         for change in self.recorded.changes:
             check_repeatable(change)
-        self._check_around(hooks=hooks)
+        self._check_around(hooks=_trains(graph))
         passed = self._form(args, kwargs)
         if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
-        found = self._check(hooks=hooks)(passed)
+        found = self._check(None if graph is None else graph.reads)(passed)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
@@ -93,10 +93,10 @@ class CallGuards:
         if torch_api.modules_hooked() and self._loaded_modules:
             raise broken("hooks of all modules do not see those of a loaded program", UNHOOKED)
 
-    def _check(self, *, hooks: bool) -> Callable[[list[Any]], Any]:
-        count, known = len(self.recorded.guards), self._checks.get(hooks)
+    def _check(self, reads: PythonGuards | None) -> Callable[[list[Any]], Any]:
+        count, known = len(self.recorded.guards), self._checks.get(reads)
         if known is None or known[0] != count:
-            known = self._checks[hooks] = count, _checking(self.recorded, hooks=hooks)
+            known = self._checks[reads] = count, _checking(self.recorded, reads)
         return known[1]
 
     @property
@@ -150,6 +150,10 @@ class CallGuards:
         return passed
 
 
+def _trains(graph: Graph | None) -> bool:
+    return graph is not None and graph.kind in ("joint", "forward")
+
+
 def _equal(leaf: Any, before: Any) -> bool:
     """Whether an argument that is no tensor is what it was; its class may not compare them."""
     attempt = Attempt(Exception)
@@ -170,11 +174,11 @@ def follows(ops: Iterable[Op]) -> bool:
     )
 
 
-def _checking(recorded: Recording, *, hooks: bool) -> Callable[[list[Any]], Any]:
+def _checking(recorded: Recording, reads: PythonGuards | None) -> Callable[[list[Any]], Any]:
     """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
     source = Source()
     conditions = CutConditions(source, recorded)
-    conditions.write(hooks=hooks)
+    conditions.write(reads)
     inputs = "".join(f"{name}, " for name in conditions.inputs)
     sizes = ", ".join(
         f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
@@ -186,9 +190,9 @@ def _checking(recorded: Recording, *, hooks: bool) -> Callable[[list[Any]], Any]
 class CutConditions(GuardList):
     """What a cut relies on: nothing of the modes that a call runs under."""
 
-    def write(self, *, hooks: bool) -> None:
+    def write(self, reads: PythonGuards | None) -> None:
         """Collect all checks."""
-        self.outside(hooks=hooks)
+        self.outside(reads)
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)
         passed = [self.source.names.new("argument") for _ in range(count)]

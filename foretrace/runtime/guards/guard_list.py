@@ -5,7 +5,7 @@ fails, a cut as a function that returns what failed (`cut_guards.py`).
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import memory_of, one_memory
+from foretrace.ir.program.call_requirements import PythonGuards, memory_of, one_memory
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
@@ -21,8 +21,9 @@ from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
-from foretrace.lowering.emit.python_source import INDENT
+from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.abstract_tensors.subclass_types import Holds
+from foretrace.python_state.access.backward_reads import beyond
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
 from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
@@ -58,10 +59,12 @@ class GuardList(IdentityGuards):
 
     by_torch: ClassVar[bool] = False
 
-    def outside(self, *, hooks: bool = False) -> None:
-        """Check modules and Python state; `hooks`: also the state that hooks have read."""
-        python = self.recorded.requires.python
-        self.checks += StateGuards(self.source, python, hooks=hooks, by_torch=self.by_torch).checks
+    def outside(self, backward: PythonGuards | None = None) -> None:
+        """Check modules and Python state; `backward`: also what a backward has read of it."""
+        own = self.recorded.requires.python
+        self.checks += StateGuards(self.source, own, by_torch=self.by_torch).checks
+        if backward is not None:
+            self.checks += StateGuards(self.source, beyond(own, backward)).checks
 
     def take(self, arguments: list[str]) -> None:
         """Bind a local name for every input; check which arguments are one tensor.
@@ -304,6 +307,13 @@ class GuardList(IdentityGuards):
                         local = known.get(id(tensor)) or self.source.bind(tensor, "tied")
                         reason = repr(f"{state.path}.{name} is another tensor than it was")
                         self.add(f"{here}[{name!r}] is {local}", reason)
+
+
+def unlike_then(reads: PythonGuards) -> Callable[[], Broken | None]:
+    """A function that gives the first of these reads that gives something else now."""
+    source = Source()
+    source.add(*reporting_lines(StateGuards(source, reads).checks, source.space))
+    return source.function("reads", "")
 
 
 def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -44,9 +44,7 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it read."""
 
-    def __init__(
-        self, source: Source, python: PythonGuards, *, hooks: bool = False, by_torch: bool = False
-    ) -> None:
+    def __init__(self, source: Source, python: PythonGuards, *, by_torch: bool = False) -> None:
         """`by_torch`: torch's own guard looks at what it knows of its state."""
         super().__init__(source)
         self.mentioned = python.mentioned
@@ -55,9 +53,8 @@ class StateGuards(Checks):
                 self._ambient(row, before)
         for state in (*python.modules, *python.met):
             self._module(state)
-        reads = (*python.reads, *(python.of_hooks if hooks else ()))
-        self._classes([each for each in reads if isinstance(each, ObjectClass)])
-        for guard in reads:
+        self._classes([each for each in python.reads if isinstance(each, ObjectClass)])
+        for guard in python.reads:
             self._guard(guard)
         self._elsewhere(python)
 

@@ -44,7 +44,7 @@ def trained_by(
     )
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        flat, sizes = forward.calls.inputs(args, kwargs, hooks=True)
+        flat, sizes = forward.calls.inputs(args, kwargs, forward.graph)
         check_unhooked(forward.graph, flat)
         with forward.calls.grad_mode(), uncast():
             results = halves(*flat)

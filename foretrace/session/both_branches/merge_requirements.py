@@ -171,7 +171,6 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "modules": of_the_call,
         "met": _met,
         "reads": _reads,
-        "of_hooks": _reads,
         "mentioned": any_of,
         "ambient": _ambient,
         "forms": each_of,

@@ -9,7 +9,6 @@ import torch
 
 from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.state import Change
-from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.tensor_type import Size
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -150,13 +149,6 @@ class WatchedRecorder(Recorder):
             return RECORD(self, func, types, args, kwargs)
         finally:
             outside.ended()()
-
-    def will_run(self, function: Any) -> None:
-        """Python of the program's that runs in the backward: what it reads is noted."""
-        found = function_of(function)
-        if found is not None:
-            with self.unwatched:
-                self.unwatched.will_run(found)
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again: it is watched."""

@@ -220,9 +220,6 @@ class RecorderBase(torch_api.TorchDispatchMode):
         """A context in which the program's own code runs inside a call."""
         return nullcontext()
 
-    def will_run(self, function: Any) -> None:
-        """Note a function of the program's that the backward will run."""
-
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
         scope = self.scope

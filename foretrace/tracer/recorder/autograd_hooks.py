@@ -236,7 +236,6 @@ class Hooking:
         return handle
 
     def _append(self, way: str, hook: Any, value: Value) -> RemovableHandle:
-        self._recorder.will_run(hook)
         table: OrderedDict[int, Any] = OrderedDict()
         handle = RemovableHandle(table)
         table[handle.id] = hook

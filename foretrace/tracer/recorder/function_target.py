@@ -194,7 +194,7 @@ def backward_of(
     _check_own(call)
 
     def run(backward: Callable[..., Any], *gradients: Any) -> Any:
-        with reported(recorder), adding_nothing():
+        with recorder.user_code(), reported(recorder), adding_nothing():
             return call.context.unpacked_by(backward, gradients)
 
     zeros = call.context.materialize_grads

@@ -1,0 +1,132 @@
+"""What Python of the program's own reads that runs while a backward is derived.
+
+The backward of a Function, and hooks on gradients and on what autograd saves, run when a graph with
+a backward is built. What they read is a condition of that graph, and of no other.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from foretrace.errors import Refusal
+from foretrace.ir.program.call_requirements import (
+    AttributeNames,
+    ContainerLength,
+    PythonGuards,
+    ReadFact,
+    ReadLocation,
+)
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.access.reads import reading_by
+from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import OWN, FunctionCall
+
+BACKWARDS: Final = frozenset({"backward", "vjp"})
+"""Attributes of a Function's class that the engine reads"""
+
+
+class BackwardReads(AccessMonitor):
+    """Watches that Python, each time that it runs in one walk back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._roots = dict[int, tuple[str, Any]]()
+        self._watches = False
+
+    def of_function(self, call: FunctionCall) -> None:
+        """Note what the backward of a Function begins with: its class and its context."""
+        self._begins_at(call.function.__name__, call.function)
+        for name, item in vars(call.context).items():
+            if name not in OWN:
+                self._begins_at(f"{call.function.__name__}'s ctx.{name}", item)
+        for op in call.hooks:
+            self.of_hook(op.target)
+
+    def of_hook(self, call: HookCall) -> None:
+        """Note a hook that runs."""
+        self._begins_at(f"the hook {call.name}", call.hook)
+
+    def _begins_at(self, name: str, item: Any) -> None:
+        if not isinstance(item, Abstract):
+            self._roots.setdefault(id(item), (name, item))
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Watch what runs inside."""
+        if self._watches:
+            yield
+            return
+        self._watches = True
+        try:
+            with self.watching(None):
+                yield
+        finally:
+            self._watches = False
+
+    def _rest(self, frame: Any) -> None:
+        """Go on: what records a derivative does not say when it has answered."""
+
+    def found(self, recorded: Recording) -> PythonGuards | None:
+        """What a call of the graph has to find; None if nothing of the kind ran.
+
+        Raises:
+            Refusal: the backward reads a place in which the program leaves a tensor.
+        """
+        if not (self._roots or self.places):
+            return None
+        reading = reading_by(self, also=BACKWARDS)
+        modules = recorded.requires.python.modules
+        reading.read(modules, self.places.values(), self._roots.values())
+        left = {change.place.identity for change in recorded.changes}
+        facts = [
+            fact
+            for fact in reading.found
+            if fact.identity not in left and not any(isinstance(t, Abstract) for t in fact.tensors)
+        ]
+        _check_left(facts, recorded)
+        return PythonGuards(met=reading.met, reads=facts, mentioned=reading.mentioned)
+
+
+def beyond(own: PythonGuards, backward: PythonGuards) -> PythonGuards:
+    """What a backward has read that the program itself has not, or not so."""
+    known = {(type(fact), fact.name): fact for fact in own.reads}
+    wider = not backward.mentioned <= own.mentioned
+    facts = [
+        fact
+        for fact in backward.reads
+        if not _repeats(fact, known.get((type(fact), fact.name)), wider=wider)
+    ]
+    met = {id(state.module) for state in own.met}
+    more = [state for state in backward.met if id(state.module) not in met]
+    return PythonGuards(met=more, reads=facts, mentioned=backward.mentioned)
+
+
+def _repeats(fact: ReadFact, known: Any, *, wider: bool) -> bool:
+    """Whether a fact is that of the forward, too; `wider`: more attributes are mentioned."""
+    if known is None or known.holder is not fact.holder:
+        return False
+    if isinstance(fact, ReadLocation):
+        now, then = fact.before, known.before
+        return now is then or (plain(now) and plain(then) and same(now, then))
+    if isinstance(fact, AttributeNames):
+        return not wider and fact.before == known.before
+    return isinstance(fact, ContainerLength) and fact.before == known.before
+
+
+def _check_left(facts: list[ReadFact], recorded: Recording) -> None:
+    places = {state.place.identity: state.place for state in recorded.states}
+    for fact in facts if places else ():
+        if fact.identity in places:
+            raise Refusal(
+                f"a backward of the program's own reads {fact.name}, where the program leaves a"
+                " tensor",
+                kind="hook",
+                at=recorded.requires.defined,
+                do=(
+                    "save the tensor in ctx",
+                    "or train by foretrace.compile, with its own backend",
+                ),
+            )
