@@ -251,8 +251,9 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     if "WORLD" in names:
         yield Route("compile, in pieces", _compile(fullgraph=False), every, plain=True)
         yield Route("Program.compile", _program_compile(shapes), calls)
-        yield Route("joint cut", _joint(shapes, halves=False), calls, values, drawn=False,
-                    at_once=True)  # fmt: skip
+        if not names["AROUND"]:  # eager's backward is outside of it, a joint cut's inside
+            joint = _joint(shapes, halves=False)
+            yield Route("joint cut", joint, calls, values, drawn=False, at_once=True)
     if stateful:
         return
     yield Route("joint cut", _joint(shapes, halves=False), calls, values, drawn=False, at_once=True)
