@@ -53,7 +53,7 @@ def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
     Raises:
         Refusal: it has a binding itself, in whose place nothing can stand.
     """
-    found = not outside.attributes.isdisjoint(torch_api.SWITCHED_BY)
+    found = not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
     for place in outside.places.values():
         item = place.before
         if callable(item) and getattr(item, "__name__", "") in torch_api.SWITCHED_BY:

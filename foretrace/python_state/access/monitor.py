@@ -45,6 +45,8 @@ class AccessMonitor(Unmonitored):
         self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
+        self.own_attributes: set[str] = set()
+        """those that the program's code mentions"""
         self.counts: set[str] = set()
         """names of what the program's code, or torch's layers, read and store to"""
         self.stores: set[str] = set()
@@ -223,6 +225,7 @@ class AccessMonitor(Unmonitored):
     def _read(self, code: types.CodeType, space: dict[str, Any]) -> None:
         reads = reads_of(code)
         self.attributes |= reads.attributes
+        self.own_attributes |= reads.attributes
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self._note(name, space)
