@@ -22,8 +22,11 @@ STATEMENTS = (
     "total = total + ({number} if {one} is {other} else 0.0)",
     "total = total + sum({number} for each in HOLD if each is {one})",
     "total = total + float(id({one}) == id({other}))",
+    "total = total + (len(HOLD) if many is HOLD else len(many)) * {one}",
     "with torch.no_grad(): {one}.add_({number})",
     "with torch.no_grad(): {one}.mul_({other})",
+    "many[0] = {one}.detach() * {number}",
+    "HOLD[0] = {one}.detach() * {number}",
     "total = total + ({one}.grad * {number} if {one}.grad is not None else 0.0)",
 )
 
@@ -44,8 +47,10 @@ class World:
         for place in PLACES:
             self.bind(place)
         self.arguments: dict[str, Tensor] = {}
+        self.many = list[Tensor]()
+        """a list of its own, or the very one that the program has"""
         self.turn()
-        statements = STATEMENTS[:5] if pure else STATEMENTS
+        statements = STATEMENTS[:6] if pure else STATEMENTS
         lines = [self._line(self.draw.choice(statements)) for _ in range(self.draw.randint(2, 6))]
         first = "total = " + " + ".join(f"{slot} * 0.5" for slot in self.draw.sample(SLOTS, 2))
         body = "".join(f"    {line}\n" for line in (first, *lines, "return total"))
@@ -77,13 +82,16 @@ class World:
     def turn(self) -> None:
         """Other arguments, and at times another tensor in a place."""
         self.arguments = {name: self.draw.choice(self.pool) for name in ARGUMENTS}
+        self.many = [self.arguments["many[0]"]]
+        if self.draw.random() < 0.25:
+            self.many = self.space["HOLD"]
         for place in self.draw.sample(PLACES, self.draw.choice((0, 0, 1, 2))):
             self.bind(place)
 
     @property
     def call(self) -> tuple[Any, ...]:
-        a, b, item = self.arguments.values()
-        return a, b, [item]
+        a, b, _ = self.arguments.values()
+        return a, b, self.many
 
     def run(self, program: Callable[..., Any], *, trains: bool = True) -> list[Any]:
         """What a call gives, its gradients, and what all tensors hold."""
@@ -91,7 +99,14 @@ class World:
         leaves = [each for each in self.pool if each.requires_grad]
         asked = trains and total.requires_grad
         slopes = torch.autograd.grad(total.sum(), leaves, allow_unused=True) if asked else ()
-        return [total, *slopes, *self.pool, *(each.grad for each in self.pool)]
+        return [
+            total,
+            *slopes,
+            *self.pool,
+            *(each.grad for each in self.pool),
+            self.many,
+            self.space["HOLD"],
+        ]
 
 
 TRAINED_WRITES = ("followed write", "aliased inputs", "side effect", "autograd inside")

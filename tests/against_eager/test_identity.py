@@ -228,3 +228,81 @@ def test_memory_of_its_own(way: str) -> None:
         found = compiled(view, b)
     assert torch.equal(found, expected)
     view.copy_(before)
+
+
+class Held:
+    """An object with attributes."""
+
+    def __init__(self, start: float) -> None:
+        self.kept, self.rate = torch.full((2,), start), 2
+
+
+KEPT: dict[str, Any] = {}
+
+
+def reads_both(mine: Any, x: Tensor) -> Any:
+    return mine["kept"] * x + KEPT["dict"]["kept"] * mine["rate"], mine is KEPT["dict"]
+
+
+def writes_through_the_argument(mine: Any, x: Tensor) -> Any:
+    mine["kept"], mine["rate"] = x * 3, 5
+    return KEPT["dict"]["kept"] + KEPT["dict"]["rate"] + len(KEPT["dict"])
+
+
+def writes_beside_it(mine: Any, x: Tensor) -> Any:
+    KEPT["dict"]["kept"] = x * 7
+    return mine["kept"] + 1
+
+
+def grows(mine: Any, x: Tensor) -> Any:
+    KEPT["list"].append(x * 3)
+    return sum(mine) * len(mine)
+
+
+def binds_an_attribute(mine: Any, x: Tensor) -> Any:
+    mine.kept = x * 9
+    KEPT["object"].rate = 11
+    return KEPT["object"].kept * mine.rate
+
+
+CONTAINERS: list[tuple[str, Callable[..., Any]]] = [
+    ("dict", reads_both), ("dict", writes_through_the_argument), ("dict", writes_beside_it),
+    ("list", grows), ("object", binds_an_attribute),
+]  # fmt: skip
+
+
+def containers() -> dict[str, list[Any]]:
+    """Two of each kind: the program's own, and another."""
+    return {
+        "dict": [{"kept": torch.full((2,), s), "rate": 2} for s in (3.0, 5.0)],
+        "list": [[torch.full((2,), s)] for s in (3.0, 5.0)],
+        "object": [Held(3.0), Held(5.0)],
+    }
+
+
+def seen(found: dict[str, list[Any]]) -> list[Any]:
+    return [vars(x) if isinstance(x, Held) else x for both in found.values() for x in both]
+
+
+@pytest.mark.filterwarnings("ignore:.*each call is unlike those")
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=str)
+@pytest.mark.parametrize(("kind", "program"), CONTAINERS)
+@pytest.mark.parametrize("route", ["compile", "fullgraph", "aten", "program"])
+def test_container(route: str, kind: str, program: Callable[..., Any], order: Any) -> None:
+    """An argument is the very container that the program has, or another."""
+    theirs, mine = containers(), containers()
+    KEPT.update({name: both[0] for name, both in mine.items()})
+    run: Any = foretrace.compile(program, fullgraph=route == "fullgraph")
+    if route in ("aten", "program"):
+        captured = foretrace.capture(program, (mine[kind][order[0]], OWN))
+        run = captured.cut("aten") if route == "aten" else captured.compile()
+    for index in order:
+        KEPT.update({name: both[0] for name, both in theirs.items()})
+        expected = program(theirs[kind][index], OWN)
+        KEPT.update({name: both[0] for name, both in mine.items()})
+        if index != order[0] and route in ("aten", "program"):
+            with pytest.raises(foretrace.Refusal, match="guard broken"):
+                run(mine[kind][index], OWN)
+            return
+        assert not [*unlike(expected, run(mine[kind][index], OWN))]
+        assert not [*unlike(seen(theirs), seen(mine))]

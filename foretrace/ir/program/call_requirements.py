@@ -1,6 +1,6 @@
 """What a later call has to be like, and what it changes of Python's state once more."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from weakref import ref
@@ -238,6 +238,8 @@ class RunNotes:
     """containers that the program puts items into and does not read"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put into Python's state, until that is refused"""
+    copied: list[Any] = field(default_factory=list)
+    """containers and objects among the arguments, of which the run has copies"""
 
 
 @dataclass(slots=True, eq=False)
@@ -275,6 +277,10 @@ class InputGuards:
     """pairs of tensor arguments that were one tensor"""
     merged: list[tuple[int, int]] = field(default_factory=list)
     """tensor arguments that were an input of a module, or a gradient, and that input"""
+    whole_arguments: list[Any] = field(default_factory=list)
+    """containers and objects of the program's own that were arguments: each is that very one"""
+    containers: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """those that the program reads by another way, by id, and that no other argument is"""
     own: dict[int, torch.Tensor] = field(default_factory=dict)
     """inputs that are arguments, and that the program has had by another way, too: that tensor"""
     set_on: list[tuple[int, str, object]] = field(default_factory=list)
@@ -324,6 +330,11 @@ class CallRequirements:
     python: PythonGuards = field(default_factory=PythonGuards)
     notes: RunNotes = field(default_factory=RunNotes)
     """what no call asks for"""
+
+    def note_containers(self, found: Sequence[Any], own: AbstractSet[int]) -> None:
+        """Note the containers and objects among the arguments; `own`: ids of the program's own."""
+        self.inputs.whole_arguments = [each for each in found if id(each) in own]
+        self.notes.copied = [each for each in found if id(each) not in own]
 
     def of_place(self, place: int) -> str:
         """The name of one of the tensors and sizes among the arguments."""

@@ -1,10 +1,13 @@
 """The arguments of a call, leaf by leaf, and what each is called."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from typing import Any
 
-from foretrace.ir.pydata.containers import named_leaves
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.pydata.containers import LEAVES, named_leaves, object_attributes
 from foretrace.ir.source.signatures import signature_of
 
 
@@ -18,15 +21,42 @@ def leaves_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
         yield from (leaf for _, leaf in named_leaves(each)[0])
 
 
-def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Leaves of the arguments, named as the signature names them."""
+def named_arguments(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    whole: AbstractSet[int] = frozenset(),
+) -> Any:
+    """Leaves of the arguments, named as the signature names them; `whole` as `named_leaves`."""
     names = positional_names(fn, len(args))
-    _, structure = named_leaves((tuple(args), kwargs))
-    named = [
-        pair for name, arg in zip(names, args, strict=True) for pair in named_leaves(arg, name)[0]
-    ]
-    named += [pair for name, arg in kwargs.items() for pair in named_leaves(arg, name)[0]]
+    _, structure = named_leaves((tuple(args), kwargs), whole=whole)
+    pairs = [*zip(names, args, strict=True), *kwargs.items()]
+    named = [pair for name, arg in pairs for pair in named_leaves(arg, name, whole)[0]]
     return named, structure
+
+
+def containers_of(
+    args: Sequence[Any], kwargs: dict[str, Any], whole: AbstractSet[int] = frozenset()
+) -> list[Any]:
+    """The containers and objects among the arguments, but tuples, and what is inside of `whole`."""
+    found = list[Any]()
+
+    def note(node: Any) -> bool:
+        if type(node) in LEAVES or isinstance(node, torch.Tensor):
+            return False
+        if torch_api.is_container(node) or object_attributes(node) is not None:
+            found.append(node)
+        return id(node) in whole
+
+    def look(tree: Any) -> None:
+        for leaf in torch_api.tree_leaves(tree, note):
+            if id(leaf) in whole or type(leaf) in LEAVES:
+                continue
+            if attributes := object_attributes(leaf):
+                look(tuple(attributes.values()))
+
+    look((*args, *kwargs.values()))
+    return [each for each in found if not isinstance(each, tuple)]
 
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -7,7 +7,7 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 import dataclasses
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -62,8 +62,12 @@ LEAVES = frozenset({torch.Tensor, nn.Parameter, int, float, bool, str, type(None
 LEAF = Structure(torch_api.tree_flatten(0)[1])
 
 
-def named_leaves(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
+def named_leaves(
+    tree: Any, name: str = "", whole: AbstractSet[int] = frozenset()
+) -> tuple[list[tuple[str, Any]], Structure]:
     """Leaves with their dotted names, and the structure without them.
+
+    `whole`: ids of containers and objects that are leaves.
 
     Raises:
         Refusal: a container holds itself, or too many lie in each other.
@@ -71,7 +75,7 @@ def named_leaves(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Stru
     if type(tree) in LEAVES:
         return [(name, tree)], LEAF
     try:
-        return _named_leaves(tree, name)
+        return _named_leaves(tree, name, whole)
     except RecursionError:
         raise Refusal(
             f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
@@ -138,17 +142,20 @@ def same_keys(one: Any, other: Any) -> bool:
     return not tensors and bool(one == other)
 
 
-def _named_leaves(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]:
-    pairs, spec = torch_api.tree_flatten_with_path(tree)
+def _named_leaves(
+    tree: Any, name: str, whole: AbstractSet[int]
+) -> tuple[list[tuple[str, Any]], Structure]:
+    stops = (lambda node: id(node) in whole) if whole else None
+    pairs, spec = torch_api.tree_flatten_with_path(tree, stops)
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
         full = ".".join([name] * bool(name) + [str(torch_api.key_of(key)) for key in path])
-        attributes = object_attributes(leaf)
+        attributes = None if id(leaf) in whole else object_attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
         else:
-            below, structure = _named_leaves(attributes, full)
+            below, structure = _named_leaves(attributes, full, whole)
             leaves += below
             objects.append((position, type(leaf), structure))
     return leaves, Structure(spec, tuple(objects))

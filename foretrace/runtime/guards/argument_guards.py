@@ -17,17 +17,24 @@ from foretrace.ir.pydata.members import attributes_of
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, message
 
+WAS_OWN = "was an object that the program has itself, and is another one now"
+
 
 class Arguments(Checks):
     """Binds the leaves of one call.
 
     `inputs` are the local names of the leaves that are inputs of the graph, `found` they
-    themselves; the others are `constants`, by name.
+    themselves; the others are `constants`, by name. `whole` are containers of the program's own;
+    `containers` are the local names of the others.
     """
 
-    def __init__(self, source: Source, constants: Container[str]) -> None:
+    def __init__(
+        self, source: Source, constants: Container[str], whole: Sequence[Any] = ()
+    ) -> None:
         super().__init__(source)
         self.constants = constants
+        self.whole = {*map(id, whole)}
+        self.containers: list[str] = []
         self.inputs: list[str] = []
         self.found: list[Any] = []
 
@@ -43,6 +50,12 @@ class Arguments(Checks):
     def _item(self, place: str, item: Any, leaves: Any) -> None:
         """One argument, or part of one, that the local `place` holds."""
         kind = type(item)
+        if id(item) in self.whole:
+            words = repr(f"{next(leaves)} {WAS_OWN}")
+            self.add(f"{place} is {self.source.bind(item, kind.__name__)}", words)
+            return
+        if kind is list or kind is dict or not (isinstance(item, tuple) or _is_leaf(item)):
+            self.containers.append(place)
         if kind is tuple or kind is list:
             self._typed(place, item)
             self._sequence(place, item, leaves, place)

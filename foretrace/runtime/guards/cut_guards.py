@@ -13,12 +13,15 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in, every_op
+from foretrace.ir.pydata.arguments import containers_of
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
+from foretrace.runtime.guards.argument_guards import WAS_OWN
 from foretrace.runtime.guards.guard import message, shown
 from foretrace.runtime.guards.guard_list import Broken, GuardList, reporting_lines
+from foretrace.runtime.guards.identity_guards import IS_OWN
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
 from foretrace.session.run.aliased_inputs import check_shared_memory, without_views
 
@@ -135,10 +138,16 @@ class CallGuards:
 
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""
-        leaves, structure = named_leaves((args, kwargs))
         requires, passed = self.recorded.requires, []
+        whole = {*map(id, requires.inputs.whole_arguments)}
+        leaves, structure = named_leaves((args, kwargs), whole=whole)
         if structure != requires.in_structure:
+            if not whole <= {*map(id, containers_of(args, kwargs))}:
+                raise broken(f"an argument {WAS_OWN}")
             raise broken("the arguments are nested in another way than those of the capture")
+        read = requires.inputs.containers.keys() - whole
+        if read and not read.isdisjoint(map(id, containers_of(args, kwargs, whole))):
+            raise broken(IS_OWN)
         for name, (_, leaf) in zip(requires.names, leaves, strict=True):
             if name not in requires.constants:
                 passed.append(leaf)

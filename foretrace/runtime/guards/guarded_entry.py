@@ -118,9 +118,11 @@ class Guards(GuardList):
         self.add(f"{here}()", f"'torch is in another state: ' + {why}()")
         seen = self.source.bind(torch_api.saving_watched, "saving_watched")
         self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
-        arguments = Arguments(self.source, self.recorded.requires.constants)
+        requires = self.recorded.requires
+        arguments = Arguments(self.source, requires.constants, requires.inputs.whole_arguments)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
+        self.copied(arguments.containers)
         if self.recorded.fills_arguments:
             shared = self.source.bind(shared_in, "shared_in")
             self.add(f"not {shared}((args, kwargs))", repr(SHARED))

@@ -11,6 +11,8 @@ import torch
 from foretrace.ir.program.call_requirements import PythonGuards, ReadFact
 from foretrace.runtime.guards.size_guards import SizeGuards
 
+IS_OWN = "an object among the arguments is one that the program reads itself now"
+
 
 class IdentityGuards(SizeGuards):
     """Adds the guards on the identity of arguments."""
@@ -29,6 +31,14 @@ class IdentityGuards(SizeGuards):
             one, other = inputs[index].role.name, names.get(id(tensor), "one of the program's own")
             self._same(self.inputs[index], self.source.bind(tensor, "own"), f"{one} and {other}")
         self._others(names)
+
+    def copied(self, containers: list[str]) -> None:
+        """Check that no container among the arguments is one that the program reads itself."""
+        read = self.recorded.requires.inputs.containers
+        if read and containers:
+            known = self.source.bind(frozenset(read), "containers")
+            all = "".join(f"{name}, " for name in containers)
+            self.add(f"{known}.isdisjoint(map(id, ({all})))", repr(IS_OWN))
 
     def _same(self, one: str, other: str, both: str) -> None:
         words = f"{both} were one tensor in the capture and are two now"

@@ -31,6 +31,9 @@ def check_python(one: Recording, other: Recording, places: Places) -> None:
         ProgramsDiffer: they differ.
     """
     merged_effects(one.effects, other.effects, places)
+    own = [[*map(id, run.requires.inputs.whole_arguments)] for run in (one, other)]
+    if own[0] != own[1]:
+        raise ProgramsDiffer("one side reads an object among the arguments by another way, too")
     asked = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
     if asked[0] != asked[1]:
         extra = [*one.answered, *other.answered][-1]
@@ -86,6 +89,11 @@ def each_of(mine: Sequence[Any], theirs: Sequence[Any], places: Places) -> list[
 def by_input(mine: dict[int, Any], theirs: dict[int, Any], places: Places) -> dict[int, Any]:
     """A table by input; the first run's entry stands where both have one."""
     return {places[index]: item for index, item in theirs.items()} | mine
+
+
+def by_id(mine: dict[int, Any], theirs: dict[int, Any], places: Places) -> dict[int, Any]:
+    """A table by the ids of objects."""
+    return theirs | mine
 
 
 def by_input_of_inputs(mine: Any, theirs: Any, places: Places) -> dict[int, Any]:
@@ -155,6 +163,8 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
     InputGuards: {
         "repeated": of_the_call,
         "merged": of_the_call,
+        "whole_arguments": of_the_call,
+        "containers": by_id,
         "own": by_input,
         "set_on": _set_on,
         "gradients": by_input_of_inputs,
@@ -183,6 +193,7 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "counted": each_of,
         "filled": each_of,
         "stored": each_of,
+        "copied": of_the_call,
     },
 })  # fmt: skip
 """How each field is merged, by class; a new field needs a row"""

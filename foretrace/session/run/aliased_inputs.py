@@ -13,6 +13,7 @@ from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
+from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
 
@@ -143,6 +144,21 @@ def check_no_set_of_inputs(leaves: Iterable[tuple[str, Any]], known: Container[i
                 kind="aliased inputs",
                 do="pass a list or a tuple of them",
             )
+
+
+def containers_read(requires: CallRequirements) -> dict[int, tuple[str, Any]]:
+    """Containers and objects that a program reads outside of its arguments, by id, with names.
+
+    Those of the classes of which arguments are; none where a call has none.
+    """
+    kinds = {type(each) for each in (*requires.notes.copied, *requires.inputs.whole_arguments)}
+    found = dict[int, tuple[str, Any]]()
+    for read in requires.python.locations if kinds else ():
+        place = read.location if plain(read.before) else None  # a copy
+        item = read.before if place is None else place.now
+        if type(item) in kinds:
+            found[id(item)] = read.name, item
+    return found
 
 
 def without_views(inputs: Sequence[Any], requires: CallRequirements) -> list[Any]:

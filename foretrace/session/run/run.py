@@ -17,7 +17,7 @@ from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.arguments import leaves_of, named_arguments
+from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.returned import handed_back
@@ -113,11 +113,11 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
 
 
 def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSnapshot) -> Recording:
-    leaves, in_structure = named_arguments(fn, args, kwargs)
+    leaves, in_structure = named_arguments(fn, args, kwargs, capture.assumed.own)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.name(before.name_modules() | names_of_tensors(fn))
-    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
+    requires = _required_of_call(fn, (args, kwargs), leaves, in_structure, capture)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.python.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.python.modules])
@@ -317,11 +317,14 @@ def _outputs(
 
 
 def _required_of_call(
-    fn: Any, names: list[str], in_structure: Structure, recorder: Recorder
+    fn: Any, call: Any, leaves: list[tuple[str, Any]], in_structure: Structure, capture: Session
 ) -> CallRequirements:
     modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
-    defined = recorder.sources.define(place_of(fn))
-    return CallRequirements(in_structure, names, defined, *modes)
+    defined, own = capture.recorder.sources.define(place_of(fn)), capture.assumed.own
+    found = CallRequirements(in_structure, [name for name, _ in leaves], defined, *modes)
+    args, kwargs = call
+    found.note_containers(containers_of(args, kwargs, own), own)
+    return found
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

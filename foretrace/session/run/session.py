@@ -30,6 +30,7 @@ from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.heap import HeapSnapshot
+from foretrace.session.run.aliased_inputs import containers_read
 from foretrace.session.run.arguments import Arguments
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
@@ -152,7 +153,11 @@ class Session:
         }
         objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
         found = {*map(id, objects), *self.known.reached & indices.keys()}
-        self.known.own = frozenset(found | {key for key, index in indices.items() if index in tied})
+        copied = {*map(id, requires.notes.copied)}
+        requires.inputs.containers = containers_read(requires)
+        own = copied & requires.inputs.containers.keys()
+        own |= found | {key for key, index in indices.items() if index in tied}
+        self.known.own = frozenset(own)
         return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}
 
     def looks_for_switches(self, before: HeapSnapshot) -> bool:
