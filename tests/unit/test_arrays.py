@@ -9,7 +9,7 @@ import torch
 
 from foretrace.arrays import is_array, numpy
 from foretrace.ir.pydata.plain_data import same_state
-from foretrace.python_state.snapshot.torch_objects import STATES, states
+from foretrace.python_state.snapshot.states_in_c import STATES, states
 
 
 def test_the_numpy_that_is_loaded() -> None:
