@@ -6,14 +6,16 @@ global or a constant, the frame has the values.
 
 import builtins
 import dataclasses
+import inspect
 import operator
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.source.instructions import (
+    ATTRIBUTE,
     CELL,
     CONSTANT,
     GLOBAL,
@@ -31,17 +33,24 @@ ALL: Final = frozenset({"vars", "dir"})
 READERS: Final = BY_NAME | ALL
 FUNCTIONS: Final = frozenset(vars(builtins)[name] for name in READERS)
 GETTERS: Final = (operator.attrgetter, operator.methodcaller)
-OF_DATACLASSES: Final = frozenset({
-    "_asdict_inner", "_astuple_inner", "asdict", "astuple", "replace", "_replace",
+READ_ALL: Final = MappingProxyType({
+    dataclasses.__file__: frozenset({
+        "_asdict_inner", "_astuple_inner", "asdict", "astuple", "replace", "_replace",
+    }),
+    inspect.__file__: frozenset({"getmembers", "getmembers_static"}),
 })  # fmt: skip
-"""Functions of `dataclasses` that read all fields of an object"""
+"""Functions of Python's own library that read all attributes of their first argument"""
+
+
+Chain = tuple[Instruction, ...]
+"""An instruction that loads an object, and the attributes that are taken of it; empty: unknown"""
 
 
 class Site(NamedTuple):
-    """What gives the object and the name of one call; None where several may, or it is unknown."""
+    """What the object and the name of one call are loaded by."""
 
-    item: Instruction | None
-    name: Instruction | None
+    item: Chain
+    name: Chain
 
 
 class Read(NamedTuple):
@@ -53,8 +62,8 @@ class Read(NamedTuple):
 
 def read_at(frame: FrameType) -> Read | None:
     """What a frame is about to read by such a function; None where the code has the name."""
-    found = _sites(frame.f_code).get(frame.f_lasti, Site(None, None))
-    if found.name is not None and (found.name.does, found.name.of) == (LOAD, CONSTANT):
+    found = _sites(frame.f_code).get(frame.f_lasti, Site((), ()))
+    if found.name and (found.name[0].does, found.name[0].of) == (LOAD, CONSTANT):
         return None
     return Read(_value(frame, found.item), _value(frame, found.name))
 
@@ -84,26 +93,54 @@ def _sites(code: CodeType) -> dict[int, Site]:
             called = flow.called(place)
             names = {flow.instructions[n].arg for n in called.function if n >= 0}
             if names and names <= READERS:
-                source = [_only(flow, item) for item in called.arguments[:2]]
-                source += [None] * (2 - len(source))
-                found[each.offset] = Site(*source)
+                loads = [_chain(flow, item) for item in called.arguments[:2]]
+                found[each.offset] = Site(*loads, *[()] * (2 - len(loads)))
     return found
 
 
-def _only(flow: Flow, item: Iterable[int]) -> Instruction | None:
+def dicts_read(frame: FrameType) -> Iterator[Any]:
+    """The objects whose `__dict__` a call reads that begins; MISSING for those that it computes."""
+    yield from (_value(frame, chain) for chain in dicts_in(frame.f_code))
+
+
+@cache
+def dicts_in(code: CodeType) -> tuple[Chain, ...]:
+    """What code takes the `__dict__` of."""
+    if "__dict__" not in code.co_names:
+        return ()
+    flow = Flow(code)
+    return tuple([
+        _chain(flow, flow.operands[place][0]) if place in flow.operands else ()
+        for place, each in enumerate(flow.instructions)
+        if (each.does, each.of, each.arg) == (LOAD, ATTRIBUTE, "__dict__")
+    ])  # fmt: skip
+
+
+def _chain(flow: Flow, item: Iterable[int]) -> Chain:
     places = [*item]
-    return flow.instructions[places[0]] if len(places) == 1 and places[0] >= 0 else None
+    if len(places) != 1 or places[0] < 0:
+        return ()
+    last = flow.instructions[places[0]]
+    if last.of != ATTRIBUTE:
+        return (last,)
+    before = _chain(flow, flow.operands[places[0]][0])
+    return (*before, last) if before else ()
 
 
-def _value(frame: FrameType, source: Instruction | None) -> Any:
-    """The value that an instruction loads; MISSING where it was computed."""
-    if source is None or source.does != LOAD:
+def _value(frame: FrameType, chain: Chain) -> Any:
+    """The value that instructions load; MISSING where it was computed."""
+    if not chain or chain[0].does != LOAD:
         return MISSING
-    if source.of in (LOCAL, CELL):
-        return frame.f_locals.get(source.arg, MISSING)
-    if source.of in (GLOBAL, NAME):
-        return frame.f_globals.get(source.arg, frame.f_builtins.get(source.arg, MISSING))
-    return source.arg if source.of == CONSTANT else MISSING
+    first, *attributes = chain
+    if first.of in (LOCAL, CELL):
+        found = frame.f_locals.get(first.arg, MISSING)
+    elif first.of in (GLOBAL, NAME):
+        found = frame.f_globals.get(first.arg, frame.f_builtins.get(first.arg, MISSING))
+    else:
+        found = first.arg if first.of == CONSTANT else MISSING
+    for each in attributes:  # without a lookup of a class's, which may run
+        found = (attributes_of(found) or {}).get(each.arg, MISSING)
+    return found
 
 
 def names_of_getters(items: Iterable[Any]) -> Iterator[str]:
@@ -114,6 +151,11 @@ def names_of_getters(items: Iterable[Any]) -> Iterator[str]:
             yield from (part for name in names if isinstance(name, str) for part in name.split("."))
 
 
+def reads_by_itself(code: CodeType) -> bool:
+    """Whether it looks up all attributes of its first argument, by names that others mention."""
+    return code.co_name == "__getattribute__"
+
+
 def reads_fields(code: CodeType) -> bool:
-    """Whether it is a function of `dataclasses` that reads all fields of its first argument."""
-    return code.co_filename == dataclasses.__file__ and code.co_name in OF_DATACLASSES
+    """Whether it is a function of READ_ALL."""
+    return code.co_name in READ_ALL.get(code.co_filename, ())

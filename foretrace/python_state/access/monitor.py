@@ -19,7 +19,14 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
-from foretrace.python_state.access.dynamic_names import FUNCTIONS, passes_on, read_at, reads_fields
+from foretrace.python_state.access.dynamic_names import (
+    FUNCTIONS,
+    dicts_in,
+    passes_on,
+    read_at,
+    reads_by_itself,
+    reads_fields,
+)
 from foretrace.python_state.access.noted import (
     Asked,
     Notes,
@@ -180,7 +187,7 @@ class AccessMonitor(Unmonitored):
             self.holes.called(frame, function)
 
     def _note_fields(self, frame: types.FrameType) -> None:
-        """Note the object of which a function of `dataclasses` reads all fields."""
+        """Note the object of which a function reads any attribute: its first argument."""
         self.asked.list_all(frame.f_locals[frame.f_code.co_varnames[0]])
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
@@ -209,8 +216,14 @@ class AccessMonitor(Unmonitored):
         self.stores |= reads_of(code).stores
         self.asked.note(frame, reads_of(code))
         self.asked.attributes |= passes_on(code)
-        free = set(code.co_freevars) - {"__class__"}
-        return self._meet_as(code, (self._note_cells,) if free else ())
+        notes: Notes = (self._note_cells,) if set(code.co_freevars) - {"__class__"} else ()
+        if dicts_in(code):
+            self.asked.note_dicts(frame)
+            notes = (*notes, self.asked.note_dicts)
+        if reads_by_itself(code):
+            self._note_fields(frame)
+            notes = (*notes, self._note_fields)
+        return self._meet_as(code, notes)
 
     def _note_counts(self, frame: types.FrameType, code: types.CodeType) -> None:
         """What the code counts with, and methods of its object that it names and may call."""

@@ -11,15 +11,15 @@ from typing import Any, Final, Protocol
 from foretrace.errors import FROM_TEXT, is_generated
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import SINGLE
-from foretrace.python_state.access.dynamic_names import Read
+from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads
 
 BUILTINS: Final = frozenset(vars(builtins))
 IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
 """Names of what distinguishes an object from one that stands for it"""
 
-ANY_NAME: Final = frozenset({"__dict__", "__getattribute__", "getmembers"})
-"""Attributes by which code has all attributes of an object"""
+LOOKUP: Final = "__getattribute__"
+"""The attribute by which code looks up any attribute of an object"""
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
 """Names by which code has a file whose name is a text"""
 
@@ -52,7 +52,7 @@ class Asked:
     identity: bool = False
     """`type` or `id`, or it names either, whatever it is"""
     attributes: bool = False
-    """the dict of attributes of any object"""
+    """any attribute of any object"""
     listed: dict[int, type] = field(default_factory=dict)
     """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
     the objects are not kept alive"""
@@ -64,7 +64,8 @@ class Asked:
         own = {*python_own(frame, reads)}
         self.identity |= bool(own) or not IDENTITY_FUNCTIONS.isdisjoint(reads.globals)
         self.classes |= "type" in own
-        self.attributes |= not ANY_NAME.isdisjoint(reads.attributes)
+        if not reads_by_itself(frame.f_code):
+            self.attributes |= LOOKUP in reads.attributes
 
     def lists(self, read: Read) -> bool:
         """Note an attribute that is read by a name that no code mentions; False: by which one."""
@@ -75,6 +76,11 @@ class Asked:
         else:
             self.list_all(read.item)
         return True
+
+    def note_dicts(self, frame: types.FrameType) -> None:
+        """Note the objects whose dicts of attributes a call reads."""
+        for item in dicts_read(frame):
+            self.lists(Read(item, MISSING))
 
     def list_all(self, item: Any) -> None:
         """Note an object whose attributes are listed, and so those of its classes."""
