@@ -580,3 +580,32 @@ refuses("data-dependent", "runtime/backends/compilers.py:_check_sizes").when(
     compiled(aligns, *SPOKEN),
     compiled(aligns_outside, SPOKEN[0], backend="inductor"),
 )
+
+
+class Trains(nn.Module):
+    """A step: its backward adds to what stays after the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.net(x).sum()
+        loss.backward()  # here
+        return loss.detach()
+
+
+class GivesItsGradients(Trains):
+    def forward(self, x: Tensor) -> Any:
+        loss = self.net(x).sum()
+        return loss.detach(), torch.autograd.grad(loss, list(self.net.parameters()))
+
+
+def step_by_compile() -> None:
+    step = Trains()
+    same(foretrace.compile(step)(X), step.net(X).sum().detach())
+
+
+refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:Abstract._gradient").when(
+    exports(Trains(), X), exported(GivesItsGradients(), X), step_by_compile, at=Trains.forward
+)

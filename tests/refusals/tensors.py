@@ -476,8 +476,27 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "tracer/functionalization/in_place_checks.py:reshape").when(
+refuses("no functional form", "tracer/functionalization/in_place_checks.py:_sees_another").when(
     captures(sees_the_memory_of_another, X), captured(copies_another, X)
+)
+
+
+def a_leaf_sees_the_memory_of_another(x: Tensor) -> Tensor:
+    leaf = torch.ones(6, 8, requires_grad=True)
+    with torch.no_grad():
+        leaf.set_(x * 3)  # here
+    return leaf * 2
+
+
+def another_is_copied_into_a_leaf(x: Tensor) -> Tensor:
+    leaf = torch.ones(6, 8, requires_grad=True)
+    with torch.no_grad():
+        leaf.copy_(x * 3)
+    return leaf * 2
+
+
+refuses("no functional form", "tracer/functionalization/in_place_checks.py:_sees_another").when(
+    captures(a_leaf_sees_the_memory_of_another, X), captured(another_is_copied_into_a_leaf, X)
 )
 
 

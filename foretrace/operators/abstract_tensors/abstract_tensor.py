@@ -168,9 +168,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             return gradients.get(index)
         if not self._is_created:
             raise Refusal(
-                "the program reads the gradient of an input or parameter",
+                "the program reads, or adds to, the .grad of an input or parameter, which stays"
+                " after the call: a graph of this entry point has no place for it",
                 kind="autograd inside",
-                do="pass it as an argument",
+                do=(
+                    "return what torch.autograd.grad gives",
+                    "or capture a step by foretrace.compile",
+                ),
             )
         return getattr(self, "ft_grad", None)
 

@@ -249,7 +249,8 @@ class Session:
         return self.known.lines[key]
 
     def release(self, fn: Any) -> None:
-        """Let go of the abstract tensors, at the end of a run of `fn`."""
+        """Let go of the tensors, real and abstract, at the end of a run of `fn`."""
+        self.real.clear()
         self.placeholders.clear()
         self.known.abstract.clear()
         self.arguments.release()

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.op import Op, ViewStep
 from foretrace.ir.program.origin import Origin
 from foretrace.ir.values.tensor_type import TensorType
@@ -54,23 +54,25 @@ def check_not_wrapped(targets: list[Abstract]) -> None:
                 )
 
 
+COMPILED = Remedy("or let foretrace.compile capture the function", ("dynamo",))
+
+
 def reshape(call: Call) -> Abstract:
     """Record `t_`, `unsqueeze_` and their like: the tensor has another shape from now on."""
     recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
-    if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
-        if recorder.grad_mode():
-            check_leaves(func, [tensor], out_variant=False)
+    leaf = tensor.ft_leaf and args[0].type.requires_grad
+    if leaf and recorder.grad_mode():
+        check_leaves(func, [tensor], out_variant=False)
+    functional = call.functional if call.schema.functional is not None else None
+    other = functional and not schema_of(functional[0]).view_positions(args, call.kwargs, 1)
+    if functional is None or (leaf and not other):
         raise Refusal(
             f"{func} changes the shape of a leaf that requires grad in place",
             kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )
-    if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):
-        raise Refusal(
-            f"{func} lets a tensor see the memory of another",
-            kind="no functional form",
-            do="use the other tensor, or copy_ it into this one",
-        )
+    if other:
+        raise _sees_another(func)
     _check_not_put_off(func, args[0].type.lazy)
     cut_off(tensor)
     parent, grad = alias_of(tensor), recorder.grad_mode()
@@ -93,6 +95,14 @@ def reshape(call: Call) -> Abstract:
     parent.moved = tensor.ft_alias
     parent.children.append(parent.moved)
     return tensor
+
+
+def _sees_another(func: Any) -> Refusal:
+    return Refusal(
+        f"{func} lets a tensor see the memory of another",
+        kind="no functional form",
+        do=("use the other tensor, or copy_ it into this one", COMPILED),
+    )
 
 
 def _check_not_put_off(func: Any, lazy: str) -> None:
