@@ -124,23 +124,34 @@ def set_reduced(before: tuple[Any, ...]) -> None:
 REDUCED = bindings(*[f"_set_{name}" for name in _REDUCED])
 
 
-def several(*names: str) -> Callable[[], Any]:
-    """Reads the getters of these names, in order, without those that this torch lacks."""
-    readers = [getattr(_C, name) for name in names if hasattr(_C, name)]
-    return lambda: tuple([read() for read in readers])
+def several(*names: str) -> tuple[Any, ...]:
+    """What the getters of these names give, in order, without those that this torch lacks."""
+    return tuple([getattr(_C, name)() for name in names if hasattr(_C, name)])
 
 
-# Whether functions are asked of tensor subclasses, and of modes.
-functions_asked = several("_is_torch_function_enabled", "_is_torch_function_all_disabled")
-# Whether gradients are added in the layout of their leaf: of what the engine itself adds.
-layout_of_gradients = several("_is_grad_layout_enforcement_enabled")
-# Which kernels for CUDA are in the place of torch's: from 2.15 on, and of cuBLASLt.
-native = several(
-    "_get_native_aot_enabled", "_get_native_aot_unconditional_masked",
-    "_get_cublaslt_prefer_grouped_gemm", "_get_sm_carveout_experimental",
-)  # fmt: skip
-# Whether tensors of forward-mode autograd are dual numbers inside.
-forward_gradients = several("_is_fwd_grad_enabled")
+def functions_asked() -> tuple[Any, ...]:
+    """Whether functions are asked of tensor subclasses, and of modes."""
+    return several("_is_torch_function_enabled", "_is_torch_function_all_disabled")
+
+
+def layout_of_gradients() -> tuple[Any, ...]:
+    """Whether the engine adds gradients in the layout of their leaf."""
+    return several("_is_grad_layout_enforcement_enabled")
+
+
+def native() -> tuple[Any, ...]:
+    """Which kernels for CUDA are in the place of torch's (2.15), and how cuBLASLt is asked."""
+    return several(
+        "_get_native_aot_enabled",
+        "_get_native_aot_unconditional_masked",
+        "_get_cublaslt_prefer_grouped_gemm",
+        "_get_sm_carveout_experimental",
+    )
+
+
+def forward_gradients() -> tuple[Any, ...]:
+    """Whether forward-mode autograd follows what is done with dual numbers."""
+    return several("_is_fwd_grad_enabled")
 
 
 def einsum() -> tuple[Any, ...]:
