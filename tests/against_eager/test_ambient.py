@@ -289,7 +289,7 @@ def slope_of_deterministic(x: Tensor) -> Tensor:
 
 
 def attends(x: Tensor) -> Tensor:
-    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * x.sum()
+    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * (x.sum() + 1)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, q, q)
 
@@ -389,3 +389,24 @@ def test_contexts_of_autocast_hold_in_an_exported_program(exported_in: str, arou
         expected = slopes_of(net, x, w)
         for form, call in forms.items():
             assert list(differences(expected, slopes_of(call, x, w), form)) == []
+
+
+def attention(x: Tensor) -> Tensor:
+    q = torch.linspace(-1, 1, 1024).view(2, 4, 16, 8).sin() * (x.sum() + 1)
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kernels_that_a_switch_has_chosen_are_asked_about_at_each_call(way: str) -> None:
+    call, flash = WAYS[way](attention), attention(X)
+    assert same_bits(call(X), flash)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = attention(X)
+        assert not same_bits(expected, flash)
+        try:
+            assert same_bits(call(X), expected)
+        except foretrace.Refusal as refusal:
+            refused = "attention kernels are not as they were" in str(refusal)
+            if not refused or way in ("compile", "fullgraph", "graphs"):
+                raise
+    assert same_bits(call(X), flash)

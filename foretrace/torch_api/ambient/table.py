@@ -58,6 +58,8 @@ class Row:
     """names by which Python switches it, beside those of the bindings"""
     tables: tuple[Any, ...] = ()
     """containers that are all empty where nobody has changed it"""
+    chooses: tuple[str, ...] = ()
+    """parts of names of operators whose bodies it chooses"""
     count: Callable[[], int] | None = None
     """0 where nobody has changed it: the quickest way to ask"""
     known_to_torch: bool = False
@@ -194,7 +196,8 @@ ROWS: Final = (
         switches.attention, switches.set_attention,
         asked=("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
                "cudnn_sdp_enabled"),
-        setters=switches.ATTENTION, mentions=("_sdp", "sdpa_kernel"),
+        chooses=("scaled_dot_product",), setters=switches.ATTENTION,
+        mentions=("_sdp", "sdpa_kernel"),
         public=(
             "sdpa_kernel",
             "sdp_kernel",
@@ -221,6 +224,7 @@ ROWS: Final = (
         asked=("mkldnn",),
         setters=bindings("_set_mkldnn_enabled", "_set_mkldnn_deterministic")
         + switches.properties(MKLDNN, switches.MKLDNN),
+        chooses=("rnn", "lstm", "gru"),
         device="cpu", mentions=("mkldnn", "enabled", "deterministic"),
         public=("mkldnn",),
     ),
