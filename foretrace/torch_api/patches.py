@@ -226,6 +226,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "autocast cache": (torch, "set_autocast_cache_enabled"),
     "autocast": (torch, "set_autocast_enabled"),
     "autocast cache on": (torch, "is_autocast_cache_enabled"),
+    "autocast in": (torch, "autocast_increment_nesting"),
+    "autocast out": (torch, "autocast_decrement_nesting"),
     "autocast end": (torch, "clear_autocast_cache"),
     # `torch.inference_mode` enters what this makes
     "inference mode": (_C, "_InferenceMode"),

@@ -1,5 +1,6 @@
 """A call under another state of torch than its capture is answered as in eager, or refused."""
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -288,7 +289,7 @@ def slope_of_deterministic(x: Tensor) -> Tensor:
 
 
 def attends(x: Tensor) -> Tensor:
-    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * x.sum()
+    q = torch.linspace(-1, 1, 96).view(1, 2, 8, 6) * (x.sum() + 1)
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, q, q)
 
@@ -336,3 +337,76 @@ def test_switches_of_products_that_torch_cannot_read_are_no_error() -> None:
         assert same_bits(foretrace.compile(lambda x: x * 2)(X), X * 2)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
+
+
+class Shielded(nn.Module):
+    """Keeps autocast from some of what it does, and casts something itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", enabled=False):
+            plain = self.linear(x) @ w
+            with torch.no_grad():
+                quiet = torch.einsum("ij,jk->ik", x, w)
+        with torch.autocast("cpu", torch.bfloat16):
+            short = F.conv1d(x[None], w[:, :, None])
+        return plain, quiet, short.float(), plain.softmax(-1)
+
+
+def slopes_of(call: Callable[..., Any], x: Tensor, w: Tensor) -> list[Tensor]:
+    w = w.detach().clone().requires_grad_()
+    outs = call(x, w)
+    return [*outs, *torch.autograd.grad(sum(out.square().sum() for out in outs), w)]
+
+
+AUTOCASTS: dict[str, Around] = {
+    "nothing": nullcontext,
+    "bfloat16": partial(torch.autocast, "cpu", torch.bfloat16),
+    "float16": partial(torch.autocast, "cpu", torch.float16),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("around", AUTOCASTS)
+@pytest.mark.parametrize("exported_in", AUTOCASTS)
+def test_contexts_of_autocast_hold_in_an_exported_program(exported_in: str, around: str) -> None:
+    torch.manual_seed(2)
+    net, x, w = Shielded(), torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    with AUTOCASTS[exported_in]():
+        program = foretrace.export(net, (x, w))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    forms = {
+        "exported": program.module(),
+        "loaded": torch.export.load(file).module(),
+        "unflattened": torch.export.unflatten(program),
+    }
+    with AUTOCASTS[around]():
+        expected = slopes_of(net, x, w)
+        for form, call in forms.items():
+            assert list(differences(expected, slopes_of(call, x, w), form)) == []
+
+
+def attention(x: Tensor) -> Tensor:
+    q = torch.linspace(-1, 1, 1024).view(2, 4, 16, 8).sin() * (x.sum() + 1)
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kernels_that_a_switch_has_chosen_are_asked_about_at_each_call(way: str) -> None:
+    call, flash = WAYS[way](attention), attention(X)
+    assert same_bits(call(X), flash)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = attention(X)
+        assert not same_bits(expected, flash)
+        try:
+            assert same_bits(call(X), expected)
+        except foretrace.Refusal as refusal:
+            refused = "attention kernels are not as they were" in str(refusal)
+            if not refused or way in ("compile", "fullgraph", "graphs"):
+                raise
+    assert same_bits(call(X), flash)

@@ -29,7 +29,8 @@ LEFT_OUT: dict[type, set[str]] = {
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
-    "ambient", "reads",  # Python outside of the program, which a file does not have
+    "ambient", "kernels",  # torch's state around the program
+    "reads",  # Python outside of the program, which a file does not have
     "forms", "tied", "hooked",  # with Python's state
     "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
@@ -230,6 +231,23 @@ refuses("not saved", "serialization/state/savable.py:_check_arguments").when(
     kept(of_the_weight_it_has, X),
     kept(of_its_weight, X, NET.weight.detach().clone()),
     at=of_its_weight,
+)
+
+
+def seen_by_hooks(x: Tensor) -> Any:  # here
+    return NET(x)
+
+
+def saved_with_hooks() -> None:
+    handle = module.register_module_forward_hook(lambda _, args, out: out * 2)
+    try:
+        saves(seen_by_hooks, X)()
+    finally:
+        handle.remove()
+
+
+refuses("not saved", "serialization/state/savable.py:_check_unhooked").when(
+    saved_with_hooks, kept(seen_by_hooks, X), at=seen_by_hooks
 )
 
 

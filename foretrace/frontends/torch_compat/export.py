@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -38,6 +39,7 @@ from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.cuts.writeback import Written, with_writes
+from foretrace.lowering.emit.autocast_regions import in_regions
 from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
 from foretrace.lowering.emit.export_inputs import Interface, interface
 from foretrace.lowering.pipelines.kinds import TRAINED
@@ -284,7 +286,8 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
         check_leaf(output.value, f"the output {output.role.name}")
     context = Context(recorded, program.semantics, LEVEL, around=around, also=seen)
     graph = make_graph((*TRAINED, check_ops, scalars_as_ops), "export", context)
-    return with_writes(recorded, graph.ops, context.overwritten.hidden)
+    written = with_writes(recorded, graph.ops, context.overwritten.hidden)
+    return replace(written, ops=[*in_regions(written.ops)])
 
 
 def _not_followed(op: Op) -> bool:

@@ -260,6 +260,8 @@ class PythonGuards:
     """further places of a state that is an input already, and its number"""
     ambient: list[tuple[torch_api.Row, Any]] = field(default_factory=list)
     """rows of torch's ambient state that a call finds as they were, and how that was"""
+    kernels: list[tuple[torch_api.Row, Any]] = field(default_factory=list)
+    """rows that have chosen kernels, in bodies of its ops: what a graph of these asks for, too"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
 

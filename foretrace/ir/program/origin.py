@@ -61,6 +61,8 @@ class Origin:
     """the outermost one that was running"""
     inference: bool = False
     """whether it was in torch.inference_mode()"""
+    recast: tuple[str, ...] = ()
+    """the types of devices for which the program itself says whether autocast is on"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -132,6 +132,9 @@ class ExportEmitter(Emitter):
         """Say where a node comes from."""
         meta = super().describe(node, op)
         meta.setdefault("nn_module_stack", dict(self.outermost))
+        for each in node.all_input_nodes:  # `unflatten` asks it of the programs that it takes, too
+            if each.op == "get_attr":
+                each.meta.setdefault("nn_module_stack", dict(meta["nn_module_stack"]))
         name = target_name(op.target)
         call = f"{name}_{self._calls[name]}"
         meta["torch_fn"] = (call, f"builtin_function_or_method.{name}")

@@ -28,6 +28,9 @@ class Casts:
         self._known: dict[tuple[int, torch.dtype], Abstract] = {}
         """by the leaf itself: after a write, torch does not cast it again"""
         self._shielded = False
+        self.regions: tuple[str, ...] = ()
+        """the devices of the contexts of autocast in which the program is"""
+        self._around, self._set = list[tuple[str, ...]](), ""
 
     # ---- replacements of torch's functions ------------------------------------------------------
 
@@ -37,8 +40,28 @@ class Casts:
         def set_autocast_enabled(*args: Any) -> None:
             original(*args)
             self.devices = torch_api.autocast_devices()
+            self._set = args[0] if isinstance(args[0], str) else "cuda"
 
         return set_autocast_enabled
+
+    def entering(self, original: Callable[[], int]) -> Callable[[], int]:
+        """`torch.autocast_increment_nesting`: a context begins, which has just set its device."""
+
+        def autocast_increment_nesting() -> int:
+            self._around.append(self.regions)
+            self.regions = (*self.regions, self._set)
+            return original()
+
+        return autocast_increment_nesting
+
+    def leaving(self, original: Callable[[], int]) -> Callable[[], int]:
+        """`torch.autocast_decrement_nesting`: the innermost context ends."""
+
+        def autocast_decrement_nesting() -> int:
+            self.regions = self._around.pop() if self._around else ()
+            return original()
+
+        return autocast_decrement_nesting
 
     def cache(self, enabled: bool) -> None:
         """Replaces `torch.set_autocast_cache_enabled`. torch's own cache stays off.

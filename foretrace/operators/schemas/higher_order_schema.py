@@ -109,6 +109,7 @@ HIGHER_ORDER_SCHEMAS: Mapping[str, HigherOrderSchema] = MappingProxyType(
         "strict_mode": HigherOrderSchema(((0, "strict_graph"),), (1,), trains=False),
         "hints_wrapper": HigherOrderSchema(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
         "run_const_graph": HigherOrderSchema(((0, "const_graph"),), (1,), trains=False),
+        "wrap_with_autocast": HigherOrderSchema(((4, "submod"),), (), rest=5),
         "invoke_quant": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
         "invoke_quant_packed": HigherOrderSchema(((0, "subgraph"),), (), rest=1),
     }

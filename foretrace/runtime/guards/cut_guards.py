@@ -202,6 +202,7 @@ class CutConditions(GuardList):
     def write(self, reads: PythonGuards | None) -> None:
         """Collect all checks."""
         self.outside(reads)
+        self.kernels()
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)
         passed = [self.source.names.new("argument") for _ in range(count)]

@@ -15,7 +15,9 @@ from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import PythonGuards, memory_of, one_memory
 from foretrace.ir.program.interface import Input
+from foretrace.ir.program.op import target_name
 from foretrace.ir.program.value_guard import ValueGuard
+from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.shape_env import free_symbols
@@ -65,6 +67,15 @@ class GuardList(IdentityGuards):
         self.checks += StateGuards(self.source, own, by_torch=self.by_torch).checks
         if backward is not None:
             self.checks += StateGuards(self.source, beyond(own, backward)).checks
+
+    def kernels(self) -> None:
+        """Check the rows of torch's ambient state that have chosen bodies of the ops."""
+        python = self.recorded.requires.python
+        names = {target_name(op.target) for op in every_op(self.recorded.ops) if op.body}
+        for row, before in python.kernels:
+            if any(part in name for part in row.chooses for name in names):
+                one = PythonGuards(ambient=[(row, before)])
+                self.checks += StateGuards(self.source, one).checks
 
     def take(self, arguments: list[str]) -> None:
         """Bind a local name for every input; check which arguments are one tensor.

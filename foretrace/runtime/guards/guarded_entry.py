@@ -15,10 +15,7 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import SHARED, shared_in
-from foretrace.lowering.cuts.selectors import every_op
 from foretrace.lowering.emit.python_source import INDENT, compiled
-from foretrace.operators.targets.sdpa import WHAT as ATTENTION
-from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
 from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, reporting_lines
@@ -134,16 +131,6 @@ class Guards(GuardList):
         known = {each.text for each in inside}
         self.answers([each for each in self.recorded.asked_before if each.text not in known])
         return live
-
-    def kernels(self) -> None:
-        """The user's attention switches, where the graphs have the kernel that they led to."""
-        choices = (op.choice for op in every_op(self.recorded.ops))
-        if any(choice is not None and choice.what == ATTENTION for choice in choices):
-            now, then = self.source.bind(Enabled.now, "now"), Enabled.now()
-            self.add(
-                f"{now}() == {self.source.bind(then, 'switches')}",
-                repr("torch.backends.cuda's attention switches are set otherwise"),
-            )
 
     def write(self) -> None:
         """The guards as lines of the source."""

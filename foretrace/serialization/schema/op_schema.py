@@ -153,6 +153,7 @@ OPS: tuple[NodeSchema, ...] = (
             "grad_mode": TRUTH,
             "checkpoint": optional(instance_of(Checkpoint)),
             "inference": TRUTH,
+            "recast": sequence_of(text),
         },
     ),
     NodeSchema(RuleName, "rule", {"name": WORDS, "kind": WORDS}),

@@ -51,6 +51,7 @@ def check_python(recorded: Recording) -> None:
         if effect.argument.itself is not None:
             raise outside("the program returns an object that lives outside of it", None)
     _check_arguments(recorded)
+    _check_unhooked(recorded)
     for state in recorded.states:
         if isinstance(state.place, OnData):
             raise Refusal(
@@ -90,6 +91,22 @@ def _check_arguments(recorded: Recording) -> None:
                 "or capture with another tensor, such as a clone",
             ),
         )
+
+
+def _check_unhooked(recorded: Recording) -> None:
+    """Refuse a program with what hooks of all modules did: no call can ask whether they are there.
+
+    Raises:
+        Refusal: it was captured while there were such.
+    """
+    for row, before in recorded.requires.python.ambient:
+        if row.tables and any(before):
+            raise Refusal(
+                f"the program was captured with {row.name}, and no file holds these",
+                kind="not saved",
+                at=recorded.requires.defined,
+                do="remove the hooks, and capture again",
+            )
 
 
 def _check_again(recorded: Recording) -> None:

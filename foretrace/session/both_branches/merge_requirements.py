@@ -183,6 +183,7 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "reads": _reads,
         "mentioned": any_of,
         "ambient": _ambient,
+        "kernels": _ambient,
         "forms": each_of,
         "tied": reads_of_inputs,
         "rebound": _rebound,

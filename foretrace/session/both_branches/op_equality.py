@@ -62,7 +62,7 @@ class TwoRuns(Equality):
 
     def origin(self, one: Origin, other: Origin) -> bool:
         """Whether two ops come from the same line, module call and modes."""
-        modes = [(o.grad_mode, o.inference, o.checkpoint is None) for o in (one, other)]
+        modes = [(o.grad_mode, o.inference, o.checkpoint is None, o.recast) for o in (one, other)]
         paths = [[str(call) for call in o.module.stack()] if o.module else [] for o in (one, other)]
         return one.frame == other.frame and modes[0] == modes[1] and paths[0] == paths[1]
 

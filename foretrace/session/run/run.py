@@ -245,6 +245,7 @@ def _note_reads(
     requires.python.reads = [*reads, *capture.ties(reads)]
     requires.inputs.own = capture.own(requires)
     requires.python.ambient = _ambient(requires, capture)
+    requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 

@@ -227,6 +227,8 @@ def followed_autocast(recorder: Recorder) -> Iterator[None]:
         "autocast": casts.switching(torch.set_autocast_enabled),
         "autocast cache": casts.cache,
         "autocast cache on": casts.caching,
+        "autocast in": casts.entering(torch.autocast_increment_nesting),
+        "autocast out": casts.leaving(torch.autocast_decrement_nesting),
         "autocast end": casts.forget,
     }
     try:

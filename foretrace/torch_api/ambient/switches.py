@@ -12,7 +12,10 @@ from torch import _C
 from torch.backends import mha
 
 _AUTOCAST = ("cpu", "cuda")
-_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+_ATTENTION = tuple([
+    name for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3", "fa4")
+    if hasattr(_C, f"_get_{name}_sdp_enabled")
+])  # fmt: skip
 _PLACES_OF_PRECISION = (
     ("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"),
     ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"),
@@ -64,7 +67,7 @@ def flushes() -> bool:
 
 def attention() -> tuple[Any, ...]:
     """The kernels that are on, and their order."""
-    enabled = [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION]
+    enabled = [getattr(_C, f"_get_{name}_sdp_enabled")() for name in _ATTENTION]
     return (*enabled, tuple(_C._get_sdp_priority_order()))
 
 
@@ -72,12 +75,12 @@ def set_attention(before: tuple[Any, ...]) -> None:
     """Put them back."""
     *enabled, order = before
     for name, state in zip(_ATTENTION, enabled, strict=True):
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(state)
+        getattr(_C, f"_set_sdp_use_{name}")(state)
     _C._set_sdp_priority_order([*order])
 
 
 ATTENTION = bindings(
-    *[f"_set_sdp_use_{name}" for name in (*_ATTENTION, "overrideable", "fa3")],
+    *[f"_set_sdp_use_{name}" for name in _ATTENTION],
     "_set_sdp_priority_order",
 )
 
@@ -119,6 +122,41 @@ def set_reduced(before: tuple[Any, ...]) -> None:
 
 
 REDUCED = bindings(*[f"_set_{name}" for name in _REDUCED])
+
+
+def several(*names: str) -> tuple[Any, ...]:
+    """What the getters of these names give, in order, without those that this torch lacks."""
+    return tuple([getattr(_C, name)() for name in names if hasattr(_C, name)])
+
+
+def functions_asked() -> tuple[Any, ...]:
+    """Whether functions are asked of tensor subclasses, and of modes."""
+    return several("_is_torch_function_enabled", "_is_torch_function_all_disabled")
+
+
+def layout_of_gradients() -> tuple[Any, ...]:
+    """Whether the engine adds gradients in the layout of their leaf."""
+    return several("_is_grad_layout_enforcement_enabled")
+
+
+def native() -> tuple[Any, ...]:
+    """Which kernels for CUDA are in the place of torch's (2.15), and how cuBLASLt is asked."""
+    return several(
+        "_get_native_aot_enabled",
+        "_get_native_aot_unconditional_masked",
+        "_get_cublaslt_prefer_grouped_gemm",
+        "_get_sm_carveout_experimental",
+    )
+
+
+def forward_gradients() -> tuple[Any, ...]:
+    """Whether forward-mode autograd follows what is done with dual numbers."""
+    return several("_is_fwd_grad_enabled")
+
+
+def einsum() -> tuple[Any, ...]:
+    """How the order of the products of `torch.einsum` is found."""
+    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
 
 
 def linear_algebra() -> tuple[Any, ...]:

@@ -13,7 +13,12 @@ import torch
 
 from foretrace.torch_api.ambient import modes, switches
 from foretrace.torch_api.ambient.switches import Place, bindings
-from foretrace.torch_api.dispatch import default_device, function_modes, leave_function_modes
+from foretrace.torch_api.dispatch import (
+    default_device,
+    dispatch_modes,
+    function_modes,
+    leave_function_modes,
+)
 from foretrace.torch_api.levels import dual_level, leave_dual_levels, leave_levels, levels
 from foretrace.torch_api.tensors import saving_watched
 
@@ -53,6 +58,8 @@ class Row:
     """names by which Python switches it, beside those of the bindings"""
     tables: tuple[Any, ...] = ()
     """containers that are all empty where nobody has changed it"""
+    chooses: tuple[str, ...] = ()
+    """parts of names of operators whose bodies it chooses"""
     count: Callable[[], int] | None = None
     """0 where nobody has changed it: the quickest way to ask"""
     known_to_torch: bool = False
@@ -189,7 +196,8 @@ ROWS: Final = (
         switches.attention, switches.set_attention,
         asked=("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
                "cudnn_sdp_enabled"),
-        setters=switches.ATTENTION, mentions=("_sdp", "sdpa_kernel"),
+        chooses=("scaled_dot_product",), setters=switches.ATTENTION,
+        mentions=("_sdp", "sdpa_kernel"),
         public=(
             "sdpa_kernel",
             "sdp_kernel",
@@ -216,6 +224,7 @@ ROWS: Final = (
         asked=("mkldnn",),
         setters=bindings("_set_mkldnn_enabled", "_set_mkldnn_deterministic")
         + switches.properties(MKLDNN, switches.MKLDNN),
+        chooses=("rnn", "lstm", "gru"),
         device="cpu", mentions=("mkldnn", "enabled", "deterministic"),
         public=("mkldnn",),
     ),
@@ -238,6 +247,36 @@ ROWS: Final = (
         setters=bindings("_set_linalg_preferred_backend", "_set_blas_preferred_backend"),
         device="cuda", mentions=("preferred_linalg_library", "preferred_blas_library"),
         public=("preferred_linalg_library", "preferred_blas_library"),
+    ),
+    Row(
+        "native kernels", "process", ("values", "kernels"), "asked", "refused",
+        switches.native, asked=("python_native",),
+        setters=bindings(
+            "_set_native_aot_enabled", "_set_native_aot_unconditional_masked",
+            "_set_cublaslt_prefer_grouped_gemm", "_set_sm_carveout_experimental",
+        ),
+        device="cuda", public=("python_native",),
+    ),
+    Row(
+        "order of einsum", "process", ("values", "Python"), "asked", "recorded",
+        switches.einsum, asked=("einsum", "opt_einsum"),
+    ),
+    Row(
+        "functions of subclasses", "thread", ("values", "Python"), "always", "recorded",
+        switches.functions_asked, known_to_torch=True,
+    ),
+    Row(
+        "forward gradients", "thread", ("gradients",), "around", "recorded",
+        switches.forward_gradients,
+    ),
+    Row(
+        "layout of gradients", "thread", ("gradients",), "around", "refused",
+        switches.layout_of_gradients,
+        setters=bindings("_set_grad_layout_enforcement_enabled"),
+        public=("enforce_grad_layout_policy",),
+    ),
+    Row(
+        "dispatch modes", "thread", ("values", "Python"), "around", "recorded", dispatch_modes,
     ),
     Row(
         "fast path of attention", "process", ("values", "Python"), "asked", "recorded",

@@ -244,9 +244,10 @@ class RecorderBase(torch_api.TorchDispatchMode):
             and last.grad_mode is grad
             and last.checkpoint is scope.checkpoint
             and last.inference is inference
+            and last.recast is self.casts.regions
         ):
             return last
-        return scope.origin(frame, grad, inference)
+        return scope.origin(frame, grad, inference, self.casts.regions)
 
     def used(self, leaf: Value) -> bool:
         """Whether autograd follows a use of a leaf that the program has created.

@@ -138,9 +138,11 @@ class Scope:
         finally:
             self.lifts = before
 
-    def origin(self, frame: Frame | None, grad: bool, inference: bool) -> Origin:
+    def origin(
+        self, frame: Frame | None, grad: bool, inference: bool, recast: tuple[str, ...]
+    ) -> Origin:
         """Make the origin of the next op."""
-        self.last_origin = Origin(frame, self.module, grad, self.checkpoint, inference)
+        self.last_origin = Origin(frame, self.module, grad, self.checkpoint, inference, recast)
         return self.last_origin
 
 
