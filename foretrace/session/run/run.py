@@ -245,10 +245,8 @@ def _note_reads(
     read_outside(capture.outside, fn, [*leaves, *kept_by_memos], requires, capture.real, open)
     requires.python.reads += capture.memos.reads()
     data = bound_to_data(kept, capture.inputs, lines)
-    reads = [
-        *data,
-        *drop_unread(requires.python.reads, capture.inputs, capture.real, requires),
-    ]
+    found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
+    reads = [*data, *found]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
     requires.inputs.own = capture.own(requires)
