@@ -214,7 +214,7 @@ def asks_with_no_memo() -> None:
     captures(memoizes, X)()
 
 
-MEMO = "python_state/effects/leaks.py:_memoized"
+MEMO = "python_state/effects/memos.py:_refusal"
 refuses("side effect", MEMO).when(
     asks_with_no_memo, captured(does_not_memoize, X), once_before(memoizes, X), at=memoizes
 )
@@ -222,6 +222,18 @@ refuses("side effect", MEMO).when(
     captures(memoizes_its_input, X),
     captured(lambda x: x + doubles.__wrapped__(x), X),
     "its argument is a tensor of the program",
+)
+
+MEMOIZED = [functools.cache(len)]
+
+
+def memoizes_out_of_sight(x: Tensor) -> Tensor:
+    return x * MEMOIZED[0]("ab")  # here
+
+
+refuses("side effect", "python_state/effects/memos.py:_check_uncalled").when(
+    captures(memoizes_out_of_sight, X),
+    captured(lambda x: x * len("ab"), X),
 )
 
 COUNT: list[object] = []

@@ -19,6 +19,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import (
+    CallMemo,
     ChangePlace,
     ClearGrad,
     LeaveState,
@@ -111,6 +112,7 @@ def _left_out(recorded: Recording, effect: Effect) -> None:
 IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] = MappingProxyType({
     LeaveState: _refuse_memory,
     Reshape: _refuse_shape,
+    CallMemo: _left_out,
     ChangePlace: _left_out,
     ClearGrad: _left_out,
     SetRequiresGrad: _left_out,

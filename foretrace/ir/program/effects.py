@@ -19,6 +19,7 @@ from foretrace import torch_api
 from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.pydata.containers import same_keys
+from foretrace.ir.pydata.memo import MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
 from foretrace.ir.pydata.state import Change, State, put_all
@@ -134,6 +135,34 @@ def _same_change(one: Change, other: Change) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class CallMemo(Effect):
+    """The program calls a memoized function, which counts its calls."""
+
+    call: MemoCall
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Call them again."""
+        for each in effects:
+            each.call()
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Call them in generated code."""
+        return (f"{code.bind(each.call, 'memo')}()" for each in effects)
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs make the same calls."""
+        sides = [[(id(x.call.memo), repr(x.call.key)) for x in side] for side in (ones, others)]
+        if sides[0] != sides[1]:
+            raise ProgramsDiffer("one side of a question of data calls a memoized function")
+        return ones
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveState(Effect):
     """The program leaves tensors or numbers that it computes in a place of Python's state."""
 
@@ -241,7 +270,7 @@ class ReturnArgument(Effect):
 
 
 KINDS: Final[tuple[type[Effect], ...]] = (
-    Reshape, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad, ReturnArgument,
+    Reshape, CallMemo, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad, ReturnArgument,
 )  # fmt: skip
 """In the order in which a call does them"""
 E = TypeVar("E", bound=Effect)

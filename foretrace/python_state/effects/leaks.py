@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from foretrace.errors import FirstCall, Refusal
+from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
@@ -123,9 +123,7 @@ def _stored(types: Types, recorded: Recording) -> list[Abstract]:
 
 
 def _refusal(tensor: Abstract, recorded: Recording, lines: Lines) -> Refusal:
-    name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
-    if attribute(holder, "cache_info"):
-        return _memoized(name, lines)
+    name, _ = lines.holding(partial(_leads_to, tensor)) or ("", None)
     maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
     kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
     where = f"in {name}, " if name else ""
@@ -137,18 +135,6 @@ def _refusal(tensor: Abstract, recorded: Recording, lines: Lines) -> Refusal:
         kind="side effect",
         at=stored or (maker.origin.frame if maker is not None else None),
         do=("return the tensor, or register it as a buffer", FIRST_CALL, *in_ctx),
-    )
-
-
-def _memoized(name: str, lines: Lines) -> Refusal:
-    return Refusal(
-        f"the program has {name} keep a tensor in its memo, which outlives the call",
-        kind="side effect",
-        at=lines.binding(name),
-        do=(
-            f"call {name}.__wrapped__ in the program, which keeps nothing",
-            FirstCall("or, if no argument is a tensor of the program: call it once before"),
-        ),
     )
 
 

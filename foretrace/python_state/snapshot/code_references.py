@@ -13,6 +13,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from foretrace.ir.pydata.members import attributes_of
+from foretrace.ir.pydata.memo import MEMO
 from foretrace.ir.source.code_owner import module_of, origin, origin_in
 from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 from foretrace.ir.symbols.builtin_call_sites import CASTS
@@ -25,7 +26,6 @@ FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextli
 TOOLS = ("torch._", "torch.fx", "torch.jit", "torch.export", "torch.library", "torch.utils._")
 """Parts of torch that look at programs: no program keeps its state there"""
 NO_STATE = frozenset({"builtins", "numpy", "sympy", "mpmath", "networkx", "foretrace"})
-MEMO = type(functools.cache(len))
 NO_VALUES = (
     types.FunctionType, staticmethod, classmethod, property, MEMO, functools.cached_property,
     type, types.ModuleType,
@@ -66,6 +66,8 @@ class Mentioned:
     called: list[types.FunctionType] = field(default_factory=list)
     """functions that it may call"""
     memos: list[Any] = field(default_factory=list)
+    memoized: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """tables and names of these"""
     names: set[str] = field(default_factory=set)
     """every name, of attributes too"""
     followed: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
@@ -138,6 +140,8 @@ class Mentioned:
             self.followed.append((table, name, item))
         if isinstance(item, types.ModuleType) and is_users(item):
             self.values.append((table, name))
+        if isinstance(item, MEMO) and isinstance(table, dict):
+            self.memoized.append((table, name))
         if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
             return item
         holding = isinstance(item, (HOLDING, tuple(states())))
@@ -194,6 +198,13 @@ def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
         if home(base) == "user":
             table = vars(base)
             yield from ((name, table[name]) for name in table.keys() & names if name not in MAKING)
+
+
+def is_users_memo(memo: Any) -> bool:
+    """Whether a memoized function is the user's, and what it keeps the program's state."""
+    function = memo.__wrapped__
+    function = getattr(function, "__func__", function)
+    return not isinstance(function, types.FunctionType) or _of_user(function)
 
 
 def _of_user(function: types.FunctionType) -> bool:

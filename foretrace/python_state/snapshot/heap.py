@@ -5,7 +5,8 @@ Whatever the run leaves there, at any moment and in any way, is put back afterwa
 
 import gc
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from weakref import getweakrefcount
@@ -17,6 +18,7 @@ from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.location import Entry, Location
 from foretrace.ir.pydata.members import referents
+from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.builtin_call_sites import NameOfModule, places_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -90,6 +92,21 @@ class HeapSnapshot(ReachableState):
         }
         self._walk([by_id[key] for key in found])
         return found
+
+    def memos(self) -> list[Any]:
+        """The memoized functions that the program may call."""
+        return self._memos
+
+    def places_with(self, memos: Collection[int]) -> list[Location]:
+        """Where globals, classes, cells and attributes have memoized functions of these ids."""
+        if not memos:
+            return []
+        tables = NamesSnapshot, AttributesSnapshot
+        kept = [each for each in self._all() if isinstance(each, tables)]
+        bound = [(each.item, name, item) for each in kept for name, item in each.before.items()]
+        bound += [(table, name, table.get(name)) for table, name in self._memoized]
+        found = [Location(n, at, item) for at, n, item in bound if id(memo_in(item)) in memos]
+        return [*{each.identity: each for each in found}.values()]
 
     def casts(self) -> list[NameOfModule]:
         """The globals in which `int` and `float` may stand for others while the program runs."""
@@ -242,20 +259,27 @@ def _content(kept: Snapshot) -> Any:
     return getattr(kept, "before", None)
 
 
+def memo_in(item: Any) -> Any:
+    """The memoized function that a place of a class may hold: it, or what wraps it."""
+    if isinstance(item, (staticmethod, classmethod)):
+        return item.__func__
+    return item.fget if isinstance(item, property) else item
+
+
 def _forget(memo: Any) -> None:
     """Take what holds an abstract tensor out of a memoized function.
 
     `functools.cache` is a dict in C, and the entry goes; a bounded one is emptied.
     """
-    tables = [each for each in gc.get_referents(memo) if type(each) is dict]
-    for table in tables:
-        for key, content in list(table.items()) if table is not memo.__dict__ else ():
-            if not _holds_abstract((key, content), 5):
-                continue
-            if memo.cache_parameters()["maxsize"] is not None:
+    with suppress(LookupError):
+        known = Memo(memo)
+        if known.bounded:
+            if _holds_abstract([*known.table, *known.results()], 5):
                 memo.cache_clear()
-                return
-            table.pop(key, None)
+            return
+        for key, content in list(known.table.items()):
+            if _holds_abstract((key, content), 5):
+                known.table.pop(key, None)
 
 
 def _holds_new_tensor(kept: Snapshot) -> bool:

@@ -9,6 +9,8 @@ import gc
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -17,14 +19,15 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, referents, slot_names
+from foretrace.ir.pydata.memo import MEMO, Memo
 from foretrace.ir.source.code_owner import origin
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.python_state.snapshot.code_references import (
     FOLLOWS,
-    MEMO,
     UNNAMED,
     home,
     is_users,
+    is_users_memo,
     members_of,
     mentioned_by,
     spaces_of,
@@ -77,6 +80,8 @@ class ReachableState:
         self._kept: list[Snapshot] = []
         self._modules: dict[int, ModuleSnapshot] = {}
         self._memos: list[Any] = []
+        self._memoized: list[tuple[dict[str, Any], str]] = []
+        """globals that hold some of these"""
         self.opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
@@ -219,6 +224,13 @@ class ReachableState:
     def _memo(self, memo: Any) -> None:
         self._memos.append(memo)
         self._queue.append(memo.__wrapped__)
+        self._results(memo)
+
+    def _results(self, memo: Any) -> None:
+        """What a memoized function of the user's keeps, as the program may change it."""
+        if is_users_memo(memo):
+            with suppress(LookupError):
+                self._queue.extend(islice(Memo(memo).results(), LARGEST))
 
     def _cell(self, cell: types.CellType) -> None:
         kept = NamesSnapshot(cell, [CONTENT])
@@ -240,6 +252,9 @@ class ReachableState:
         if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
             self._casting[id(function.__globals__)] = function.__globals__
         self._memos += found.memos
+        self._memoized += found.memoized
+        for memo in found.memos:
+            self._results(memo)
         queue += found.called
         if found.values:
             queue.extend([table.get(name) for table, name in found.values])
@@ -253,7 +268,7 @@ class ReachableState:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if origin(function.__code__, function.__globals__) == "user":
+        if _of_user(function):
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
@@ -281,3 +296,7 @@ class ReachableState:
             kept = self._names.setdefault(id(space), NamesSnapshot(space))
             found += map(kept.note, space.keys() & self.mentioned - kept.before.keys())
         return found
+
+
+def _of_user(function: types.FunctionType) -> bool:
+    return origin(function.__code__, function.__globals__) == "user"

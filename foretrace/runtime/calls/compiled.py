@@ -160,13 +160,13 @@ class Compiled:
         return self._as_first(refusal, self.fn, args, kwargs)
 
     def _may_be_first(self, refusal: Refusal) -> bool:
-        """Whether a call may run as Python to make what later ones find: once for each line."""
-        return refusal.of_first_call and (refusal.at or refusal.what) not in self._first_calls
+        """Whether a call may run as Python to make what later ones find: once for each of these."""
+        return refusal.of_first_call and (refusal.at, refusal.what) not in self._first_calls
 
     def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
         """Run such a call as Python; one that raises says nothing about the next."""
         result = plain(*args, **kwargs)
-        self._first_calls.add(refusal.at or refusal.what)
+        self._first_calls.add((refusal.at, refusal.what))
         return result
 
     def _use(self, entry: Entry) -> None:

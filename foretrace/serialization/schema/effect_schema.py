@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import (
+    CallMemo,
     ChangePlace,
     ClearGrad,
     LeaveState,
@@ -69,6 +70,8 @@ IN_STATE: Final[Mapping[type[Effect], str]] = MappingProxyType({
     LeaveState: "states",
     ChangePlace: "changed",
 })  # fmt: skip
+LEFT_OUT: Final = frozenset({CallMemo})
+"""What the process does in which the program was captured, and no other: its memos"""
 EFFECT_FIELDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {each.field: each.holds for each in EFFECTS.values()}
 )

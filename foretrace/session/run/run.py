@@ -14,7 +14,7 @@ from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
+from foretrace.ir.program.effects import CallMemo, ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
@@ -115,10 +115,9 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
 def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSnapshot) -> Recording:
     leaves, in_structure = named_arguments(fn, args, kwargs, capture.assumed.own)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
-    owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.name(before.name_modules() | names_of_tensors(fn))
     requires = _required_of_call(fn, (args, kwargs), leaves, in_structure, capture)
-    with unchanged_state(lines), borrowed(owners, before) as loan:
+    with unchanged_state(lines), borrowed(_owners(fn, leaves), before) as loan:
         requires.python.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
@@ -129,7 +128,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             passed = capture.arguments.opened(passed, loan)
             call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            with watching, capture.gradients.reading(), capture.replaced_state(before) as counting:
+            counts = capture.replaced_state(before, loan, lines)
+            with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = computed(fn, result, passed)
             requires.notes.effects += _returned(result, call, [])
@@ -152,6 +152,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, _effects(requires), overwritten, recorder.autograd.hooks,
     )  # fmt: skip
+
+
+def _owners(fn: Any, leaves: list[tuple[str, Any]]) -> dict[str, torch.nn.Module]:
+    """The modules of the program, and those among its arguments."""
+    return owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
 
 
 def _effects(requires: CallRequirements) -> list[Effect]:
@@ -229,18 +234,19 @@ def _note_reads(
         left: what else was changed, and is undone.
         lines: the lines of its functions.
     """
+    requires.notes.effects += map(CallMemo, capture.memos.calls)
     left = [located(with_name(change, capture.outside), lines) for change in left]
     requires.notes.changed += left
     requires.notes.counted += counted_in((*requires.notes.changed, *kept))
     if capture.outside is None:
         return
     open = open_holders(capture.inputs, requires)
-    read_outside(capture.outside, fn, leaves, requires, capture.real, open)
+    kept_by_memos = [(each.name, each.result) for each in capture.memos.calls]
+    read_outside(capture.outside, fn, [*leaves, *kept_by_memos], requires, capture.real, open)
+    requires.python.reads += capture.memos.reads()
     data = bound_to_data(kept, capture.inputs, lines)
-    reads = [
-        *data,
-        *drop_unread(requires.python.reads, capture.inputs, capture.real, requires),
-    ]
+    found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
+    reads = [*data, *found]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
     requires.inputs.own = capture.own(requires)

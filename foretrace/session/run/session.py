@@ -1,7 +1,8 @@
 """The inputs of one run, as they become known, and what records it."""
 
-from collections.abc import Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.effects.memos import Memos
+from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.aliased_inputs import containers_read
 from foretrace.session.run.arguments import Arguments
@@ -72,6 +75,7 @@ class Session:
         self.recorder: Recorder = kind(types, semantics, sources, outcomes, self, self.outside)
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.arguments = Arguments(self)
+        self.memos = Memos(self.recorder.refused)
         leaves = None if self.outside is None else self.leaves
         answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
         types.queries.answer_by(answers)
@@ -200,13 +204,24 @@ class Session:
         return {id(r): i.role.name for r, i in zip(self.real, self.inputs, strict=True)}
 
     @contextmanager
-    def replaced_state(self, before: HeapSnapshot) -> Iterator[list[Change]]:
+    def replaced_state(
+        self, before: HeapSnapshot, loan: SwappedModuleTensors, lines: Callable[[], Lines]
+    ) -> Iterator[list[Change]]:
         """Inside, the program finds what stands for numbers that it counts with, and what it fills.
+
+        Also for memoized functions.
 
         What it has left of the numbers is in the list at the end.
         """
         numbers = self.assumed.counts.replaced(self.arguments.count, self.outside, before.called)
-        with numbers as left, self.assumed.fills.replaced(before, self.outside):
+        outside = self.outside
+
+        def changes() -> Iterable[Change]:
+            seen = outside.changes() if outside is not None else ()
+            return chain(before.bound(), loan.bound(), seen)
+
+        memos = self.memos.replaced(before, outside, changes, lines)
+        with numbers as left, self.assumed.fills.replaced(before, outside), memos:
             yield left
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:

@@ -1,5 +1,6 @@
 """Effects of a call: each kind has each of its sides, and each side does what it says."""
 
+import functools
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from foretrace.frontends.torch_compat.stateless_check import IN_OTHER_GRAPHS
 from foretrace.ir.program.effect import Call, Effect
 from foretrace.ir.program.effects import (
     KINDS,
+    CallMemo,
     ChangePlace,
     ClearGrad,
     LeaveState,
@@ -25,19 +27,26 @@ from foretrace.ir.program.effects import (
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.location import Entry, OnGradient
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.memo import MemoCall
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.serialization.schema.effect_schema import (
     EFFECTS,
     IN_STATE,
+    LEFT_OUT,
     loaded_effects,
     stored_effects,
 )
 
 TABLES: dict[str, Collection[type[Effect]]] = {
     "KINDS of ir/program/effects.py (the order in which a call does them)": KINDS,
-    "EFFECTS or IN_STATE of serialization/schema/effect_schema.py (files)": {*EFFECTS, *IN_STATE},
+    "EFFECTS, IN_STATE or LEFT_OUT of serialization/schema/effect_schema.py (files)": {
+        *EFFECTS,
+        *IN_STATE,
+        *LEFT_OUT,
+    },
     "IN_OTHER_GRAPHS of frontends/torch_compat/stateless_check.py (torch's tools)": IN_OTHER_GRAPHS,
 }
 
@@ -97,14 +106,21 @@ def effects() -> list[Effect]:
         ClearGrad(1),
         LeaveState(state),
         ChangePlace(Change(ENTRY, 5, rebound=True)),
+        CallMemo(MemoCall("double(2)", double, (2,), {}, 2, {}, MISSING, 4)),
         Reshape(0, TYPE),
     ]
+
+
+@functools.cache
+def double(n: int) -> int:
+    return n * 2
 
 
 def a_call() -> Call:
     inputs = [torch.zeros(2, 3), torch.zeros(3)]
     inputs[1].grad = torch.ones(3)
     PLACE.clear()
+    double.cache_clear()
     return Call(inputs, {}, ([{"a": 1}], {}), [torch.ones(6)], result={"a": 2})
 
 
@@ -113,6 +129,7 @@ def holds(call: Call) -> None:
     x, y = call.inputs
     assert (x.shape, PLACE) == ((6,), {"count": 5})
     assert x.grad is call.outputs[0]
+    assert double.cache_info().misses == 1
     assert (y.grad, y.requires_grad) == (None, True)
     assert call.result is call.arguments[0][0]
 
@@ -159,7 +176,7 @@ def test_generated_code_does_the_same() -> None:
 
 
 def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
-    assert [each.counted for each in ordered(effects())] == [(0,), (), (), (), (), ()]
+    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 6]
 
 
 @pytest.mark.parametrize(
