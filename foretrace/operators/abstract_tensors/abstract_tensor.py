@@ -335,13 +335,8 @@ def become_like(tensor: Abstract, other: Abstract) -> None:
         TENSOR.data.__set__(tensor, other)
 
 
-READS_VALUES = (
-    "reads values that do not exist before the program runs",
-    "data-dependent",
-    "compute with the tensor instead, or do this outside the captured program",
-)
 for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
-    setattr(Abstract, _name, refused(_name, *READS_VALUES))
+    setattr(Abstract, _name, refused(_name, *tensor_queries.READS_VALUES))
 for _name in torch_api.CASTS:
     setattr(Abstract, _name, cast(_name))
 Abstract.register_post_accumulate_grad_hook = refused(  # type: ignore[method-assign]

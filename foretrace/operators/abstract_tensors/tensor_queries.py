@@ -1,12 +1,19 @@
 """Questions of a program about tensors, other than their values, and the session's answers."""
 
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Refusal
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Symbols
+
+READS_VALUES: Final = (
+    "reads values that do not exist before the program runs",
+    "data-dependent",
+    "compute with the tensor instead, or do this outside the captured program",
+)
+"""What is said of a read of values: why, the kind, what to do"""
 
 
 def view_unknown(*_: object) -> Refusal:

@@ -9,15 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import (
-    AttributeNames,
-    ContainerLength,
-    PythonGuards,
-    ReadFact,
-    ReadLocation,
-)
+from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadFact, ReadLocation
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.reads import reading_by

@@ -12,14 +12,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from foretrace.ir.program.call_requirements import (
-    ContainerKeys,
-    ContainerLength,
-    ModuleState,
-    ShownContent,
-)
+from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.members import own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import LARGEST, plain
+from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
 from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
 from foretrace.python_state.access.noted import Asked
 

@@ -17,23 +17,22 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import (
+from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
+from foretrace.ir.pydata.containers import HEAP_TYPE
+from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
+from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
+from foretrace.ir.pydata.read_facts import (
     AttributeNames,
-    CallRequirements,
     ContainerMembers,
     How,
-    ModuleState,
     ObjectClass,
     ReadClassAttribute,
     ReadFact,
     ReadLocation,
     ShownContent,
 )
-from foretrace.ir.pydata.containers import HEAP_TYPE
-from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
-from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
-from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.dynamic_names import names_of_getters
 from foretrace.python_state.access.monitor import AccessMonitor

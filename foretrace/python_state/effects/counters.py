@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
 from foretrace.python_state.snapshot.changes import Called, name_of_leaf
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import PACKAGE_DIR, FirstCall, Frame, Refusal
-from foretrace.ir.program.call_requirements import ShownContent
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.memo import Memo, MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

@@ -9,14 +9,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import (
-    FIRST_CALL,
-    CallRequirements,
-    ContainerMembers,
-    ReadFact,
-    ReadLocation,
-    ShownContent,
-)
+from foretrace.ir.program.call_requirements import FIRST_CALL, CallRequirements
 from foretrace.ir.program.effects import LeaveState, of_kind
 from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.pydata.containers import named_leaves
@@ -30,6 +23,7 @@ from foretrace.ir.pydata.location import (
     OnTensor,
 )
 from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.read_facts import ContainerMembers, ReadFact, ReadLocation, ShownContent
 from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

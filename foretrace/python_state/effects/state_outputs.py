@@ -13,12 +13,13 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import CallRequirements, How, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, named_leaves, shared_in
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.read_facts import How, ReadLocation
 from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

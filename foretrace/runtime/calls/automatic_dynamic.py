@@ -8,8 +8,8 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.pydata.arguments import named_arguments
+from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.dynamic_shapes import FREE, Asked
 from foretrace.python_state.effects.counters import of_optimizer, seen_to_differ

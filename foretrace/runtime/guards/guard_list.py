@@ -29,7 +29,7 @@ from foretrace.python_state.access.backward_reads import beyond
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
 from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
-from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere
+from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere, hooks_now
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
 """Errors of reading a name that is no longer bound, or of a question without an answer"""
@@ -221,7 +221,7 @@ class GuardList(IdentityGuards):
         for index, hooks in hooked.items():
             if index in bare:
                 continue
-            now = self.source.bind(_hooks_now, "hooks_now")
+            now = self.source.bind(hooks_now, "hooks_now")
             local, item = self.inputs[index], self.recorded.inputs[index]
             known = self.source.bind(hooks, "hooks")
             self.add(f"{now}({local}) == {known}", repr(f"{item.role} has other hooks"))
@@ -325,11 +325,6 @@ def unlike_then(reads: PythonGuards) -> Callable[[], Broken | None]:
     source = Source()
     source.add(*reporting_lines(StateGuards(source, reads).checks, source.space))
     return source.function("reads", "")
-
-
-def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The hooks of a tensor: on its gradient, and after one is accumulated."""
-    return tuple([tuple(table.values()) if table else () for table in torch_api.hooks_of(tensor)])
 
 
 def reporting_lines(

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from foretrace.ir.program.call_requirements import PythonGuards, ReadFact
+from foretrace.ir.program.call_requirements import PythonGuards
+from foretrace.ir.pydata.read_facts import ReadFact
 from foretrace.runtime.guards.size_guards import SizeGuards
 
 IS_OWN = "an object among the arguments is one that the program reads itself now"

@@ -16,21 +16,19 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import (
-    AFTER_ONE,
+from foretrace.ir.program.call_requirements import AFTER_ONE, ModuleState, PythonGuards
+from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
+from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.read_facts import (
     AttributeNames,
     ContainerKeys,
     ContainerLength,
     ContainerMembers,
-    ModuleState,
     ObjectClass,
-    PythonGuards,
     ReadFact,
     ReadLocation,
     ShownContent,
 )
-from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
-from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.lowering.emit.python_source import Source
 from foretrace.python_state.access.object_parts import HOOKS
 from foretrace.runtime.guards.guard import Check, Checks, Shown, differs

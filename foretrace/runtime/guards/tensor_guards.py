@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of, sparse_of
@@ -203,6 +204,11 @@ class OwnMemory:
             if begin < len(ascending) and ascending[begin] < first + max(size, 1):
                 return disjoint(written, kept)
         return True
+
+
+def hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The hooks of a tensor: on its gradient, and after one is accumulated."""
+    return tuple([tuple(table.values()) if table else () for table in torch_api.hooks_of(tensor)])
 
 
 class Elsewhere:

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.location import Contents, Filling, Location
 from foretrace.ir.pydata.members import attributes_of
+from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadLocation
 from foretrace.serialization.state.state_objects import Named, class_of
 
 KINDS: Mapping[str, type[Any]] = MappingProxyType({

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.call_requirements import AttributeNames, ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
@@ -22,6 +21,7 @@ from foretrace.ir.pydata.location import (
     OnArguments,
 )
 from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadLocation
 from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from foretrace.errors import Attempt, Refusal, line_of
-from foretrace.ir.program.call_requirements import ContainerLength, ReadLocation
 from foretrace.ir.program.effects import ChangePlace, LeaveState
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
@@ -27,6 +26,7 @@ from foretrace.ir.pydata.location import (
 )
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.read_facts import ContainerLength, ReadLocation
 from foretrace.ir.pydata.state import OPEN, Change, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder

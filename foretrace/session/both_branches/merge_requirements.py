@@ -10,12 +10,12 @@ from foretrace.ir.program.call_requirements import (
     CallRequirements,
     InputGuards,
     PythonGuards,
-    ReadLocation,
     RunNotes,
 )
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.symbols.symbols import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]

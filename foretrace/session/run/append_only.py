@@ -13,12 +13,12 @@ from weakref import ref
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import ReadLocation
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
+from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.returned import unshared
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor

@@ -9,9 +9,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.interface import Input, Role
+from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from foretrace.ir.program.call_requirements import How, ReadLocation
 from foretrace.ir.pydata.location import (
     Contents,
     Entry,
@@ -23,6 +22,7 @@ from foretrace.ir.pydata.location import (
     refill_content,
 )
 from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.read_facts import How, ReadLocation
 
 Made = tuple[Location, Callable[[], Any]]
 """A location that holds "old", and what the user reads there"""
