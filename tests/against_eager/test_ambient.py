@@ -255,11 +255,12 @@ def flushed(x: Tensor) -> Tensor:
 
 
 def without_mkldnn(x: Tensor) -> Tensor:
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)  # the property is for some processes alone
     try:
         return x.t() @ x
     finally:
-        torch.backends.mkldnn.enabled = before
+        torch._C._set_mkldnn_enabled(before)
 
 
 def without_cudnn(x: Tensor) -> Tensor:

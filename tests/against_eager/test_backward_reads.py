@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -236,3 +236,28 @@ def test_a_gradient_inside_that_reads_a_number_which_varies() -> None:
     for factor in (1.0, 9.0, 4.0):
         globals()["FACTOR"] = factor
         assert torch.equal(compiled(x), gradient(x))
+
+
+class Left:
+    kept = torch.ones(3)
+
+
+class ReadsWhatIsLeft(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * Left.kept
+
+
+def test_a_backward_that_reads_what_the_program_leaves() -> None:
+    def program(x: Tensor) -> Tensor:
+        Left.kept = x.detach() * 2
+        return ReadsWhatIsLeft.apply(x).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    with pytest.raises(foretrace.Refusal, match="where the program leaves a tensor") as caught:
+        foretrace.capture(program, (x,)).cut("joint", loss=0)
+    assert caught.value.kind == "hook"

@@ -32,7 +32,7 @@ OUTSIDE = {
     "ambient", "kernels",  # torch's state around the program
     "reads",  # Python outside of the program, which a file does not have
     "forms", "tied", "hooked",  # with Python's state
-    "notes", "rebound",  # of a run, or of callables alone
+    "notes", "shared", "rebound",  # of a run, or of callables alone
 }  # fmt: skip
 APART = {"symbols", "requires", "effects", "again"}
 

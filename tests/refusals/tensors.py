@@ -314,16 +314,6 @@ class Weighted(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.randn(8))
 
 
-class ReadsItsGradient(Weighted):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if self.w.grad is None else x  # here
-
-
-class GivenItsGradient(Weighted):
-    def forward(self, x: Tensor, gradient: Tensor | None) -> Tensor:
-        return x * 2 if gradient is None else x
-
-
 class ClearsItsGradient(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         self.w.grad = None  # here
@@ -370,9 +360,6 @@ def cut_of(module: torch.nn.Module) -> Callable[[], None]:
     return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
 
 
-refuses("autograd inside", "operators/abstract_tensors/abstract_tensor.py:_gradient").when(
-    exports(ReadsItsGradient(), X), exported(GivenItsGradient(), X, None)
-)
 refuses("side effect", "operators/abstract_tensors/abstract_tensor.py:_set_gradient").when(
     exports(ClearsItsGradient(), X), exported(Multiplies(), X)
 )

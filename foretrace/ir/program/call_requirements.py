@@ -96,11 +96,9 @@ class PythonGuards:
 
 
 @dataclass(slots=True, eq=False)
-class InputGuards:
-    """What a later call's tensors have to be like, beside their types; inputs go by index."""
+class SharedInputs:
+    """Arguments that the program has by another way, too; inputs go by index."""
 
-    repeated: list[tuple[int, int]] = field(default_factory=list)
-    """pairs of tensor arguments that were one tensor"""
     merged: list[tuple[int, int]] = field(default_factory=list)
     """tensor arguments that were an input of a module, or a gradient, and that input"""
     whole_arguments: list[Any] = field(default_factory=list)
@@ -109,6 +107,14 @@ class InputGuards:
     """those that the program reads by another way, by id, and that no other argument is"""
     own: dict[int, torch.Tensor] = field(default_factory=dict)
     """inputs that are arguments, and that the program has had by another way, too: that tensor"""
+
+
+@dataclass(slots=True, eq=False)
+class InputGuards:
+    """What a later call's tensors have to be like, beside their types; inputs go by index."""
+
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of tensor arguments that were one tensor"""
     set_on: list[tuple[int, str, object]] = field(default_factory=list)
     """attributes of Python's that inputs had and that the program may read"""
     gradients: dict[int, int | None] = field(default_factory=dict)
@@ -153,13 +159,14 @@ class CallRequirements:
     asks_mode: bool = False
     """the program asked of a result whether it requires grad, which the grad mode decides"""
     inputs: InputGuards = field(default_factory=InputGuards)
+    shared: SharedInputs = field(default_factory=SharedInputs)
     python: PythonGuards = field(default_factory=PythonGuards)
     notes: RunNotes = field(default_factory=RunNotes)
     """what no call asks for"""
 
     def note_containers(self, found: Sequence[Any], own: AbstractSet[int]) -> None:
         """Note the containers and objects among the arguments; `own`: ids of the program's own."""
-        self.inputs.whole_arguments = [each for each in found if id(each) in own]
+        self.shared.whole_arguments = [each for each in found if id(each) in own]
         self.notes.copied = [each for each in found if id(each) not in own]
 
     def of_place(self, place: int) -> str:

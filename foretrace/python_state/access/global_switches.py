@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
 from foretrace import torch_api
@@ -47,6 +47,13 @@ def ambient_guards(
     return guards
 
 
+def _name_of(item: Any) -> str:
+    """The name of a function or class, found without a call of the user's classes."""
+    if issubclass(type(item), type):
+        return str(vars(type)["__name__"].__get__(item))
+    return item.__name__ if type(item) in (BuiltinFunctionType, FunctionType) else ""
+
+
 def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
     """Whether the code that ran mentions what switches a row, or has it by another name.
 
@@ -56,7 +63,7 @@ def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
     found = not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
     for place in outside.places.values():
         item = place.before
-        if callable(item) and getattr(item, "__name__", "") in torch_api.SWITCHED_BY:
+        if _name_of(item) in torch_api.SWITCHED_BY:
             found = True
             if type(item) is BuiltinFunctionType and item in torch_api.STANDS:
                 raise Refusal(

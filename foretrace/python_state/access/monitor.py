@@ -195,6 +195,8 @@ class AccessMonitor(Unmonitored):
         kind = origin(code, space)
         if self.holes is not None and self.holes.marks(code):
             return self._meet_as(code, (self.holes.entered,))
+        if any(code is getattr(each, "__code__", None) for each in gc.callbacks):
+            return self._meet_as(code, ())  # the collector calls it, and not the program
         # what is imported runs once, not at each call, unlike a text that the program runs
         imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
         if kind == "library" and reads_fields(code):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from foretrace.errors import FROM_TEXT, is_generated
-from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads
@@ -107,8 +107,8 @@ def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, 
     files = [space.get(name) for name in reads.globals]
     files += [sys.modules.get(name) for name in reads.imports]
     for file in files:
-        if isinstance(file, types.ModuleType) and file.__name__ in sys.stdlib_module_names:
-            table = vars(file)
+        table = attributes_of(file) if issubclass(type(file), types.ModuleType) else None
+        if table is not None and table.get("__name__") in sys.stdlib_module_names:
             for name in sorted(reads.attributes & table.keys()):
                 if not isinstance(table[name], SINGLE):
                     yield name, table

@@ -180,7 +180,7 @@ def arguments_changed(
         requires: takes the names of numbers that are others now.
         lines: of the program.
     """
-    now, now_form = named_leaves(call, whole={*map(id, requires.inputs.whole_arguments)})
+    now, now_form = named_leaves(call, whole={*map(id, requires.shared.whole_arguments)})
     pairs = zip((leaf for _, leaf in now), arguments, strict=False)
     if now_form == form and all(new is old for new, old in pairs):
         return []

@@ -56,13 +56,15 @@ class TensorSnapshot(Snapshot):
 
 
 def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
-    grad = tensor.grad if _is_leaf(tensor) else None
-    return tensor.requires_grad, grad, *torch_api.hooks_of(tensor)
+    # also while a program runs, to which a tensor shows what stands for these
+    asked = torch_api.attribute_of
+    grad = asked(tensor, "grad") if _is_leaf(tensor) else None
+    return asked(tensor, "requires_grad"), grad, *torch_api.hooks_of(tensor)
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
     try:
-        return tensor.is_leaf
+        return bool(torch_api.attribute_of(tensor, "is_leaf"))
     except RuntimeError:  # one view of several whose memory was written, as FSDP's parameters are
         return False
 

@@ -139,13 +139,13 @@ class CallGuards:
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""
         requires, passed = self.recorded.requires, []
-        whole = {*map(id, requires.inputs.whole_arguments)}
+        whole = {*map(id, requires.shared.whole_arguments)}
         leaves, structure = named_leaves((args, kwargs), whole=whole)
         if structure != requires.in_structure:
             if not whole <= {*map(id, containers_of(args, kwargs))}:
                 raise broken(f"an argument {WAS_OWN}")
             raise broken("the arguments are nested in another way than those of the capture")
-        read = requires.inputs.containers.keys() - whole
+        read = requires.shared.containers.keys() - whole
         if read and not read.isdisjoint(map(id, containers_of(args, kwargs, whole))):
             raise broken(IS_OWN)
         for name, (_, leaf) in zip(requires.names, leaves, strict=True):

@@ -116,7 +116,7 @@ class Guards(GuardList):
         seen = self.source.bind(torch_api.saving_watched, "saving_watched")
         self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
         requires = self.recorded.requires
-        arguments = Arguments(self.source, requires.constants, requires.inputs.whole_arguments)
+        arguments = Arguments(self.source, requires.constants, requires.shared.whole_arguments)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
         self.copied(arguments.containers)

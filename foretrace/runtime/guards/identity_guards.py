@@ -24,18 +24,18 @@ class IdentityGuards(SizeGuards):
         for first, second in requires.inputs.repeated:
             one, other = requires.of_place(first), requires.of_place(second)
             self._same(arguments[first], arguments[second], f"{one} and {other}")
-        for place, index in requires.inputs.merged:
+        for place, index in requires.shared.merged:
             one, other = requires.of_place(place), inputs[index].role.name
             self._same(arguments[place], self.inputs[index], f"{one} and {other}")
         names = dict(_compared(requires.python))
-        for index, tensor in requires.inputs.own.items():
+        for index, tensor in requires.shared.own.items():
             one, other = inputs[index].role.name, names.get(id(tensor), "one of the program's own")
             self._same(self.inputs[index], self.source.bind(tensor, "own"), f"{one} and {other}")
         self._others(names)
 
     def copied(self, containers: list[str]) -> None:
         """Check that no container among the arguments is one that the program reads itself."""
-        read = self.recorded.requires.inputs.containers
+        read = self.recorded.requires.shared.containers
         if read and containers:
             known = self.source.bind(frozenset(read), "containers")
             all = "".join(f"{name}, " for name in containers)
@@ -50,7 +50,7 @@ class IdentityGuards(SizeGuards):
 
         `names`: of all these, by id; those that are inputs are looked at elsewhere.
         """
-        inputs, own = self.recorded.inputs, self.recorded.requires.inputs.own
+        inputs, own = self.recorded.inputs, self.recorded.requires.shared.own
         known = {*(id(item.tensor) for item in inputs), *map(id, own.values())}
         others = {key: name for key, name in names.items() if key not in known}
         passed = [

@@ -11,15 +11,15 @@ GROUPS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {"inputs": InputGuards, "python": PythonGuards}
 )
 """Fields of CallRequirements that a file has as their own fields"""
-OF_THE_RUN: Final = "notes"
-"""A field that no file has"""
+OF_THE_RUN: Final = frozenset({"notes", "shared"})
+"""Fields that no file has"""
 
 
 def fields_of(requires: CallRequirements) -> dict[str, Any]:
     """The requirements as a flat table."""
     groups = (getattr(requires, name) for name in GROUPS)
     found = _values(requires) | {k: v for group in groups for k, v in _values(group).items()}
-    return {name: item for name, item in found.items() if name not in {*GROUPS, OF_THE_RUN}}
+    return {name: item for name, item in found.items() if name not in GROUPS.keys() | OF_THE_RUN}
 
 
 def _values(item: Any) -> dict[str, Any]:

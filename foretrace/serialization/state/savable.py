@@ -79,10 +79,10 @@ def _check_arguments(recorded: Recording) -> None:
         Refusal: there is one.
     """
     requires = recorded.requires
-    own = {*map(id, requires.inputs.whole_arguments)}
+    own = {*map(id, requires.shared.whole_arguments)}
     names = [name for name, item in requires.constants.items() if id(item) in own]
-    names += [requires.of_place(place) for place, _ in requires.inputs.merged]
-    for name in (*names, *(recorded.inputs[index].role.name for index in requires.inputs.own)):
+    names += [requires.of_place(place) for place, _ in requires.shared.merged]
+    for name in (*names, *(recorded.inputs[index].role.name for index in requires.shared.own)):
         raise Refusal(
             f"the argument {name} is an object that the program has, and a file has its own",
             kind="not saved",

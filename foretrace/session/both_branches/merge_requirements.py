@@ -11,6 +11,7 @@ from foretrace.ir.program.call_requirements import (
     InputGuards,
     PythonGuards,
     RunNotes,
+    SharedInputs,
 )
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.equality import ProgramsDiffer
@@ -31,7 +32,7 @@ def check_python(one: Recording, other: Recording, places: Places) -> None:
         ProgramsDiffer: they differ.
     """
     merged_effects(one.effects, other.effects, places)
-    own = [[*map(id, run.requires.inputs.whole_arguments)] for run in (one, other)]
+    own = [[*map(id, run.requires.shared.whole_arguments)] for run in (one, other)]
     if own[0] != own[1]:
         raise ProgramsDiffer("one side reads an object among the arguments by another way, too")
     asked = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
@@ -157,15 +158,12 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "asks_strides": any_of,
         "asks_mode": any_of,
         "inputs": by_part,
+        "shared": by_part,
         "python": by_part,
         "notes": by_part,
     },
     InputGuards: {
         "repeated": of_the_call,
-        "merged": of_the_call,
-        "whole_arguments": of_the_call,
-        "containers": by_id,
-        "own": by_input,
         "set_on": _set_on,
         "gradients": by_input_of_inputs,
         "begins": by_input,
@@ -176,6 +174,12 @@ MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
         "inferring": by_input,
         "rooms": by_input,
         "hooked": by_input,
+    },
+    SharedInputs: {
+        "merged": of_the_call,
+        "whole_arguments": of_the_call,
+        "containers": by_id,
+        "own": by_input,
     },
     PythonGuards: {
         "modules": of_the_call,

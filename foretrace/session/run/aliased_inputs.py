@@ -151,7 +151,7 @@ def containers_read(requires: CallRequirements) -> dict[int, tuple[str, Any]]:
 
     Those of the classes of which arguments are; none where a call has none.
     """
-    kinds = {type(each) for each in (*requires.notes.copied, *requires.inputs.whole_arguments)}
+    kinds = {type(each) for each in (*requires.notes.copied, *requires.shared.whole_arguments)}
     found = dict[int, tuple[str, Any]]()
     for read in requires.python.locations if kinds else ():
         place = read.location if plain(read.before) else None  # a copy

@@ -121,7 +121,7 @@ class Arguments:
             return placeholder
         index = next(i for i, each in enumerate(self.run.placeholders) if each is placeholder)
         if self.run.inputs[index].argument is None:
-            requires.inputs.merged.append((place, index))
+            requires.shared.merged.append((place, index))
         return placeholder
 
     def _share(self, group: list[tuple[str, torch.Tensor]], requires: CallRequirements) -> None:

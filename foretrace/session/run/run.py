@@ -249,7 +249,7 @@ def _note_reads(
     reads = [*data, *found]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
-    requires.inputs.own = capture.own(requires)
+    requires.shared.own = capture.own(requires)
     requires.python.ambient = _ambient(requires, capture)
     requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
     requires.notes.counted += scheduled(requires.python.locations)

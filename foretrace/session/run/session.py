@@ -159,8 +159,8 @@ class Session:
         objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
         found = {*map(id, objects), *self.known.reached & indices.keys()}
         copied = {*map(id, requires.notes.copied)}
-        requires.inputs.containers = containers_read(requires)
-        own = copied & requires.inputs.containers.keys()
+        requires.shared.containers = containers_read(requires)
+        own = copied & requires.shared.containers.keys()
         own |= found | {key for key, index in indices.items() if index in tied}
         self.known.own = frozenset(own)
         return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}

@@ -87,6 +87,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "a class, or a question about one call": "cuda.SDPAParams cuda.can_use_cudnn_attention"
     " cuda.can_use_efficient_attention cuda.can_use_flash_attention cuda.cuBLASModule"
     " cuda.cuFFTPlanCache cuda.cuFFTPlanCacheAttrContextProp cuda.cuFFTPlanCacheManager"
+    " xnnpack.XNNPACKEngine xnnpack.enabled"
     " cudnn.CudnnModule cudnn.is_acceptable miopen.MiopenModule mkldnn.MkldnnModule"
     " opt_einsum.OptEinsumModule python_native.DSLController python_native.PythonNativeModule"
     " quantized.QuantizedEngine forward_ad._DecoratorContextManager",

@@ -6,7 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import foretrace
-from foretrace.ir.program.call_requirements import CallRequirements, InputGuards, PythonGuards
+from foretrace.ir.program.call_requirements import (
+    CallRequirements,
+    InputGuards,
+    PythonGuards,
+    SharedInputs,
+)
 
 RUNTIME = Path(foretrace.__file__).parent / "runtime"
 MOST = 14
@@ -36,5 +41,5 @@ def test_a_guard_that_no_call_reads_is_reported() -> None:
 
 
 def test_a_class_has_few_fields() -> None:
-    for kind in (CallRequirements, InputGuards, PythonGuards):
+    for kind in (CallRequirements, InputGuards, SharedInputs, PythonGuards):
         assert len(fields(kind)) <= MOST, f"{kind.__name__}: make a group of what belongs together"

@@ -13,6 +13,7 @@ from foretrace.ir.program.call_requirements import (
     InputGuards,
     PythonGuards,
     RunNotes,
+    SharedInputs,
 )
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.session.both_branches.merge_requirements import MERGES, required_of_both
@@ -26,7 +27,12 @@ def merged(mine: Any, theirs: Any) -> CallRequirements:
 
     def of(part: Any) -> Any:
         none = CallRequirements(LEAF, ["x"], None, True, frozenset(), torch.float32)
-        groups = {"inputs": InputGuards, "python": PythonGuards, "notes": RunNotes}
+        groups = {
+            "inputs": InputGuards,
+            "shared": SharedInputs,
+            "python": PythonGuards,
+            "notes": RunNotes,
+        }
         name = next(name for name, kind in groups.items() if type(part) is kind)
         changed: Any = {name: part}
         return SimpleNamespace(requires=replace(none, **changed))
@@ -42,7 +48,7 @@ def undecided(kind: str, names: Iterable[str], decided: Iterable[str]) -> list[s
 
 
 def test_every_field_is_decided() -> None:
-    assert {CallRequirements, InputGuards, PythonGuards, RunNotes} == {*MERGES}
+    assert {CallRequirements, InputGuards, SharedInputs, PythonGuards, RunNotes} == {*MERGES}
     for kind, rules in MERGES.items():
         assert is_dataclass(kind)
         assert undecided(kind.__name__, (field.name for field in fields(kind)), rules) == []

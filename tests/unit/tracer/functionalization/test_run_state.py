@@ -82,7 +82,7 @@ def test_a_checkpoint_ends_where_it_ends() -> None:
 
 def test_an_origin_has_what_is_on() -> None:
     scope = Scope()
-    found = scope.origin(LINE, grad=True, inference=False)
+    found = scope.origin(LINE, grad=True, inference=False, recast=())
     assert (found.frame, found.grad_mode, found.checkpoint) == (LINE, True, None)
     assert scope.last_origin is found
 
