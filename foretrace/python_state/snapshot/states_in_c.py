@@ -115,10 +115,19 @@ def states() -> Mapping[type, Way]:
 
 
 def way_of(item: Any) -> Way | None:
-    """How the state of an object is kept; None where it has none that can be read."""
-    if isinstance(item, random.SystemRandom):
+    """How the state of an object is kept; None where it has none that can be read.
+
+    Nor has the generator behind `random.random` and `numpy.random.rand`: `rng.py` keeps theirs.
+    """
+    if isinstance(item, random.SystemRandom) or _is_global(item):
         return None
     return next((way for kind, way in states().items() if isinstance(item, kind)), None)
+
+
+def _is_global(item: Any) -> bool:
+    loaded = numpy()
+    of_numpy = None if loaded is None else getattr(loaded.random.seed, "__self__", None)
+    return item is getattr(random.seed, "__self__", None) or (item is of_numpy and item is not None)
 
 
 @cache

@@ -176,12 +176,13 @@ def library(module: Any, names: tuple[str, ...]) -> Callable[[], Any]:
 
 
 def set_library(module: Any, names: tuple[str, ...]) -> Callable[[Any], None]:
-    """Puts them back."""
+    """Puts them back, by the setters of the properties: these may be frozen (2.13 to 2.15)."""
 
     def write(before: tuple[Any, ...]) -> None:
         for name, state in zip(names, before, strict=True):
             if getattr(module, name, None) != state:
-                setattr(module, name, state)
+                known = getattr(vars(type(module)).get(name), "setter", None)
+                known(state) if known is not None else setattr(module, name, state)
 
     return write
 
