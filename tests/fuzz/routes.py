@@ -239,6 +239,9 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     if stateful:
         calls = every = tuple(range(names["CALLS"]))
     values = ("conj", "neg", "stride")
+    if names.get("UNSEEN"):
+        yield Route("compile, in pieces", _compile(fullgraph=False), every, plain=True)
+        return
     yield Route("compile", _compile(**options), every, plain=True)
     yield Route(
         "compile, a backend",

@@ -18,11 +18,13 @@ class Thing:
     setup: str
     reads: tuple[str, ...]
     changes: tuple[str, ...]
+    unseen: bool = False
+    """whether nothing but Python sees it (docs/limits.md): `foretrace.compile` runs it so"""
 
 
-def thing(name: str, setup: str, reads: str, changes: str) -> Thing:
+def thing(name: str, setup: str, reads: str, changes: str, *, unseen: bool = False) -> Thing:
     """A thing of texts with `;` between the expressions, and between the statements."""
-    return Thing(name, setup.strip("\n"), tuple(each(reads)), tuple(each(changes)))
+    return Thing(name, setup.strip("\n"), tuple(each(reads)), tuple(each(changes)), unseen)
 
 
 OBJECTS: Final = (
@@ -219,8 +221,8 @@ OF_C: Final = (
         "DEPTH.set(3.0)",
           "x * DEPTH.get() ; x * DEPTH.get(4.0)", "DEPTH.set(5.0)"),
     thing("weak reference", "class Kept: k = 2.0\nKEPT = Kept()\nREF = weakref.ref(KEPT)\n"
-          "WEAK = weakref.WeakValueDictionary(a=KEPT)\nWPROXY = weakref.proxy(KEPT)",
-          "x * REF().k ; x * WEAK['a'].k ; x * WPROXY.k ; x * len(WEAK) ; x * (REF() is None)",
+          "WEAK = weakref.WeakValueDictionary(a=KEPT)",
+          "x * REF().k ; x * WEAK['a'].k ; x * len(WEAK) ; x * (REF() is None)",
           "KEPT.k = 5.0 ; Kept.k = 4.0 ; names['KEPT'] = None ; WEAK.clear()"),
     thing("environment", "os.environ['FT_FUZZ'] = '2'",
           "x * float(os.environ['FT_FUZZ']) ; x * float(os.environ.get('FT_FUZZ', '9')) ;"
@@ -236,7 +238,7 @@ OF_C: Final = (
           "LAZY.__dict__.pop('v', None) ; cached(3)"),
     thing("iterator", "ITER = iter([2.0, 3.0, 4.0, 5.0, 6.0, 7.0] * 20)\n"
           "COUNT = itertools.count(2)", "x * next(ITER) ; x * next(COUNT)", "next(ITER) ; "
-          "next(COUNT)"),
+          "next(COUNT)", unseen=True),
     thing("logger", "LOG = logging.getLogger('ft_fuzz')\nLOG.setLevel(logging.INFO)",
           "x * LOG.isEnabledFor(logging.DEBUG) ; x * LOG.level ; x * LOG.getEffectiveLevel()",
           "LOG.setLevel(logging.DEBUG) ; LOG.disabled = True ; logging.disable(logging.CRITICAL)"),
@@ -245,8 +247,10 @@ OF_C: Final = (
           "LISTED.late = 1 ; Listed.other = 2"),
     thing("interpreter", "",
           "x * sys.getrecursionlimit() ; x * gc.isenabled() ; x * len(os.getcwd()) ;"
-          "x * (sys.gettrace() is None) ; x * len(sys.argv) ; x * threading.active_count()",
-          "sys.setrecursionlimit(6000) ; gc.disable() ; os.chdir('/') ; sys.argv.append('x')"),
+          "x * (sys.gettrace() is None)",
+          "sys.setrecursionlimit(6000) ; gc.disable() ; os.chdir('/')", unseen=True),
+    thing("arguments", "", "x * len(sys.argv) ; x * threading.active_count()",
+          "sys.argv.append('x')"),
     thing("random", "random.seed(3)\nnp.random.seed(4)",
           "x * random.random() ; x * float(np.random.rand()) ; x * torch.rand(()) ;"
           "x * (random.seed(5) or random.random()) ; x * random.Random(3).random()",

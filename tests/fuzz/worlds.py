@@ -139,5 +139,5 @@ def assembled(
         f"def change(call, fn, names, cells):\n{change}\n\n"
         f"def around(call):\n{around_it}    return contextlib.nullcontext()\n\n\n"
         f"LOSS, DYNAMIC, CALLS, WORLD = None, False, {CALLS}, True\n"
-        f"AROUND = {bool(around_it)}\n"
+        f"AROUND, UNSEEN = {bool(around_it)}, {any(each.unseen for each in things)}\n"
     )

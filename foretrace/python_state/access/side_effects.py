@@ -155,8 +155,17 @@ def _touches(kind: type, owner: Any, function: Any) -> bool:
     return _is_stream(kind)
 
 
+OF_INTERPRETER: Final = types.MappingProxyType({
+    "sys": frozenset({"getrecursionlimit", "getswitchinterval", "gettrace", "getprofile"}),
+    "gc": frozenset({"isenabled", "get_count", "get_threshold", "get_stats"}),
+})  # fmt: skip
+"""Questions about the interpreter, whose answers no guard knows"""
+
+
 @cache
 def _of_module(module: str, name: str) -> bool:
+    if name in OF_INTERPRETER.get(module, ()):
+        return True
     if module in ("builtins", "_io", "io"):
         return name in REPORTED
     if module == "_thread":

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
+import torch
+
 from foretrace.arrays import numpy
 from foretrace.ir.pydata.members import MISSING
 
@@ -95,6 +97,7 @@ ROWS: Final[Mapping[type, Ask]] = types.MappingProxyType(
         contextvars.ContextVar: _value,
         types.MappingProxyType: _mapping,
         type(os.environ): _environment,
+        torch.Generator: torch.Generator.initial_seed,
         io.BytesIO: _written,
         io.StringIO: _written,
     }
