@@ -230,7 +230,7 @@ class StateReads:
 
     def _whole(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """What an object shows that is in C, and its attributes."""
-        ask = asked_by(item)
+        ask = asked_by(item, self.mentioned)
         if ask is not None:
             yield from self._shown(name, item, ask, depth)
         yield from self._object(name, item, depth)

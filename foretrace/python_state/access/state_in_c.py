@@ -35,9 +35,14 @@ OF_THREADS: Final = (threading.local,)
 """What has other attributes in each thread"""
 
 
-def asked_by(item: Any) -> Ask | None:
-    """How the state of an object is asked for; None where its type has no row."""
+def asked_by(item: Any, mentioned: frozenset[str]) -> Ask | None:
+    """How the state of an object is asked for; None where its type has no row.
+
+    A generator is in another state at each call: its seed is asked for where code mentions that.
+    """
     kind = type(item)  # its class as it says itself is Python of the user's
+    if issubclass(kind, torch.Generator):
+        return kind.initial_seed if "initial_seed" in mentioned else None
     for known, ask in ROWS.items():
         if issubclass(kind, known):
             return ask
@@ -97,7 +102,6 @@ ROWS: Final[Mapping[type, Ask]] = types.MappingProxyType(
         contextvars.ContextVar: _value,
         types.MappingProxyType: _mapping,
         type(os.environ): _environment,
-        torch.Generator: torch.Generator.initial_seed,
         io.BytesIO: _written,
         io.StringIO: _written,
     }
