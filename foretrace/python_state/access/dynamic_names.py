@@ -32,6 +32,8 @@ ALL: Final = frozenset({"vars", "dir"})
 """Functions that list all attributes"""
 READERS: Final = BY_NAME | ALL
 FUNCTIONS: Final = frozenset(vars(builtins)[name] for name in READERS)
+CALLED: Final = READERS | {"globals"}
+"""All of these functions"""
 GETTERS: Final = (operator.attrgetter, operator.methodcaller)
 READ_ALL: Final = MappingProxyType({
     dataclasses.__file__: frozenset({
@@ -149,6 +151,11 @@ def names_of_getters(items: Iterable[Any]) -> Iterator[str]:
         if isinstance(each, GETTERS):
             names: Any = each.__reduce__()[1]
             yield from (part for name in names if isinstance(name, str) for part in name.split("."))
+
+
+def reads_by_name(code: CodeType) -> bool:
+    """Whether it may call what reads attributes, or globals, by a name that is computed."""
+    return not CALLED.isdisjoint(code.co_names)
 
 
 def reads_by_itself(code: CodeType) -> bool:

@@ -25,6 +25,7 @@ from foretrace.python_state.access.dynamic_names import (
     passes_on,
     read_at,
     reads_by_itself,
+    reads_by_name,
     reads_fields,
 )
 from foretrace.python_state.access.noted import (
@@ -158,8 +159,9 @@ class AccessMonitor(Unmonitored):
         return known or origin(code, {}) != "library"
 
     def inspects(self, code: types.CodeType) -> bool:
-        """Whether what code calls in C may be refused."""
-        return self.holes is not None and self.holes.inspects(code)
+        """Whether what code calls in C may be refused, or reads what no code names."""
+        asked = self.holes is not None and self.holes.inspects(code)
+        return asked or reads_by_name(code)
 
     def event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """The reports of the interpreter."""
