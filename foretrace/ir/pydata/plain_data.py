@@ -103,8 +103,8 @@ def other_state(state: Any) -> Any:
         name = "state" if "state" in inner else "key"
         return {**state, "state": {**inner, name: inner[name] ^ OTHER}}
     first, numbers, *rest = state
-    if isinstance(numbers, tuple):  # of Python's: the last one is a place among the others
-        numbers = (*(each ^ OTHER for each in numbers[:-1]), numbers[-1])
+    if isinstance(numbers, tuple):  # of Python's; one of its 624 is enough
+        numbers = (numbers[0], numbers[1] ^ OTHER, *numbers[2:])
     else:
         numbers = numbers ^ OTHER
     return (first, numbers, *rest)
