@@ -139,7 +139,8 @@ OBJECTS: Final = (
         "FIELD = 'a'\nNAMES = ['a', 'b']",
         "x * GET(PLAIN) ; x * FIRST(SEQUENCE) ; x * sum(dataclasses.asdict(DATA).values()) ; "
         "x * dataclasses.astuple(DATA)[1] ; x * dataclasses.replace(DATA, u=1.0).v ; "
-        "x * getattr(PLAIN, FIELD) ; x * sum(getattr(PLAIN, name) for name in NAMES) ; "
+        "x * getattr(PLAIN, FIELD) ; x * getattr(*(PLAIN, FIELD)) ; "
+        "x * sum(getattr(PLAIN, name) for name in NAMES) ; "
         "x * copy.copy(PLAIN).a ; x * len(repr(DATA)) ; x * (DATA == Data()) ; "
         "x * len(str(SEQUENCE)) ; "
         "x * functools.reduce(operator.mul, SEQUENCE) ; x * sum(map(float, SEQUENCE)) ; "

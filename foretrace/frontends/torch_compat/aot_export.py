@@ -121,8 +121,9 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
-    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed())
-    run.arguments.separate = True
+    run = prepare(
+        mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed(), separate=True
+    )
     return Program(record(mod, args, kwargs, run), run.semantics)
 
 

@@ -55,15 +55,18 @@ def capture_described(
     Raises:
         Refusal: as `capture`.
     """
-    run = _described(Sources(), inputs, device_of(fn, args, kwargs))
-    run.arguments.separate = True
+    run = _described(Sources(), inputs, device_of(fn, args, kwargs), separate=True)
     return Program(record(fn, args, kwargs, run), run.semantics)
 
 
-def _described(sources: Sources, inputs: Sequence[Any], device: torch.device) -> Session:
-    """A run with the sizes and the fake mode of the inputs."""
+def _described(
+    sources: Sources, inputs: Sequence[Any], device: torch.device, *, separate: bool = False
+) -> Session:
+    """A run with the sizes and the fake mode of the inputs; `separate` as for `set_up`."""
     target, found = target_of(None, device), torch_api.front_end(inputs)
     if found is None:
-        return set_up(target, partial(Dynamic, {}), sources=sources)
+        return set_up(target, partial(Dynamic, {}), sources=sources, separate=separate)
     mode, fakes = found
-    return set_up(target, partial(Foreign, inputs, fakes), sources=sources, mode=mode)
+    return set_up(
+        target, partial(Foreign, inputs, fakes), sources=sources, mode=mode, separate=separate
+    )

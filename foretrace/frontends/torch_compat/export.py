@@ -139,8 +139,7 @@ def _run(
     """One run of the module that its next run would repeat; with both sides, one for each path."""
 
     def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
-        run = prepare(mod, args, kwargs, None, shapes, values=values)
-        run.arguments.separate = True
+        run = prepare(mod, args, kwargs, None, shapes, values=values, separate=True)
         run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)

@@ -6,6 +6,7 @@ global or a constant, the frame has the values.
 
 import builtins
 import dataclasses
+import dis
 import inspect
 import operator
 from collections.abc import Iterable, Iterator
@@ -44,6 +45,8 @@ READ_ALL: Final = MappingProxyType({
 """Functions of Python's own library that read all attributes of their first argument"""
 
 
+UNPACKS: Final = dis.opmap["CALL_FUNCTION_EX"]
+"""Calls with arguments that are unpacked"""
 Chain = tuple[Instruction, ...]
 """An instruction that loads an object, and the attributes that are taken of it; empty: unknown"""
 
@@ -95,7 +98,8 @@ def _sites(code: CodeType) -> dict[int, Site]:
             called = flow.called(place)
             names = {flow.instructions[n].arg for n in called.function if n >= 0}
             if names and names <= READERS:
-                loads = [_chain(flow, item) for item in called.arguments[:2]]
+                known = () if each.opcode == UNPACKS else called.arguments[:2]  # `getattr(*pair)`
+                loads = [_chain(flow, item) for item in known]
                 found[each.offset] = Site(*loads, *[()] * (2 - len(loads)))
     return found
 
@@ -148,7 +152,7 @@ def _value(frame: FrameType, chain: Chain) -> Any:
 def names_of_getters(items: Iterable[Any]) -> Iterator[str]:
     """The names that getters of `operator` have, among objects."""
     for each in items:
-        if isinstance(each, GETTERS):
+        if type(each) in GETTERS:
             names: Any = each.__reduce__()[1]
             yield from (part for name in names if isinstance(name, str) for part in name.split("."))
 

@@ -177,14 +177,15 @@ class AccessMonitor(Unmonitored):
 
     def _calls(self, frame: types.FrameType, function: Any) -> None:
         """A function in C is about to be called."""
+        space = frame.f_globals
         if type(function) is types.BuiltinFunctionType and function in FUNCTIONS:
-            if origin(frame.f_code, frame.f_globals) == "user":
+            if origin(frame.f_code, space) == "user":
                 read = read_at(frame)
                 if read is not None and not self.asked.lists(read):
                     self.attributes.add(read.name)
         elif function is globals:
-            for name in [*frame.f_globals] if origin(frame.f_code, {}) == "user" else ():
-                self._note(name, frame.f_globals)
+            for name in [*space] if origin(frame.f_code, space) == "user" else ():
+                self._note(name, space)
         if self.holes is not None:
             self.holes.called(frame, function)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from foretrace.errors import FROM_TEXT, is_generated
+from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
@@ -87,7 +88,9 @@ class Asked:
         self.listed |= {id(each): type(each) for each in (item, *type(item).__mro__)}
 
     def lists_all(self, item: Any) -> bool:
-        """Whether the code may read any attribute of an object."""
+        """Whether the code may read any attribute of an object; of a class in C it reads none."""
+        if isinstance(item, type) and not item.__flags__ & HEAP_TYPE:
+            return False
         return self.attributes or self.listed.get(id(item)) is type(item)
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:

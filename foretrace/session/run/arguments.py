@@ -62,13 +62,12 @@ class Arguments:
 
     Args:
         run: its inputs.
+        separate: whether each is an input of its own, also where it is a tensor that the program
+            has, or another argument is: the graph is called with others.
     """
 
-    def __init__(self, run: Inputs) -> None:
-        self.run = run
-        self.separate = False
-        """whether each is an input of its own, also where it is a tensor that the program has, or
-        another argument is: the graph is called with others"""
+    def __init__(self, run: Inputs, *, separate: bool) -> None:
+        self.run, self._separate = run, separate
         self._as_passed: list[Any] = []
         """the placeholders of arguments; in place of those that share memory, their views"""
         self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
@@ -90,7 +89,7 @@ class Arguments:
                 placeholders.append(self._size(number, name, next(places)))
             elif isinstance(leaf, torch.Tensor):
                 place = next(places)
-                if first.setdefault(id(leaf), place) != place and not self.separate:
+                if first.setdefault(id(leaf), place) != place and not self._separate:
                     requires.inputs.repeated.append((first[id(leaf)], place))
                 placeholders.append(self._tensor(leaf, name, place, requires))
             elif name in self.run.assumed.counts.names and type(leaf) in NUMBERS:
@@ -110,9 +109,9 @@ class Arguments:
         """The stand-in of a tensor; one that the program has already is noted to be that one."""
         known, count = self.run.known.abstract, len(self.run.inputs)
         self.run.itself(self.run.assumed.own, leaf)
-        other = known.pop(id(leaf), None) if self.separate else None
+        other = known.pop(id(leaf), None) if self._separate else None
         placeholder = self.run.placeholder(leaf, "input", name)
-        if self.separate:
+        if self._separate:
             del known[id(leaf)]
             if other is not None:
                 known[id(leaf)] = other

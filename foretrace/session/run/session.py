@@ -51,9 +51,10 @@ from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 class Session:
     """One run: its inputs as they become known, and the recorder."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run is set up with
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
         device: torch.device | None, assumed: Assumed | None = None, *, guarded: bool = False,
+        separate: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
@@ -75,7 +76,7 @@ class Session:
         kind: Any = WatchedRecorder if self.outside else Recorder
         self.recorder: Recorder = kind(types, semantics, sources, outcomes, self, self.outside)
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
-        self.arguments = Arguments(self)
+        self.arguments = Arguments(self, separate=separate)
         self.memos = Memos(self.recorder.refused)
         leaves = None if self.outside is None else self.leaves
         answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)

@@ -38,7 +38,7 @@ RULES: RuleTable = RuleTable(REGISTERED_RULES)
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 
-def set_up(
+def set_up(  # noqa: PLR0913 - keywords, of which each has a default
     target: Target,
     sizes: Callable[[Symbols], Dynamic],
     *,
@@ -47,6 +47,7 @@ def set_up(
     label: torch.device | None = None,
     values: Values = "refuse",
     assumed: Assumed | None = None,
+    separate: bool = False,
 ) -> Session:
     """One run, not yet begun.
 
@@ -59,6 +60,7 @@ def set_up(
         values: whether a question about values is answered, and guarded, or refused.
         assumed: what is taken for known of the Python state that the program reads, which is noted
             then, to be guarded; None: nothing is noted.
+        separate: whether each tensor among the arguments is an input of its own.
 
     Raises:
         Refusal: torch is set to what no graph for the device can be.
@@ -70,8 +72,9 @@ def set_up(
     with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
         semantics = TargetSemantics(target, types, RULES, mode)
         return Session(
-            types, semantics, sources, sizes(symbols), label, assumed, guarded=values == "guard"
-        )
+            types, semantics, sources, sizes(symbols), label, assumed,
+            guarded=values == "guard", separate=separate,
+        )  # fmt: skip
 
 
 def _check_ranks(target: Target) -> None:
@@ -245,7 +248,7 @@ def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> to
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - a call, and how it is captured
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -254,8 +257,9 @@ def prepare(
     *,
     values: Values = "refuse",
     assumed: Assumed | None = None,
+    separate: bool = False,
 ) -> Session:
-    """What a capture of a call needs; `shapes` is its dynamic_shapes.
+    """What a capture of a call needs; `shapes` is its dynamic_shapes, `separate` that of `set_up`.
 
     Raises:
         Refusal: this is no call, or the target or the shapes are not known.
@@ -265,7 +269,7 @@ def prepare(
     chosen = target_of(target, device_of(fn, args, kwargs))
     label = chosen.device if target is not None else None
     sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
-    return set_up(chosen, sizes, label=label, values=values, assumed=assumed)
+    return set_up(chosen, sizes, label=label, values=values, assumed=assumed, separate=separate)
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
