@@ -75,6 +75,16 @@ OBJECTS: Final = (
         "Meta.k = 4.0 ; Made.k = 6.0",
     ),
     thing(
+        "what a class holds",
+        "class Leaf:\n    def __init__(self): self.k = 2.0\n"
+        "class Holds:\n    leaf = Leaf()\n    rows = [{'a': 2.0, 'leaf': Leaf()}]\n"
+        "class Outer:\n    inner = Holds",
+        "x * Holds.leaf.k ; x * Holds.rows[0]['a'] ; x * Holds.rows[0]['leaf'].k ; "
+        "x * Outer.inner.leaf.k",
+        "Holds.leaf.k = 3.0 ; Holds.rows[0]['a'] = 5.0 ; Holds.rows[0]['leaf'].k = 7.0 ; "
+        "Holds.leaf = Leaf() ; Outer.inner.leaf.k = 9.0",
+    ),
+    thing(
         "enum",
         "class Kind(enum.Enum):\n    A = 2\n    B = 3\nKIND = Kind.A",
         "x * KIND.value ; x * (KIND is Kind.A) ; x * len(KIND.name)",
@@ -206,6 +216,10 @@ CONTAINERS: Final = (
 )  # fmt: skip
 
 OF_C: Final = (
+    thing("methods bound in C", "ENTRIES = {'a': 2.0}\nGET = ENTRIES.get\nROW = [1.0, 2.0]\n"
+          "METHODS = {'count': ROW.count}\nLENGTH = ROW.__len__",
+          "x * GET('a', 1.0) ; x * METHODS['count'](1.0) ; x * LENGTH()",
+          "ENTRIES['a'] = 5.0 ; ROW.append(1.0) ; ENTRIES.clear() ; ROW.reverse()"),
     thing("numpy array", "ARRAY = np.array([2.0, 3.0])",
           "x * float(ARRAY[0]) ; x * ARRAY.shape[0] ; x * ARRAY.max() ; x * ARRAY[1].item() ;"
           "x + torch.from_numpy(ARRAY).sum().float()",

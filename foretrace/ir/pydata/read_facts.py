@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from types import BuiltinMethodType, MethodType, MethodWrapperType
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
@@ -12,6 +14,8 @@ from foretrace.ir.pydata.members import MISSING
 
 How: TypeAlias = Literal["item", "attribute", "cell"]
 """Of what a place is one"""
+FOR_GOOD: Final = (MethodType, BuiltinMethodType, MethodWrapperType, partial)
+"""Types of which nobody sets the attributes in C"""
 
 
 class ReadFact:
@@ -89,7 +93,9 @@ class ReadLocation(ReadFact):
 
     @property
     def location(self) -> Location | None:
-        """The location, to be bound; None of an item of what is no dict."""
+        """The location, to be bound; None where nobody can bind it."""
+        if isinstance(self.holder, FOR_GOOD):
+            return None
         if self.how != "item":
             return Location(str(self.variable), self.holder, self.before)
         if not isinstance(self.holder, dict):

@@ -25,6 +25,10 @@ REGISTERED = (*TABLES, *HOOKS)
 """What a module has its parts in"""
 PARTS = ("func", "args", "keywords", "__self__", "__func__")
 """Attributes in C of partial functions and bound methods"""
+BOUND_IN_C: Final = (types.BuiltinMethodType, types.MethodWrapperType)
+"""Methods of classes in C that are bound to an object: `table.get`, `items.__len__`"""
+LEADING: Final = (types.ModuleType, *BOUND_IN_C)
+"""What leads on out of a container that is plain data"""
 DEFAULTS = ("__defaults__", "__kwdefaults__")
 """Attributes in C of functions; where there are none, the caller gives what is read"""
 OF_LOGGERS: Final = frozenset({"level", "disabled", "parent", "manager", "_disable"})
@@ -102,6 +106,8 @@ def parts_in_c(item: Any) -> tuple[str, ...]:
         return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
     if isinstance(item, enum.Enum):
         return ("_value_",)
+    if isinstance(item, BOUND_IN_C):
+        return PARTS[3:4]
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
 
 
@@ -134,13 +140,15 @@ def may_read(kind: type, names: frozenset[str], mentioned: frozenset[str]) -> fr
 def leads_on(item: Any) -> bool:
     """Whether it is a function or a file, and none of a library's, which leaves its own as is.
 
-    Or a container with a file in it.
+    Or a method in C that is bound to an object, or a container with a file or such a method in it.
     """
+    if isinstance(item, BOUND_IN_C):
+        return not (item.__self__ is None or of_a_library(item.__self__))
     if isinstance(item, types.ModuleType):
         return origin_in(vars(item)) == "user"
     if type(item) in (dict, list, tuple):
         items = itertools.islice(items_of(item), LARGEST)
-        return any(isinstance(each, types.ModuleType) and leads_on(each) for each in items)
+        return any(isinstance(each, LEADING) and leads_on(each) for each in items)
     if isinstance(item, enum.Enum) or hasattr(type(item), "_fields"):
         return not of_a_library(type(item))
     return isinstance(item, types.FunctionType) and (

@@ -199,7 +199,7 @@ class StateReads:
             ReadLocation(*facts) if kind is None else ReadClassAttribute(*facts, kind=kind)
         )
         if issubclass(type(item), type):
-            return self._classes(item, 0)
+            return self._classes(item, max(depth - 1, 0))
         leads = depth and (not data or leads_on(item))
         return self._to(name, item, depth - 1) if leads else ()
 

@@ -20,8 +20,7 @@ from foretrace.python_state.snapshot.changes import changes_of, content_changes,
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
-    torch.device, torch.Size, torch.layout, torch.memory_format, types.BuiltinFunctionType,
-    types.CodeType,
+    torch.device, torch.Size, torch.layout, torch.memory_format, types.CodeType,
 })  # fmt: skip
 """What holds nothing that a program could change"""
 EMPTY = frozenset({dict, list, set, OrderedDict})

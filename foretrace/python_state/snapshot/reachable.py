@@ -61,8 +61,8 @@ WAYS: Final[tuple[tuple[Any, str], ...]] = (
     ((dict, list, set, deque), "_container"), ((tuple, frozenset), "_inside"),
     (types.FunctionType, "_function"), (types.CellType, "_cell"), (types.ModuleType, "_file"),
     (MEMO, "_memo"), ((), "_state"),
-    ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
-      functools.partial, functools.cached_property), "_callable"),
+    ((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType, staticmethod, classmethod,
+      property, functools.partial, functools.cached_property), "_callable"),
 )  # fmt: skip
 """By which method objects are looked at, by type; (): of those that `states` names"""
 
