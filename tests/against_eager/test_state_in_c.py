@@ -298,3 +298,22 @@ def test_what_a_weak_reference_leads_to_is_not_kept() -> None:
     del mode
     assert reference() is None
     assert torch.equal(call(x), x)
+
+
+@pytest.mark.filterwarnings("ignore:.* is not captured whole")  # each call finds another level
+def test_the_level_of_a_logger_is_never_open() -> None:
+    """A number that has varied becomes a symbol, but not where Python's own methods compare it."""
+    log = logging.getLogger("foretrace.tests.level")
+
+    def program(x: Tensor) -> Tensor:
+        return x * log.level
+
+    x = torch.ones(2)
+    call = foretrace.compile(program)
+    try:
+        for level, disabled in ((20, 0), (10, 50), (30, 10), (30, 0)):
+            log.setLevel(level)
+            logging.disable(disabled)
+            assert same_bits(call(x), program(x))
+    finally:
+        logging.disable(logging.NOTSET)

@@ -205,6 +205,28 @@ def test_what_is_put_back_is_no_change() -> None:
     assert not call.recaptures
 
 
+SEEDS: dict[str, Callable[[], Any]] = {
+    "Python's, by its name": lambda: random.seed(3),
+    "Python's, by another name": partial(random.seed, 3),
+    "numpy's, by its name": lambda: np.random.seed(3),
+    "numpy's, by another name": partial(np.random.seed, 3),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_seed_that_finds_its_own_state_is_refused(name: str) -> None:
+    """The state is the same after the run; only another one before it shows the seed."""
+    seed = SEEDS[name]
+
+    def program(x: Tensor) -> Tensor:
+        seed()
+        return x * 2
+
+    seed()
+    with pytest.raises(foretrace.Refusal, match="random number generator"):
+        foretrace.capture(program, (torch.ones(2),))
+
+
 def test_generators_are_as_before_a_capture() -> None:
     own, of_numpy = random.Random(5), np.random.default_rng(5)
 

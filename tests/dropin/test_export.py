@@ -2,6 +2,7 @@
 
 import copy
 import io
+import queue
 from typing import Any
 
 import pytest
@@ -214,7 +215,10 @@ def test_a_program_that_had_to_be_told_is_warned_of() -> None:
 
 
 class Counts(nn.Module):
-    """Writes a buffer, counts in Python, tells `note` of the run; then does what `last` does."""
+    """Writes a buffer, counts in Python, tells `note` of the run; then does what `last` does.
+
+    `note` puts it where no run is undone.
+    """
 
     def __init__(self, last, note) -> None:
         super().__init__()
@@ -229,17 +233,22 @@ class Counts(nn.Module):
         return self.last(self, x * self.calls)
 
 
+def taken(runs: queue.SimpleQueue[bool]) -> list[bool]:
+    """What is in a queue."""
+    return [runs.get() for _ in range(runs.qsize())]
+
+
 @pytest.mark.filterwarnings("ignore:captured with")
 def test_the_second_run_is_as_if_it_were_the_first() -> None:
     """What the first run wrote is not there, and no one is told of an export afterwards."""
-    runs = []
+    runs = queue.SimpleQueue[bool]()
 
     def asks(_, x):
         return x if torch.compiler.is_exporting() or bool(x.sum() > 0) else -x
 
-    module = Counts(asks, runs.append)
+    module = Counts(asks, runs.put)
     program = foretrace.export(module, (torch.ones(2),))
-    assert runs == [False, True, True]  # once more, as it counts its calls in Python
+    assert taken(runs) == [False, True, True]  # once more, as it counts its calls in Python
     assert (module.calls, module.count) == (0, 0)
     assert not torch.compiler.is_exporting()
     assert not torch.compiler.is_compiling()
@@ -267,11 +276,11 @@ REFUSED = {
 def test_what_neither_run_can_do(kind: str) -> None:
     """The first refusal is given, without a warning; only some are tried again."""
     last, expected = REFUSED[kind]
-    runs = []
-    module = Counts(last, runs.append)
+    runs = queue.SimpleQueue[bool]()
+    module = Counts(last, runs.put)
     with pytest.raises(foretrace.Refusal) as caught:
         foretrace.export(module, (torch.ones(2),))
-    assert (caught.value.kind, runs) == (kind, expected)
+    assert (caught.value.kind, taken(runs)) == (kind, expected)
     assert (module.calls, module.count) == (0, 0)
     assert not torch.compiler.is_exporting()
 

@@ -1,6 +1,6 @@
 """What a program's code may have read outside of its arguments, as it was when it ran."""
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinMethodType, MethodType, MethodWrapperType
@@ -110,6 +110,15 @@ class ReadLocation(ReadFact):
 
 
 @dataclass(slots=True, eq=False)
+class ReadByLibrary(ReadLocation):
+    """An attribute that methods of Python's own library read, which nothing may stand for."""
+
+    @property
+    def location(self) -> None:
+        """None: a run leaves it as it is."""
+
+
+@dataclass(slots=True, eq=False)
 class ReadClassAttribute(ReadLocation):
     """An attribute of a class; the holder is the class's view of its names, which nobody sets."""
 
@@ -190,3 +199,15 @@ class ShownContent(ReadFact):
     def objects(self) -> tuple[object, ...]:
         """As `ReadFact` has it."""
         return (self.before,)
+
+
+def ids_compared(reads: Iterable[ReadFact]) -> set[int]:
+    """The ids of all objects with which the code may compare another."""
+    found = set[int]()
+    for each in reads:
+        if isinstance(each, ReadLocation):  # nearly all of them
+            found.add(id(each.before))
+            found.add(id(each.key))
+        else:
+            found.update(map(id, each.compared))
+    return found

@@ -21,10 +21,10 @@ NO_FILE: Final = "<"
 
 def origin(code: CodeType, space: Mapping[str, Any]) -> str:
     """Whose code it is, as its file says; of code in no file, the module that has its globals."""
-    if is_generated(code):
-        return "library"
     file = code.co_filename
-    return origin_in(space) if file.startswith(NO_FILE) else origin_of(file)
+    if not file.startswith(NO_FILE):
+        return origin_of(file)
+    return "library" if is_generated(code) else origin_in(space)
 
 
 def origin_in(space: Mapping[str, Any]) -> str:

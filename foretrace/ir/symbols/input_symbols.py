@@ -233,7 +233,7 @@ def dynamic_of(
     every = dynamic_shapes is True
     spec = None if every else shapes_tree(dynamic_shapes, fn, args, kwargs)
     assumptions = spec.assumptions if isinstance(spec, Stated) else ()
-    asked = read_shapes(spec, fn, args, kwargs)
+    asked = read_shapes(spec, fn, args, kwargs) if every or spec is not None else {}
     return Dynamic(asked, symbols, every=every, least=least, assumptions=assumptions)
 
 

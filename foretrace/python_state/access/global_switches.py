@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 
@@ -24,22 +23,22 @@ ASKED: Final = tuple(
 
 
 def ambient_guards(
-    python: PythonGuards, asked: AbstractSet[str], *, inference: bool
+    mentioned: AbstractSet[str],
+    objects: AbstractSet[int],
+    asked: AbstractSet[str],
+    *,
+    inference: bool,
 ) -> list[tuple[torch_api.Row, Any]]:
     """The rows that a call has to find as they are now: those of all calls, and what was asked.
 
     Args:
-        python: what the program's code mentions and has read.
+        mentioned: names that the program's code mentions.
+        objects: by id, those that it has read.
         asked: rows on which it depends by what it does.
         inference: whether inference mode is on around it; torch's own is off while it is recorded.
     """
-    by = python.mentioned & torch_api.ASKED_BY
-    read = {
-        torch_api.ASKING[id(each)]
-        for fact in python.reads
-        for each in fact.objects
-        if id(each) in torch_api.ASKING
-    }
+    by = mentioned & torch_api.ASKED_BY
+    read = {row for each, row in torch_api.ASKING.items() if each in objects}
     guards = list[tuple[torch_api.Row, Any]]()
     for row in ASKED:
         if row.at_call == "always" or row.name in asked or row.name in read or by & {*row.asked}:

@@ -267,6 +267,7 @@ class AccessMonitor(Unmonitored):
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)
+        self.asked.ran.add(id(code))
         self._met[id(code)] = notes
         return notes
 

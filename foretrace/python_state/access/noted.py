@@ -57,6 +57,8 @@ class Asked:
     listed: dict[int, type] = field(default_factory=dict)
     """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
     the objects are not kept alive"""
+    ran: set[int] = field(default_factory=set)
+    """by id, the code that ran"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     """by the id of globals: these, and the names that stand for Python's own in that code"""
 
@@ -89,15 +91,27 @@ class Asked:
 
     def lists_all(self, item: Any) -> bool:
         """Whether the code may read any attribute of an object; of a class in C it reads none."""
-        if isinstance(item, type) and not item.__flags__ & HEAP_TYPE:
+        if not self.attributes and self.listed.get(id(item)) is not type(item):
             return False
-        return self.attributes or self.listed.get(id(item)) is type(item)
+        return not isinstance(item, type) or bool(item.__flags__ & HEAP_TYPE)
+
+    def may_call(self, item: Any) -> bool:
+        """Whether an attribute that code has listed is no function, or one that ran."""
+        functions = [each for each in functions_of(item) if isinstance(each, types.FunctionType)]
+        return not functions or any(id(each.__code__) in self.ran for each in functions)
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""
         hidden = {name for name in reads.globals if name not in space and name in BUILTINS}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
+
+
+def functions_of(item: Any) -> tuple[Any, ...]:
+    """The functions that an attribute of a class calls."""
+    if isinstance(item, (staticmethod, classmethod)):
+        return (item.__func__,)
+    return (item.fget, item.fset, item.fdel) if isinstance(item, property) else (item,)
 
 
 def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

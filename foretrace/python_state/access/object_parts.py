@@ -14,7 +14,7 @@ from torch import nn
 
 from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.members import own_items, own_kind, own_length
-from foretrace.ir.pydata.plain_data import LARGEST, plain
+from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, plain
 from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
 from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
 from foretrace.python_state.access.noted import Asked
@@ -23,10 +23,18 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 TABLES = ("_parameters", "_buffers", "_modules")
 REGISTERED = (*TABLES, *HOOKS)
 """What a module has its parts in"""
-PARTS = ("func", "args", "keywords", "__self__", "__func__")
-"""Attributes in C of partial functions and bound methods"""
 BOUND_IN_C: Final = (types.BuiltinMethodType, types.MethodWrapperType)
 """Methods of classes in C that are bound to an object: `table.get`, `items.__len__`"""
+PARTS: Final[Mapping[type, tuple[str, ...]]] = types.MappingProxyType({
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__", "__func__"),
+    **dict.fromkeys(BOUND_IN_C, ("__self__",)),
+    enum.Enum: ("_value_",),
+})  # fmt: skip
+"""Attributes in C, by the type that has them"""
+WRAPPING: Final = (staticmethod, classmethod)
+"""What holds one function in a class"""
+NUMBERS: Final = frozenset({bool, float, complex, type(None)})
 LEADING: Final = (types.ModuleType, *BOUND_IN_C)
 """What leads on out of a container that is plain data"""
 DEFAULTS = ("__defaults__", "__kwdefaults__")
@@ -98,24 +106,21 @@ def items_of(item: Any) -> Iterable[Any]:
     return (each for _, each in own_items(item)) if own_kind(item) else ()
 
 
-def parts_in_c(item: Any) -> tuple[str, ...]:
+def parts_in_c(kind: type, item: Any) -> Iterable[str]:
     """Attributes in C by which an object is what it is; of a function, those that may change it."""
-    if isinstance(item, functools.partial):
-        return PARTS[:3]
-    if isinstance(item, types.FunctionType):
+    for base in kind.__mro__:
+        if base in PARTS:
+            return PARTS[base]
+    if kind is types.FunctionType:
         return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
-    if isinstance(item, enum.Enum):
-        return ("_value_",)
-    if isinstance(item, BOUND_IN_C):
-        return PARTS[3:4]
-    return PARTS[3:] if isinstance(item, types.MethodType) else ()
+    return ()
 
 
-def fixed_parts(item: Any) -> Iterable[tuple[str, Any]]:
+def fixed_parts(kind: type, item: Any) -> Iterable[tuple[str, Any]]:
     """Functions that a descriptor calls, by the names under which it has them for good."""
-    if isinstance(item, property):
+    if issubclass(kind, property):
         return (("fget", item.fget), ("fset", item.fset))
-    return (("__func__", item.__func__),) if isinstance(item, (staticmethod, classmethod)) else ()
+    return (("__func__", item.__func__),) if issubclass(kind, WRAPPING) else ()
 
 
 def read_by_methods(kind: type) -> frozenset[str] | None:
@@ -127,6 +132,11 @@ def read_by_methods(kind: type) -> frozenset[str] | None:
     if top == "logging":
         return OF_LOGGERS
     return None if top in KEEPING else frozenset()
+
+
+def reads_itself(kind: type) -> bool:
+    """Whether it is a class of Python's own library, and its methods read its attributes."""
+    return of_a_library(kind) and read_by_methods(kind) != frozenset()
 
 
 def may_read(kind: type, names: frozenset[str], mentioned: frozenset[str]) -> frozenset[str]:
@@ -142,18 +152,19 @@ def leads_on(item: Any) -> bool:
 
     Or a method in C that is bound to an object, or a container with a file or such a method in it.
     """
-    if isinstance(item, BOUND_IN_C):
-        return not (item.__self__ is None or of_a_library(item.__self__))
-    if isinstance(item, types.ModuleType):
-        return origin_in(vars(item)) == "user"
-    if type(item) in (dict, list, tuple):
+    kind = type(item)
+    if kind in BY_VALUE or kind in NUMBERS:  # nearly all
+        return False
+    if kind is types.FunctionType:
+        return origin(item.__code__, item.__globals__) == "user"
+    if kind in (dict, list, tuple):
         items = itertools.islice(items_of(item), LARGEST)
         return any(isinstance(each, LEADING) and leads_on(each) for each in items)
-    if isinstance(item, enum.Enum) or hasattr(type(item), "_fields"):
-        return not of_a_library(type(item))
-    return isinstance(item, types.FunctionType) and (
-        origin(item.__code__, item.__globals__) == "user"
-    )
+    if kind in BOUND_IN_C:
+        return not (item.__self__ is None or of_a_library(item.__self__))
+    if issubclass(kind, types.ModuleType):
+        return origin_in(vars(item)) == "user"
+    return (issubclass(kind, enum.Enum) or hasattr(kind, "_fields")) and not of_a_library(kind)
 
 
 def of_a_library(item: Any) -> bool:

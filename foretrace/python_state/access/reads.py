@@ -28,6 +28,7 @@ from foretrace.ir.pydata.read_facts import (
     ContainerMembers,
     How,
     ObjectClass,
+    ReadByLibrary,
     ReadClassAttribute,
     ReadFact,
     ReadLocation,
@@ -48,6 +49,7 @@ from foretrace.python_state.access.object_parts import (
     names_in,
     of_a_library,
     parts_in_c,
+    reads_itself,
     shown_key,
     state_of,
 )
@@ -118,7 +120,8 @@ class StateReads:
         asked: Asked | None = None,
     ) -> None:  # fmt: skip
         self._open, self._unread = open, unread
-        self._lists = (asked or Asked()).lists_all
+        asked = asked or Asked()
+        self._lists, self._may_call = asked.lists_all, asked.may_call
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
@@ -186,18 +189,15 @@ class StateReads:
 
     def _take(
         self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int,
-        kind: type | None = None,
+        make: Callable[..., ReadLocation] = ReadLocation,
     ) -> Iterable[Step]:  # fmt: skip
-        """Note one place; gives the steps that it leads to. `kind`: the class that has it."""
+        """Note one place, as what `make` makes; gives the steps that it leads to."""
         is_data = self._data(item)
         # a dict of numbers that holds a list which each call fills is no value to compare
         itself = id(item) in self._open or (not is_data and plain(item))
         data = id(item) not in self._seen and is_data
         before = snapshot(item) if data else item
-        facts = name, how, holder, key, before, itself
-        self.found.append(
-            ReadLocation(*facts) if kind is None else ReadClassAttribute(*facts, kind=kind)
-        )
+        self.found.append(make(name, how, holder, key, before, itself))
         if issubclass(type(item), type):
             return self._classes(item, max(depth - 1, 0))
         leads = depth and (not data or leads_on(item))
@@ -267,13 +267,14 @@ class StateReads:
                 self.found.append(AttributeNames(name, space, type(item), names))
             if self._lists(item):
                 self.found.append(names_in(name, space))
+            make = ReadByLibrary if keys and reads_itself(kind) else ReadLocation
             for key in keys:
-                yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth)
-        slots = yield from self._classes(type(item), depth)
-        for key in (*parts_in_c(item), *slots):
+                yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth, make)
+        slots = yield from self._classes(kind, depth)
+        for key in (*parts_in_c(kind, item), *slots):
             content = getattr(item, key, MISSING)
             yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
-        for key, content in fixed_parts(item):
+        for key, content in fixed_parts(kind, item):
             yield from self._to(f"{name}.{key}", content, depth)
 
     def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
@@ -308,14 +309,15 @@ class StateReads:
         return slots
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
-        space = vars(kind)
+        space, make = vars(kind), partial(ReadClassAttribute, kind=kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
-                name = f"{kind.__name__}.{key}"
-                yield from self._take(name, "item", space, key, space[key], depth, kind)
+                name, item = f"{kind.__name__}.{key}", space[key]
+                follows = key in self.mentioned or self._may_call(item)
+                yield from self._take(name, "item", space, key, item, depth * follows, make)
 
     def _items(self, name: str, item: Any, depth: int) -> Iterator[Step]:
         """A container of more than plain data; of a large one, how many items it has."""

@@ -41,15 +41,13 @@ def asked_by(item: Any, mentioned: frozenset[str]) -> Ask | None:
     A generator is in another state at each call: its seed is asked for where code mentions that.
     """
     kind = type(item)  # its class as it says itself is Python of the user's
+    for base in kind.__mro__:
+        if base in ROWS:
+            return ROWS[base]
     if issubclass(kind, torch.Generator):
         return kind.initial_seed if "initial_seed" in mentioned else None
-    for known, ask in ROWS.items():
-        if issubclass(kind, known):
-            return ask
     loaded = numpy()
-    if loaded is not None and issubclass(kind, loaded.ndarray):
-        return array_content
-    return bytes_in if issubclass(kind, BUFFERS) else None
+    return array_content if loaded is not None and issubclass(kind, loaded.ndarray) else None
 
 
 def class_behind(reference: Any) -> object:
@@ -104,5 +102,6 @@ ROWS: Final[Mapping[type, Ask]] = types.MappingProxyType(
         type(os.environ): _environment,
         io.BytesIO: _written,
         io.StringIO: _written,
+        **dict.fromkeys(BUFFERS, bytes_in),
     }
 )

@@ -73,11 +73,12 @@ class Memos:
         self._changes = changes
         memos = {id(each): each for each in before.memos() if is_users_memo(each)}
         counts = {key: each.cache_info() for key, each in memos.items()}
-        stand_ins = {key: self._stand_in(each) for key, each in memos.items()}
-        if outside is not None:
-            pairs = ((stand_ins[key], each) for key, each in memos.items())
-            outside.borrowed.update({id(one): (one, other) for one, other in pairs})
         places = before.places_with(memos)
+        found = {id(memo_in(place.before)) for place in places}
+        stand_ins = {key: self._stand_in(memos[key]) for key in found}
+        if outside is not None:
+            pairs = ((each, memos[key]) for key, each in stand_ins.items())
+            outside.borrowed.update({id(one): (one, other) for one, other in pairs})
         try:
             for place in places:
                 place.bind(_put(place.before, stand_ins))

@@ -72,6 +72,9 @@ class Mentioned:
     """every name, of attributes too"""
     followed: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     """what names stood for that were looked through here"""
+    code: types.CodeType | None = None
+    users: bool = False
+    """whether it is a function of the user's; torch keeps what it likes in its own"""
 
     @property
     def unchanged(self) -> bool:
@@ -84,7 +87,8 @@ class Mentioned:
 
     def read(self, function: types.FunctionType) -> None:
         """Note what a function mentions."""
-        if _of_user(function):
+        self.code, self.users = function.__code__, _of_user(function)
+        if self.users:
             items = self._scan(function.__code__, function.__globals__)
             called = (each for item in items for each in self._functions(item))
             self.called += [each for each in called if each.__closure__ or _of_user(each)]
@@ -178,7 +182,7 @@ KNOWN: Final = WeakKeyDictionary[types.FunctionType, Mentioned]()
 def mentioned_by(function: types.FunctionType) -> Mentioned:
     """What its code mentions; what it closes over is no name."""
     known = KNOWN.get(function)
-    if known is None or not known.unchanged:
+    if known is None or known.code is not function.__code__ or not known.unchanged:
         known = Mentioned()
         known.read(function)
         if not known.names or _of_a_module(function):

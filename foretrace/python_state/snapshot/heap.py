@@ -41,6 +41,8 @@ from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot
 
 INSIDE = frozenset({dict, tuple, types.BuiltinMethodType})
 """What is looked through for one who asks what holds an object, and for nobody else"""
+WRAPPING = (staticmethod, classmethod, property)
+"""Types of what holds a memoized function in a class"""
 CLOSED = (
     type,
     types.ModuleType,
@@ -101,8 +103,11 @@ class HeapSnapshot(ReachableState):
         """Where globals, classes, cells and attributes have memoized functions of these ids."""
         if not memos:
             return []
-        tables = NamesSnapshot, AttributesSnapshot
-        kept = [each for each in self._all() if isinstance(each, tables)]
+        wrapped = (each for each in self._seen.values() if isinstance(each, WRAPPING))
+        holding = {*memos, *(id(each) for each in wrapped if id(memo_in(each)) in memos)}
+        kept = [
+            each for each in self._tables() if not holding.isdisjoint(map(id, each.before.values()))
+        ]
         bound = [(each.item, name, item) for each in kept for name, item in each.before.items()]
         bound += [(table, name, table.get(name)) for table, name in self._memoized]
         found = [Location(n, at, item) for at, n, item in bound if id(memo_in(item)) in memos]
@@ -120,19 +125,21 @@ class HeapSnapshot(ReachableState):
         content = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in content)]
 
-    def name_modules(self) -> dict[int, str]:
-        """Names for the tensors of modules that an object holds (`self.model`), by id."""
+    def name_modules(self, program: Any) -> dict[int, str]:
+        """Names for the tensors of modules that an object holds (`self.model`), by id.
+
+        Not of the program itself, whose tensors have the names that it gives them.
+        """
         modules = [x for x in self._seen.values() if isinstance(x, nn.Module)]
         inside = {id(x) for each in modules for x in torch_api.submodule_table(each).values()}
-        roots = [x for x in modules if id(x) not in inside and id(x) not in self._borrowed]
-        named = [(self.name(each), each) for each in roots]
-        return {
-            id(tensor): f"{name}.{path}"
-            for name, module in named
-            if name.isidentifier()
-            for each in (module.named_parameters, module.named_buffers)
-            for path, tensor in each()
-        }
+        others = inside | self._borrowed | {id(program)}
+        roots = [x for x in modules if id(x) not in others]
+        found = dict[int, str]()
+        for root in roots:
+            tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
+            if tensors and (name := self.name(root)).isidentifier():
+                found |= {id(tensor): f"{name}.{path}" for path, tensor in tensors.items()}
+        return found
 
     def name_optimizers(self, names: dict[int, str]) -> dict[int, str]:
         """Names for what optimizers keep of parameters, by id; `names`: of the parameters."""
@@ -221,6 +228,14 @@ class HeapSnapshot(ReachableState):
             kept = AttributesSnapshot(space)
             kept.before = {}
             yield kept
+
+    def _tables(self) -> Iterator[NamesSnapshot | DictSnapshot]:
+        """What is kept of names: of files, cells, objects, classes and modules."""
+        yield from (module.attributes for module in self._modules.values())
+        yield from self._names.values()
+        for kept in self._kept:
+            if isinstance(kept, (NamesSnapshot, AttributesSnapshot)):
+                yield kept
 
     def exchange_states(self) -> None:
         """Leave generators in other states, in which nobody has put them, until `changed`."""

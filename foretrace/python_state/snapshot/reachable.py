@@ -40,7 +40,13 @@ from foretrace.python_state.snapshot.objects import (
     Snapshot,
     snapshot_of,
 )
-from foretrace.python_state.snapshot.states_in_c import StateSnapshot, states, way_of
+from foretrace.python_state.snapshot.states_in_c import (
+    SEEDING,
+    StateSnapshot,
+    shared_generators,
+    states,
+    way_of,
+)
 from foretrace.python_state.snapshot.torch_objects import (
     ModuleSnapshot,
     TensorSnapshot,
@@ -98,10 +104,18 @@ class ReachableState:
         self._classes: dict[int, type] = {}
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
+        self._looked: dict[type, int] = {}
+        """how many names were mentioned when their members were looked for"""
         self._queue: list[Any] = []
         """what the object that is looked at holds"""
         with torch_api.no_torch_function():
             self._walk(roots)
+
+    @property
+    def may_seed(self) -> bool:
+        """Whether code may seed a generator that every thread shares, by a name of any kind."""
+        met = any(id(each) in self._seen for each in shared_generators())  # by a method of it
+        return met or not SEEDING.isdisjoint(self.mentioned)
 
     # ---- the walk ----------------------------------------------------------------------------
 
@@ -246,8 +260,9 @@ class ReachableState:
             queue.extend(function.__defaults__)
         if function.__kwdefaults__:
             queue.extend(function.__kwdefaults__.values())
-        self._of_function(function)
         found = mentioned_by(function)
+        if found.users:
+            self._attributes(function.__dict__)
         self.mentioned |= found.names
         if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
             self._casting[id(function.__globals__)] = function.__globals__
@@ -286,8 +301,11 @@ class ReachableState:
 
     def _members_mentioned(self) -> list[Any]:
         """What of these classes and objects has a name that code mentions, and was not met yet."""
-        found = list[Any]()
+        found, known = list[Any](), len(self.mentioned)
         for kind, done in self._met.items():
+            if self._looked.get(kind) == known:  # no further name since
+                continue
+            self._looked[kind] = known
             for name, member in members_of(kind, self.mentioned - done):
                 if name not in done:
                     done.add(name)

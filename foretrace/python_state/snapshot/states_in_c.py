@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -93,6 +93,8 @@ def _put_value(variable: Any, value: Any) -> None:
         variable.set(value)
 
 
+SEEDING: Final = frozenset({"seed", "setstate", "set_state"})
+"""Names by which code gives a generator of Python's, or numpy's, a state"""
 STATES: dict[type, Way] = {
     torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
     random.Random: Way(
@@ -119,15 +121,20 @@ def way_of(item: Any) -> Way | None:
 
     Nor has the generator behind `random.random` and `numpy.random.rand`: `rng.py` keeps theirs.
     """
-    if isinstance(item, random.SystemRandom) or _is_global(item):
+    if isinstance(item, random.SystemRandom) or any(item is each for each in shared_generators()):
         return None
     return next((way for kind, way in states().items() if isinstance(item, kind)), None)
 
 
-def _is_global(item: Any) -> bool:
-    loaded = numpy()
-    of_numpy = None if loaded is None else getattr(loaded.random.seed, "__self__", None)
-    return item is getattr(random.seed, "__self__", None) or (item is of_numpy and item is not None)
+def shared_generators() -> tuple[object, ...]:
+    """The generators behind `random.random` and `numpy.random.rand`, which every thread shares.
+
+    And the function that seeds numpy's, which is bound to nothing (numpy 1.26 to 2.4).
+    """
+    loaded, of_python = numpy(), getattr(random.seed, "__self__", None)
+    if loaded is None:
+        return (of_python,)
+    return of_python, loaded.random.rand.__self__, loaded.random.seed
 
 
 @cache

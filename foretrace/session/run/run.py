@@ -20,6 +20,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
+from foretrace.ir.pydata.read_facts import ids_compared
 from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
@@ -115,9 +116,9 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
 def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSnapshot) -> Recording:
     leaves, in_structure = named_arguments(fn, args, kwargs, capture.assumed.own)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
-    capture.name(before.name_modules() | names_of_tensors(fn))
+    capture.name(before.name_modules(fn) | names_of_tensors(fn))
     requires = _required_of_call(fn, (args, kwargs), leaves, in_structure, capture)
-    with unchanged_state(lines), borrowed(_owners(fn, leaves), before) as loan:
+    with unchanged_state(lines, before), borrowed(_owners(fn, leaves), before) as loan:
         requires.python.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
@@ -249,9 +250,7 @@ def _note_reads(
     reads = [*data, *found]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
-    requires.shared.own = capture.own(requires)
-    requires.python.ambient = _ambient(requires, capture)
-    requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
+    _note_ambient(requires, capture)
     requires.notes.counted += scheduled(requires.python.locations)
     check_first_call(requires, lines)
 
@@ -264,12 +263,18 @@ def _running(
     return running(capture.recorder, paths, device, engine, switches=sees)
 
 
-def _ambient(requires: CallRequirements, capture: Session) -> list[tuple[torch_api.Row, Any]]:
+def _note_ambient(requires: CallRequirements, capture: Session) -> None:
+    """Note which arguments the program knows by another way, and on what around it it depends."""
+    objects = ids_compared(requires.python.reads)
+    requires.shared.own = capture.own(requires, objects)
     asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
     if capture.recorder.scope.called_modules:
         asked.add("hooks of all modules")
     inference = capture.recorder.autograd.called_in_inference
-    return ambient_guards(requires.python, asked, inference=inference)
+    requires.python.ambient = ambient_guards(
+        requires.python.mentioned, objects, asked, inference=inference
+    )
+    requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:

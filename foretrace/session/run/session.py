@@ -44,6 +44,7 @@ from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.functionalization.alias import alias_of, part
+from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
@@ -149,16 +150,18 @@ class Session:
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
-    def own(self, requires: CallRequirements) -> dict[int, torch.Tensor]:
-        """The arguments that the program has by another way, too, where that is not read again."""
+    def own(self, requires: CallRequirements, objects: AbstractSet[int]) -> dict[int, torch.Tensor]:
+        """The arguments that the program has by another way, too, where that is not read again.
+
+        `objects`: those with which its code may compare another, by id.
+        """
         tied = {index for _, index in requires.python.tied}
         indices = {
             id(real): index
             for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
             if item.argument is not None and isinstance(real, torch.Tensor)
         }
-        objects = (o for read in requires.python.reads for o in read.compared if id(o) in indices)
-        found = {*map(id, objects), *self.known.reached & indices.keys()}
+        found = (indices.keys() & objects) | (indices.keys() & self.known.reached)
         copied = {*map(id, requires.notes.copied)}
         requires.shared.containers = containers_read(requires)
         own = copied & requires.shared.containers.keys()
@@ -223,7 +226,8 @@ class Session:
             return chain(before.bound(), loan.bound(), seen)
 
         memos = self.memos.replaced(before, outside, changes, lines)
-        with numbers as left, self.assumed.fills.replaced(before, outside), memos:
+        fills, unwatched = self.assumed.fills.replaced(before, outside), outside or Unmonitored()
+        with unwatched, numbers as left, fills, memos, unwatched.again():
             yield left
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:

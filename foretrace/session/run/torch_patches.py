@@ -25,6 +25,7 @@ from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.access.switched_inside import Switches
 from foretrace.python_state.effects.module_state import scripted
+from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.functionalization.autograd_leaves import value_of
@@ -293,14 +294,18 @@ def running(
 
 
 @contextmanager
-def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
+def unchanged_state(lines: Callable[[], Lines], before: HeapSnapshot) -> Iterator[None]:
     """Torch's switches and random numbers are as before, whatever happens.
+
+    Args:
+        lines: finds the lines of the program.
+        before: what it can reach.
 
     Raises:
         Refusal: the program leaves a switch of torch's in another state, or seeded or drew from a
             generator in a way no graph can repeat; with the line of `lines` that did.
     """
-    with undrawn(lines), unswitched(lines):
+    with undrawn(lines, may_seed=before.may_seed), unswitched(lines):
         yield
 
 

@@ -40,6 +40,28 @@ def bindings(*names: str) -> tuple[Place, ...]:
     return tuple([(_C, name) for name in names if hasattr(_C, name)])
 
 
+def _getters(*names: str) -> tuple[Callable[[], Any], ...]:
+    """The getters of these names, in order, without those that this torch lacks."""
+    return tuple([getattr(_C, name) for name in names if hasattr(_C, name)])
+
+
+_GET_ATTENTION = _getters(*[f"_get_{name}_sdp_enabled" for name in _ATTENTION])
+_GET_REDUCED = _getters(*[f"_get_{name}" for name in _REDUCED])
+_ASK_FUNCTIONS = _getters("_is_torch_function_enabled", "_is_torch_function_all_disabled")
+_ASK_LAYOUT = _getters("_is_grad_layout_enforcement_enabled")
+_GET_NATIVE = _getters(
+    "_get_native_aot_enabled",
+    "_get_native_aot_unconditional_masked",
+    "_get_cublaslt_prefer_grouped_gemm",
+    "_get_sm_carveout_experimental",
+)
+_ASK_FORWARD = _getters("_is_fwd_grad_enabled")
+
+
+def _read(getters: tuple[Callable[[], Any], ...]) -> tuple[Any, ...]:
+    return tuple([getter() for getter in getters])
+
+
 def autocast() -> list[tuple[str, bool, torch.dtype]]:
     """For each device, whether it is on and its dtype."""
     return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _AUTOCAST]
@@ -67,8 +89,7 @@ def flushes() -> bool:
 
 def attention() -> tuple[Any, ...]:
     """The kernels that are on, and their order."""
-    enabled = [getattr(_C, f"_get_{name}_sdp_enabled")() for name in _ATTENTION]
-    return (*enabled, tuple(_C._get_sdp_priority_order()))
+    return (*_read(_GET_ATTENTION), tuple(_C._get_sdp_priority_order()))
 
 
 def set_attention(before: tuple[Any, ...]) -> None:
@@ -108,9 +129,8 @@ def set_precision(before: tuple[Any, ...]) -> None:
 
 
 def reduced() -> tuple[bool, ...]:
-    """Where sums of short floats are taken in short floats; only those that this torch has."""
-    readers = [getattr(_C, f"_get_{name}", None) for name in _REDUCED]
-    return tuple([read() for read in readers if read is not None])
+    """Where sums of short floats are taken in short floats."""
+    return _read(_GET_REDUCED)
 
 
 def set_reduced(before: tuple[Any, ...]) -> None:
@@ -124,34 +144,24 @@ def set_reduced(before: tuple[Any, ...]) -> None:
 REDUCED = bindings(*[f"_set_{name}" for name in _REDUCED])
 
 
-def several(*names: str) -> tuple[Any, ...]:
-    """What the getters of these names give, in order, without those that this torch lacks."""
-    return tuple([getattr(_C, name)() for name in names if hasattr(_C, name)])
-
-
 def functions_asked() -> tuple[Any, ...]:
     """Whether functions are asked of tensor subclasses, and of modes."""
-    return several("_is_torch_function_enabled", "_is_torch_function_all_disabled")
+    return _read(_ASK_FUNCTIONS)
 
 
 def layout_of_gradients() -> tuple[Any, ...]:
     """Whether the engine adds gradients in the layout of their leaf."""
-    return several("_is_grad_layout_enforcement_enabled")
+    return _read(_ASK_LAYOUT)
 
 
 def native() -> tuple[Any, ...]:
     """Which kernels for CUDA are in the place of torch's (2.15), and how cuBLASLt is asked."""
-    return several(
-        "_get_native_aot_enabled",
-        "_get_native_aot_unconditional_masked",
-        "_get_cublaslt_prefer_grouped_gemm",
-        "_get_sm_carveout_experimental",
-    )
+    return _read(_GET_NATIVE)
 
 
 def forward_gradients() -> tuple[Any, ...]:
     """Whether forward-mode autograd follows what is done with dual numbers."""
-    return several("_is_fwd_grad_enabled")
+    return _read(_ASK_FORWARD)
 
 
 def einsum() -> tuple[Any, ...]:

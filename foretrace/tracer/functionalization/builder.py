@@ -98,6 +98,11 @@ class Unmonitored:
         """End the work; its caller calls what this returns last, which monitors again."""
         return nobody_watches
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Monitor inside: the program's own code, in the midst of work of ours."""
+        yield
+
 
 class RecorderBase(torch_api.TorchDispatchMode):
     """Stores the ops of a run and adds others."""

@@ -105,25 +105,33 @@ class Source:
 
 
 @contextmanager
-def undrawn(lines: Callable[[], Lines]) -> Iterator[None]:
+def undrawn(lines: Callable[[], Lines], *, may_seed: bool) -> Iterator[None]:
     """The shared generators are as before, whatever the program does.
 
     What another thread draws from torch's meanwhile is its own affair: what this thread draws or
     seeds there is an op, or refused at once, but for what the program does to the generator itself.
 
+    Args:
+        lines: finds the lines.
+        may_seed: whether its code may seed one. Such a run begins with another state: it may seed
+            a generator with the state that it has already.
+
     Raises:
         Refusal: the program seeded or drew in a way that no graph can repeat.
     """
     before = [(source, source.get()) for source in _sources()]
-    for source, state in before:
-        if (other := source.other(state)) is not state:
-            source.put(other)
+    during = [state for _, state in before]
+    if may_seed:
+        during = [source.other(state) for source, state in before]
+        for (source, state), other in zip(before, during, strict=True):
+            if other is not state:
+                source.put(other)
     try:
         yield
     except BaseException:
-        _drawn(before, lines)
+        _drawn(before, during, lines)
         raise
-    refusal = _drawn(before, lines)
+    refusal = _drawn(before, during, lines)
     if refusal is not None:
         raise refusal
 
@@ -156,11 +164,12 @@ def _leads(item: Any, each: Any) -> bool:
     return each is item or attribute(each, "__self__") is item
 
 
-def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refusal | None:
+def _drawn(
+    before: list[tuple[Source, Any]], during: list[Any], lines: Callable[[], Lines]
+) -> Refusal | None:
     """Put back what was drawn; the refusal of it."""
     refusal = None
-    for source, state in before:
-        other = source.other(state)
+    for (source, state), other in zip(before, during, strict=True):
         if source.same(source.get(), other):
             if other is not state:
                 source.put(state)
