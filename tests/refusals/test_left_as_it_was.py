@@ -343,7 +343,7 @@ def switches(x: Tensor) -> Tensor:
     torch.set_grad_enabled(False)
     torch.set_autocast_enabled("cpu", True)
     torch.set_anomaly_enabled(True)
-    torch.backends.mkldnn.enabled = False
+    torch._C._set_mkldnn_enabled(False)
     torch.backends.cuda.enable_math_sdp(False)
     torch.set_default_device("meta")
     torch.use_deterministic_algorithms(True, warn_only=True)

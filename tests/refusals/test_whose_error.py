@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import foretrace
 from tests.support.bits import same_bits
@@ -61,6 +61,31 @@ def test_what_eager_raises_is_the_programs(fn: Callable[..., Any], dynamic: bool
     refusal = refused(fn, (X,), dynamic_shapes=dynamic)
     check(refusal, at=fn)
     assert refusal.kind == "program raised"
+
+
+class Unfit(ValueError):
+    """An error of the program's own."""
+
+
+def test_compiled_whole_the_program_raises_its_own_error() -> None:
+    """What it did before that is done once, as in eager; the next call is captured."""
+    seen = []
+
+    class Checks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 1:
+                seen.append(len(x))
+                raise Unfit("one row")
+            return x * 2
+
+    call = foretrace.compile(Checks(), fullgraph=True)
+    for _ in range(2):
+        with pytest.raises(Unfit, match="one row") as caught:
+            call(torch.ones(1))
+        assert any("Checks" in note for note in caught.value.__notes__)
+        assert caught.value.__context__ is None
+    assert seen == [1, 1]
+    assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0))
 
 
 def test_an_operator_that_eager_takes_is_not_blamed_on_the_program(

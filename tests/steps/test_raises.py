@@ -155,9 +155,13 @@ def run(make: Callable[[], Made], call: Callable[..., Any]) -> tuple[Any, Except
 
 @pytest.mark.parametrize("make", RAISING)
 def test_refused(make: Callable[[], Made]) -> None:
-    _, eager = run(make, lambda train: train)
+    """Either by name and line, and nothing has run; or by the program's own error, as in eager."""
+    left, eager = run(make, lambda train: train)
     changed, ours = run(make, lambda train: foretrace.compile(train, fullgraph=True))
-    assert isinstance(ours, foretrace.Refusal), repr(ours)
+    if not isinstance(ours, foretrace.Refusal):
+        assert (type(ours), str(ours)) == (type(eager), str(eager))
+        assert [p for p in left if "random" not in p] == [p for p in changed if "random" not in p]
+        return
     assert not changed, changed
     assert ours.at is not None, str(ours)
     assert ours.at.file == __file__, str(ours)

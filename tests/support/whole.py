@@ -278,7 +278,7 @@ def left_whole(
 def _attempt(build: Build, entry: Entry, expected: object, *, runs: bool) -> str:
     _seed()
     fn, args = build()
-    before = facts_of(fn, args)
+    before, of_python = facts_of(fn, args), False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -288,13 +288,14 @@ def _attempt(build: Build, entry: Entry, expected: object, *, runs: bool) -> str
         raise
     except BaseException as error:
         ended = type(error).__name__
+        of_python = any("foretrace: raised at" in note for note in getattr(error, "__notes__", ()))
         ended += f" ({error.kind})" if isinstance(error, foretrace.Refusal) else ""
         if "make anew" in str(error):
             message = f"it says that it could not put back everything: {error}"
             raise AssertionError(message) from error
     else:
         ended = "took"
-    if ended == "took" and runs:
+    if runs and (ended == "took" or of_python):  # the program, or a run of it as Python, has run
         facts_of(fn, args)  # no abstract tensor is left
         return ended
     after = facts_of(fn, args)

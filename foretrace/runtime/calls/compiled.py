@@ -131,6 +131,7 @@ class Compiled:
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
         tried: Tried = {known: unmet for known, unmet in failed if unmet is not None}
         entry: Entry | None = None
+        refusal: Refusal | None = None
         while entry is None:  # until no other thread has captured it meanwhile
             for known in self._entries:
                 result = GUARD_FAILED if known in tried else _run(known, args, kwargs, tried)
@@ -142,7 +143,9 @@ class Compiled:
                 with self._lock, self._asked:
                     if tried.keys() >= set(self._entries):
                         entry = self._captured(args, kwargs, tried)
-            except Refusal as refusal:
+            except Refusal as found:
+                refusal = found
+            if refusal is not None:  # here an error of the program has no other one around it
                 return self._refused(refusal, args, kwargs)
         result = entry.run(args, kwargs)
         if result is not GUARD_FAILED:
@@ -150,14 +153,25 @@ class Compiled:
         try:
             with self._asked:
                 return self._unstable(entry, args, kwargs)
-        except Refusal as refusal:
-            return self._refused(refusal, args, kwargs)
+        except Refusal as found:
+            refusal = found
+        return self._refused(refusal, args, kwargs)
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call that no capture can answer; nothing of it has run."""
+        """Handle a call that no capture can answer; nothing of it has run.
+
+        A program that raises does so as Python: the caller gets its own error, and finds done what
+        the program does before that.
+        """
+        if self._again is not None and refusal.kind == "program raised":
+            return self._raising(refusal, args, kwargs)
         if self._again is None or not self._may_be_first(refusal):
             raise refusal
         return self._as_first(refusal, self.fn, args, kwargs)
+
+    def _raising(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _Noting(f"foretrace: raised at {refusal.at}"):
+            return self.fn(*args, **kwargs)
 
     def _may_be_first(self, refusal: Refusal) -> bool:
         """Whether a call may run as Python to make what later ones find: once for each of these."""
@@ -312,6 +326,20 @@ def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tri
         unmet = entry.unmet.taken()
     tried[entry] = unmet
     return GUARD_FAILED
+
+
+class _Noting:
+    """Adds a note to an error that leaves it."""
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            error.add_note(self.note)
 
 
 def not_copied(what: str, do: str) -> Refusal:
