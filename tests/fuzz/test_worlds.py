@@ -8,6 +8,7 @@ import pytest
 from tests.fuzz import things, works, worlds
 from tests.fuzz.server import forked
 from tests.fuzz.test_fuzz import failures
+from tests.fuzz.thing import Thing
 from tests.fuzz.verdict import Verdict
 
 QUICK = 4
@@ -34,7 +35,7 @@ def around(context: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("thing", things.THINGS, ids=lambda thing: thing.name)
-def test_a_thing_that_changes(thing: things.Thing) -> None:
+def test_a_thing_that_changes(thing: Thing) -> None:
     pairs = [(read, change) for read in thing.reads for change in thing.changes]
     some = random.Random(thing.name).sample(pairs, -(-len(pairs) // QUICK))
     assert not list(wrong(worlds.single(thing, *pair) for pair in some))
@@ -42,7 +43,7 @@ def test_a_thing_that_changes(thing: things.Thing) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thing", things.THINGS, ids=lambda thing: thing.name)
-def test_every_change_of_a_thing(thing: things.Thing) -> None:
+def test_every_change_of_a_thing(thing: Thing) -> None:
     pairs = [(read, change) for read in thing.reads for change in thing.changes]
     assert not list(wrong(worlds.single(thing, *pair) for pair in pairs))
 

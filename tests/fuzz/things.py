@@ -4,28 +4,11 @@ A thing is code that puts it there, expressions that read it (`x` is a tensor), 
 change it: `fn` is the program, `names` are the globals of its module.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 from tests.fuzz.grammar import each
-
-
-@dataclass(frozen=True)
-class Thing:
-    """A piece of the world."""
-
-    name: str
-    setup: str
-    reads: tuple[str, ...]
-    changes: tuple[str, ...]
-    unseen: bool = False
-    """whether nothing but Python sees it (docs/limits.md): `foretrace.compile` runs it so"""
-
-
-def thing(name: str, setup: str, reads: str, changes: str, *, unseen: bool = False) -> Thing:
-    """A thing of texts with `;` between the expressions, and between the statements."""
-    return Thing(name, setup.strip("\n"), tuple(each(reads)), tuple(each(changes)), unseen)
-
+from tests.fuzz.thing import thing
+from tests.fuzz.things_in_c import IN_C
 
 OBJECTS: Final = (
     thing("global", "SCALE = 2.0", "x * SCALE", "names['SCALE'] = 3.0 ; names['SCALE'] = 3"),
@@ -332,7 +315,7 @@ OF_TORCH: Final = (
           "hooked(x)", "names['HOOK_SCALE'] = 5.0"),
 )  # fmt: skip
 
-THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH)
+THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH, *IN_C)
 
 AROUND: Final = each("""
     torch.no_grad() ; torch.inference_mode() ; torch.autocast('cpu', dtype=torch.bfloat16) ;

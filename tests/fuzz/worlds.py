@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from tests.fuzz.things import AROUND, THINGS, Thing
+from tests.fuzz.thing import Thing
+from tests.fuzz.things import AROUND, THINGS
 
 CALLS: Final = 5
 OFTEN: Final = 0.2

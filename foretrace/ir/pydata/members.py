@@ -4,7 +4,7 @@ import gc
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -139,3 +139,17 @@ def referents(item: Any) -> list[Any]:
     """
     found = gc.get_referents(item)
     return found if found or type(item) is not dict else list(item.values())
+
+
+PYTHONS_OWN: Final = frozenset({
+    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__doc__",
+    "__module__", "__dict__", "__weakref__", "__abstractmethods__", "__static_attributes__",
+    "__firstlineno__", "__type_params__", "__parameters__", "__orig_bases__", "__qualname__",
+})  # fmt: skip
+"""Names that Python adds to classes, some of them later"""
+
+
+def is_special(name: object) -> bool:
+    """Whether it is a name that Python looks up in a class by itself: `__len__`."""
+    special = type(name) is str and name.startswith("__") and name.endswith("__")
+    return special and name not in PYTHONS_OWN

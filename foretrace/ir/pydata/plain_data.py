@@ -13,7 +13,7 @@ from foretrace.ir.pydata.members import own_items, own_length
 SINGLE: tuple[type, ...] = (
     bool, type(None), type(...), enum.Enum, type, torch.dtype, torch.layout,
     torch.memory_format, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
-    types.CodeType,
+    types.CodeType, types.NotImplementedType,
 )  # fmt: skip
 """Values of which there is one object for each"""
 BY_VALUE = frozenset({int, str, bytes, range, slice, torch.device, torch.Size})

@@ -29,6 +29,7 @@ from foretrace.python_state.access.dynamic_names import (
     reads_fields,
 )
 from foretrace.python_state.access.noted import (
+    ABSTRACT_CHECKS,
     Asked,
     Notes,
     Refusing,
@@ -202,6 +203,9 @@ class AccessMonitor(Unmonitored):
             return self._meet_as(code, ())  # the collector calls it, and not the program
         # what is imported runs once, not at each call, unlike a text that the program runs
         imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
+        if any(code is each for each in ABSTRACT_CHECKS):
+            self.asked.note_check(frame)
+            return self._meet_as(code, (self.asked.note_check,))
         if kind == "library" and reads_fields(code):
             self._note_fields(frame)
             return self._meet_as(code, (self._note_fields,))

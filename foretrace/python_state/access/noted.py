@@ -4,14 +4,18 @@ import builtins
 import os
 import sys
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 from foretrace.errors import FROM_TEXT, is_generated
 from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.plain_data import SINGLE
+from foretrace.ir.pydata.read_facts import ShownContent
+from foretrace.ir.source.code_owner import origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads
 
@@ -21,6 +25,8 @@ IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
 
 LOOKUP: Final = "__getattribute__"
 """The attribute by which code looks up any attribute of an object"""
+ABSTRACT_CHECKS: Final = (ABCMeta.__instancecheck__.__code__, ABCMeta.__subclasscheck__.__code__)
+"""What `isinstance` and `issubclass` run for an abstract class"""
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
 """Names by which code has a file whose name is a text"""
 
@@ -57,6 +63,8 @@ class Asked:
     listed: dict[int, type] = field(default_factory=dict)
     """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
     the objects are not kept alive"""
+    checks: dict[tuple[int, int], ShownContent] = field(default_factory=dict)
+    """what abstract classes have answered, by the ids of the classes"""
     ran: set[int] = field(default_factory=set)
     """by id, the code that ran"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
@@ -97,12 +105,29 @@ class Asked:
 
     def may_call(self, item: Any) -> bool:
         """Whether an attribute that code has listed is no function, or one that ran."""
+        is_function = any(isinstance(each, types.FunctionType) for each in functions_of(item))
+        return not is_function or self.has_run(item)
+
+    def has_run(self, item: Any) -> bool:
+        """Whether an attribute of a class is a function that ran."""
         functions = [each for each in functions_of(item) if isinstance(each, types.FunctionType)]
-        return not functions or any(id(each.__code__) in self.ran for each in functions)
+        return any(id(each.__code__) in self.ran for each in functions)
+
+    def note_check(self, frame: types.FrameType) -> None:
+        """Note what an abstract class answers of a class: one may be registered with it later."""
+        values = frame.f_locals
+        kind, item = values["cls"], values.get("instance", MISSING)
+        asked = values["subclass"] if item is MISSING else type(item)
+        if "user" in (origin_of_class(kind), origin_of_class(asked)):
+            ask = partial(issubclass, asked)
+            name = f"issubclass({asked.__name__}, {kind.__name__})"
+            check = ShownContent(name, kind, ask, ask(kind))
+            self.checks[id(asked), id(kind)] = check
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""
-        hidden = {name for name in reads.globals if name not in space and name in BUILTINS}
+        own = vars(builtins)
+        hidden = {name for name in reads.globals if name not in space and name in own}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
 

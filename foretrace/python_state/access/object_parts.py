@@ -1,5 +1,6 @@
 """What of an object is read that no dict of attributes has: parts in C, and what they lead to."""
 
+import builtins
 import enum
 import functools
 import itertools
@@ -14,7 +15,7 @@ from torch import nn
 
 from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.members import own_items, own_kind, own_length
-from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, plain
+from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, SINGLE, plain
 from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
 from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
 from foretrace.python_state.access.noted import Asked
@@ -32,6 +33,10 @@ PARTS: Final[Mapping[type, tuple[str, ...]]] = types.MappingProxyType({
     enum.Enum: ("_value_",),
 })  # fmt: skip
 """Attributes in C, by the type that has them"""
+OF_ENUMS: Final = frozenset({"_member_map_", "_member_names_", "_value2member_map_"})
+"""Attributes of an enumeration that the class of its class reads"""
+MATCHED: Final = frozenset({"__match_args__"})
+"""Attributes of a class that Python reads by itself, where no method is"""
 WRAPPING: Final = (staticmethod, classmethod)
 """What holds one function in a class"""
 NUMBERS: Final = frozenset({bool, float, complex, type(None)})
@@ -87,11 +92,33 @@ def hidden_in(space: dict[str, Any], names: frozenset[str]) -> frozenset[str]:
 
 
 def builtins_seen(asked: Asked) -> Iterator[ShownContent]:
-    """Facts: no global hides a function of Python's own that code has by that name."""
+    """Facts: no global hides a function of Python's own that code has by that name.
+
+    And that is Python's own.
+    """
+    used = set[str]()
     for space, names in asked.builtins.values():
         name = f"what the globals of {space.get('__name__')} hide of Python's own"
         ask = functools.partial(hidden_in, names=frozenset(names))
         yield ShownContent(name, space, ask, frozenset())
+        used |= names
+    if used:
+        own = vars(builtins)
+        known = sorted(name for name in used if isinstance(own.get(name), SINGLE))
+        named = functools.partial(_named_in, names=tuple(known))
+        yield ShownContent("what is in builtins", own, named, named(own))
+
+
+def _named_in(space: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ...]:
+    return tuple([space.get(name) for name in names])
+
+
+def bases_of(kind: type, mentioned: frozenset[str]) -> Iterator[ShownContent]:
+    """Facts: what a class inherits from, and, where code asks for them, who does from it."""
+    bases, below = vars(type)["__bases__"].__get__, type.__subclasses__
+    yield ShownContent(f"the bases of {kind.__name__}", kind, bases, bases(kind))
+    if below.__name__ in mentioned:
+        yield ShownContent(f"the subclasses of {kind.__name__}", kind, below, below(kind))
 
 
 def state_of(path: str, module: nn.Module) -> ModuleState:

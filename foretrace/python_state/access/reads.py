@@ -9,6 +9,7 @@ import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from enum import EnumMeta
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -21,7 +22,15 @@ from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
 from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import MISSING, OWN, attributes_of, own_items, own_kind, own_length
+from foretrace.ir.pydata.members import (
+    MISSING,
+    OWN,
+    attributes_of,
+    is_special,
+    own_items,
+    own_kind,
+    own_length,
+)
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
@@ -39,7 +48,10 @@ from foretrace.python_state.access.dynamic_names import names_of_getters
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.noted import Asked
 from foretrace.python_state.access.object_parts import (
+    MATCHED,
+    OF_ENUMS,
     REGISTERED,
+    bases_of,
     builtins_seen,
     container_fact,
     fixed_parts,
@@ -53,12 +65,15 @@ from foretrace.python_state.access.object_parts import (
     shown_key,
     state_of,
 )
+from foretrace.python_state.access.process_state import process_state
 from foretrace.python_state.access.state_in_c import (
     OF_THREADS,
     REFERENCES,
+    answered,
     asked_by,
     names_in_thread,
     referent,
+    shown_by,
 )
 
 OF_MODULES = frozenset({*REGISTERED, "training"})
@@ -86,6 +101,9 @@ def read_outside(
     items = [("the program", fn), *leaves]
     reading.read(requires.python.modules, outside.places.values(), items)
     reading.found += builtins_seen(outside.asked)
+    reading.found += outside.asked.checks.values()
+    names = {place.name for place in outside.places.values()}
+    reading.found += process_state(reading.mentioned | names)
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.inputs.set_on += reading.set_on(index, tensor)
@@ -121,7 +139,7 @@ class StateReads:
     ) -> None:  # fmt: skip
         self._open, self._unread = open, unread
         asked = asked or Asked()
-        self._lists, self._may_call = asked.lists_all, asked.may_call
+        self._lists, self._may_call, self._ran = asked.lists_all, asked.may_call, asked.has_run
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
@@ -130,6 +148,7 @@ class StateReads:
         self._referents = set[int]()
         """what a weak reference leads to; it is seen, too, so that no other gets the same id"""
         self._slots: dict[type, list[str]] = {}
+        self._asks: dict[type, dict[str, Callable[[Any], Any]]] = {}
         self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
 
     def read(
@@ -274,8 +293,21 @@ class StateReads:
         for key in (*parts_in_c(kind, item), *slots):
             content = getattr(item, key, MISSING)
             yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
+        yield from self._in_c(name, item, depth)
         for key, content in fixed_parts(kind, item):
             yield from self._to(f"{name}.{key}", content, depth)
+
+    def _in_c(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+        """Attributes that the code mentions, and that the object's class has in C."""
+        kind = type(item)
+        asks = self._asks.get(kind)
+        if asks is None:
+            every = shown_by(kind)
+            asks = self._asks[kind] = {key: every[key] for key in self.mentioned & every.keys()}
+        for key, ask in asks.items():
+            content = answered(ask, item)
+            if plain(content) or answered(ask, item) is content:
+                yield from self._shown(f"{name}.{key}", item, partial(answered, ask), depth)
 
     def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
         """The attributes of an object, and those of them that the code mentions.
@@ -300,7 +332,8 @@ class StateReads:
         for each in kind.__mro__:
             if not of_a_library(each):
                 every = vars(each).keys()
-                mentioned = sorted(every if self._lists(each) else self.mentioned & every)
+                named = self.mentioned | OF_ENUMS if isinstance(each, EnumMeta) else self.mentioned
+                mentioned = sorted(every if self._lists(each) else named & every)
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
@@ -310,11 +343,15 @@ class StateReads:
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
         space, make = vars(kind), partial(ReadClassAttribute, kind=kind)
+        self.found += bases_of(kind, self.mentioned)
+        yield from self._in_c(kind.__name__, kind, depth)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
-        for key in mentioned:
-            if not key.startswith("__") and not isinstance(space[key], SLOT):
+        special = [key for key in space if is_special(key) and self._ran(space[key])]
+        named = (key for key in mentioned if not key.startswith("__"))
+        for key in (*named, *special, *MATCHED & space.keys()):
+            if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
                 follows = key in self.mentioned or self._may_call(item)
                 yield from self._take(name, "item", space, key, item, depth * follows, make)

@@ -33,6 +33,8 @@ SYSTEM: Final = frozenset({
 HARMLESS: Final = frozenset({"fspath", "getpid", "get_ident"})
 BEGINS: Final = frozenset({"start_new_thread", "start_joinable_thread"})
 """Functions of `_thread`: what runs in another thread is not recorded, and may be waited for"""
+ASKS_FILES: Final = frozenset({"stat", "lstat", "listdir", "scandir", "access", "readlink"})
+"""Functions by which `os.path.exists` and `pathlib` ask for files"""
 SHOWING: Final = tuple(
     PYTHON_DIR + name for name in ("warnings.py", "linecache.py", "traceback.py", "tokenize.py")
 )
@@ -181,7 +183,7 @@ def _is_stream(kind: type) -> bool:
 
 def _always(owner: Any, function: Any) -> bool:
     """Whether it counts by whatever function of Python's own library the user has it called."""
-    return isinstance(owner, io.IOBase) or function.__name__ in BEGINS
+    return isinstance(owner, io.IOBase) or function.__name__ in BEGINS | ASKS_FILES
 
 
 def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
@@ -209,6 +211,8 @@ def _users(file: str) -> bool:
 @cache
 def _pythons(file: str) -> bool:
     """Whether code of Python's own library is in it, between the user's and what that asks for."""
+    if file.startswith(IMPORTING):  # compiled into Python: os.path, but not what imports
+        return "importlib" not in file and "zipimport" not in file
     return file.startswith(PYTHON_DIR) and "-packages/" not in file and file not in SHOWING
 
 

@@ -6,21 +6,27 @@ Each type that is known has a row: how its state is asked for, so that a guard c
 import array
 import contextvars
 import ctypes
+import decimal
 import gc
 import io
 import os
+import queue
 import threading
 import types
 import weakref
+from _thread import LockType
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
 import torch
 
 from foretrace.arrays import numpy
+from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.members import MISSING
+from foretrace.python_state.access.process_state import decimal_context
 
 Ask = Callable[[Any], object]
 SIMPLE: Final = ctypes.c_int.__mro__[1]
@@ -31,21 +37,30 @@ BUFFERS: Final = (
     bytearray, memoryview, array.array, SIMPLE, ctypes.Array, ctypes.Structure, ctypes.Union,
 )  # fmt: skip
 """What holds numbers in memory of its own"""
+VIEWS: Final = (*map(type, ({}.keys(), {}.values(), {}.items())),)
+"""What shows the content of a dict"""
+KNOWN_OTHERWISE: Final = frozenset({
+    "__class__", "__dict__", "__weakref__", "__code__", "__defaults__", "__kwdefaults__",
+    "__globals__", "__builtins__", "__traceback__", "__self__", "__func__",
+})  # fmt: skip
+"""Attributes in C that are other facts, or that lead to all that a file has"""
+MENTIONED: Final[Mapping[type, str]] = types.MappingProxyType({
+    torch.Generator: "initial_seed", LockType: "locked", queue.SimpleQueue: "qsize",
+})  # fmt: skip
+"""What is in another state at each call, with the one question that is a guard if code asks it"""
 OF_THREADS: Final = (threading.local,)
 """What has other attributes in each thread"""
 
 
 def asked_by(item: Any, mentioned: frozenset[str]) -> Ask | None:
-    """How the state of an object is asked for; None where its type has no row.
-
-    A generator is in another state at each call: its seed is asked for where code mentions that.
-    """
+    """How the state of an object is asked for; None where its type has no row."""
     kind = type(item)  # its class as it says itself is Python of the user's
     for base in kind.__mro__:
         if base in ROWS:
             return ROWS[base]
-    if issubclass(kind, torch.Generator):
-        return kind.initial_seed if "initial_seed" in mentioned else None
+    for known, name in MENTIONED.items():
+        if issubclass(kind, known):
+            return getattr(kind, name) if name in mentioned else None
     loaded = numpy()
     return array_content if loaded is not None and issubclass(kind, loaded.ndarray) else None
 
@@ -103,5 +118,33 @@ ROWS: Final[Mapping[type, Ask]] = types.MappingProxyType(
         io.BytesIO: _written,
         io.StringIO: _written,
         **dict.fromkeys(BUFFERS, bytes_in),
+        **dict.fromkeys(VIEWS, _mapping),
+        decimal.Decimal: decimal_context,
     }
 )
+
+
+def shown_by(kind: type) -> dict[str, Ask]:
+    """How attributes are asked for that classes in C have for objects: `__name__`, `args`."""
+    bases = [base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE]
+    return {name: ask for base in reversed(bases) for name, ask in _descriptors(base).items()}
+
+
+def answered(ask: Ask, item: Any) -> object:
+    """The attribute; MISSING where it raises, as the content of an empty cell does."""
+    try:
+        return ask(item)
+    except (AttributeError, ValueError, NameError):
+        return MISSING
+
+
+@cache
+def _descriptors(kind: type) -> Mapping[str, Ask]:
+    """How the attributes of one class in C are asked for, but for KNOWN_OTHERWISE."""
+    found = {
+        name: item.__get__
+        for name, item in vars(kind).items()
+        if isinstance(item, (types.GetSetDescriptorType, types.MemberDescriptorType))
+    }
+    others = KNOWN_OTHERWISE | ({"__annotations__"} if kind is not types.FunctionType else set())
+    return {name: ask for name, ask in found.items() if name not in others}

@@ -17,7 +17,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import AFTER_ONE, ModuleState, PythonGuards
-from foretrace.ir.pydata.members import MISSING, OWN, own_items, own_kind
+from foretrace.ir.pydata.members import MISSING, OWN, is_special, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
@@ -282,14 +282,20 @@ def _by_identity(item: object) -> object:
 
 
 class _Added:
-    """Which names an object has now that the program's code mentions, and had not."""
+    """Which names an object has now that the program's code mentions, and had not.
+
+    Also names that Python looks up in a class by itself, such as `__len__`.
+    """
 
     def __init__(self, known: AttributeNames, mentioned: frozenset[str]) -> None:
         self.known, self.mentioned = known, mentioned
 
     def names(self, space: Iterable[str]) -> list[str]:
         """In order."""
-        return sorted(self.mentioned.intersection(space) - self.known.before)
+        found = self.mentioned.intersection(space)
+        if isinstance(space, types.MappingProxyType):
+            found = found.union(filter(is_special, space))
+        return sorted(found - self.known.before)
 
     def words(self, space: Iterable[str]) -> str:
         """What the first of them does."""
