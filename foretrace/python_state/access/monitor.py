@@ -157,7 +157,8 @@ class AccessMonitor(Unmonitored):
         if notes is not None:
             return bool(notes)
         known = self.holes is not None and (self.holes.marks(code) or self.holes.inspects(code))
-        return known or origin(code, {}) != "library"
+        asks = reads_fields(code) or any(code is each for each in ABSTRACT_CHECKS)
+        return known or asks or origin(code, {}) != "library"
 
     def inspects(self, code: types.CodeType) -> bool:
         """Whether what code calls in C may be refused, or reads what no code names."""
