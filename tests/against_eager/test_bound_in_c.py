@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.support.bits import differences
+from tests.support.recaptured import captured_again_after
 
 Read = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
 """A program, and what changes the object that its method is bound to"""
@@ -90,14 +91,7 @@ def a_length() -> Read:
     in_a_cell, in_a_list, by_default, of_a_class, of_a_module, of_an_object, in_a_partial, a_length,
 ])  # fmt: skip
 def test_what_it_reads_is_a_guard(made: Callable[[], Read]) -> None:
-    program, change = made()
-    x = torch.ones(2)
-    compiled: Any = foretrace.compile(program, fullgraph=True)
-    for _ in range(2):
-        assert torch.equal(compiled(x), program(x))
-    change()
-    assert torch.equal(compiled(x), program(x))
-    assert len(compiled.recaptures) == 1
+    captured_again_after(*made(), torch.ones(2))
 
 
 Written = tuple[Any, Callable[[int], Any]]

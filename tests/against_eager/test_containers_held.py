@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from tests.support.recaptured import captured_again_after
 
 LAYER, KEY = nn.Linear(3, 3), torch.ones(3)
 
@@ -82,14 +83,7 @@ def an_object_in_a_set() -> Made:
     a_set_of_tensors, another_tensor_in_a_set, a_set_of_modules, an_object_in_a_set,
 ])  # fmt: skip
 def test_another_content_is_another_capture(made: Callable[[], Made]) -> None:
-    program, change = made()
-    x = torch.ones(3)
-    compiled: Any = foretrace.compile(program, fullgraph=True)
-    for _ in range(2):
-        assert torch.equal(compiled(x), program(x))
-    change()
-    assert torch.equal(compiled(x), program(x))
-    assert len(compiled.recaptures) == 1
+    captured_again_after(*made(), torch.ones(3))
 
 
 @pytest.mark.parametrize("used", [False, True])

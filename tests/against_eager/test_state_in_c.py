@@ -1,6 +1,7 @@
 """What a program reads that no dict of attributes has: by each route, a call never is stale."""
 
 import array
+import builtins
 import contextvars
 import ctypes
 import logging
@@ -317,3 +318,13 @@ def test_the_level_of_a_logger_is_never_open() -> None:
             assert same_bits(call(x), program(x))
     finally:
         logging.disable(logging.NOTSET)
+
+
+def test_a_name_that_builtins_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "FORETRACE_GAIN", 2.0, raising=False)
+    program = eval("lambda x: x * FORETRACE_GAIN")  # noqa: S307 - a name that no linter knows
+    x = torch.ones(2)
+    call = foretrace.compile(program, fullgraph=True)
+    assert same_bits(call(x), program(x))
+    monkeypatch.setattr(builtins, "FORETRACE_GAIN", 5.0)
+    assert same_bits(call(x), program(x))

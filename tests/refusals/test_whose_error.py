@@ -1,5 +1,6 @@
 """An error while a program is captured: the program's own, or a limit that is named as one."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from foretrace.session.run import run
 from tests.support.bits import same_bits
 from tests.support.compare import same_as_eager
 from tests.support.refusing import check, guilty_line, refused
@@ -86,6 +88,23 @@ def test_compiled_whole_the_program_raises_its_own_error() -> None:
         assert caught.value.__context__ is None
     assert seen == [1, 1]
     assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_what_python_does_not_raise_is_refused_from_the_second_call_on() -> None:
+    """The first call is as in eager; that it has no graph is said at the next."""
+
+    recorder = run.__name__.rpartition(".")[0].replace(".", "/")
+
+    def program(x: Tensor) -> Tensor:
+        if recorder in sys._getframe(1).f_code.co_filename:
+            raise Unfit("not as eager is called")
+        return x * 2
+
+    call = foretrace.compile(program, fullgraph=True)
+    assert same_bits(call(X), program(X))
+    for _ in range(2):
+        with pytest.raises(foretrace.Refusal, match="Unfit"):
+            call(X)
 
 
 def test_an_operator_that_eager_takes_is_not_blamed_on_the_program(

@@ -18,6 +18,7 @@ from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.ir.source.code_owner import origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads
+from foretrace.python_state.snapshot.code_references import functions_in
 
 BUILTINS: Final = frozenset(vars(builtins))
 IDENTITY_FUNCTIONS: Final = frozenset({"id", "type"})
@@ -105,13 +106,11 @@ class Asked:
 
     def may_call(self, item: Any) -> bool:
         """Whether an attribute that code has listed is no function, or one that ran."""
-        is_function = any(isinstance(each, types.FunctionType) for each in functions_of(item))
-        return not is_function or self.has_run(item)
+        return not functions_in(item) or self.has_run(item)
 
     def has_run(self, item: Any) -> bool:
         """Whether an attribute of a class is a function that ran."""
-        functions = [each for each in functions_of(item) if isinstance(each, types.FunctionType)]
-        return any(id(each.__code__) in self.ran for each in functions)
+        return any(id(each.__code__) in self.ran for each in functions_in(item))
 
     def note_check(self, frame: types.FrameType) -> None:
         """Note what an abstract class answers of a class: one may be registered with it later."""
@@ -130,13 +129,6 @@ class Asked:
         hidden = {name for name in reads.globals if name not in space and name in own}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
-
-
-def functions_of(item: Any) -> tuple[Any, ...]:
-    """The functions that an attribute of a class calls."""
-    if isinstance(item, (staticmethod, classmethod)):
-        return (item.__func__,)
-    return (item.fget, item.fset, item.fdel) if isinstance(item, property) else (item,)
 
 
 def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

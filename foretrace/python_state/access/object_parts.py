@@ -15,7 +15,7 @@ from torch import nn
 
 from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.members import own_items, own_kind, own_length
-from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, SINGLE, plain
+from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, plain
 from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
 from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
 from foretrace.python_state.access.noted import Asked
@@ -104,7 +104,7 @@ def builtins_seen(asked: Asked) -> Iterator[ShownContent]:
         used |= names
     if used:
         own = vars(builtins)
-        known = sorted(name for name in used if isinstance(own.get(name), SINGLE))
+        known = sorted(name for name in used if plain(own.get(name)))
         named = functools.partial(_named_in, names=tuple(known))
         yield ShownContent("what is in builtins", own, named, named(own))
 

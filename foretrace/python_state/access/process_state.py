@@ -5,12 +5,11 @@ again. What asks the operating system ends a graph instead (`side_effects.py`).
 """
 
 import decimal
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Final
 
 from foretrace.arrays import numpy
@@ -44,6 +43,13 @@ def _numpy_errors() -> object:
     return None if loaded is None else tuple(sorted(loaded.geterr().items()))
 
 
+def _directory() -> object:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return None
+
+
 def _thread() -> object:
     now = threading.current_thread()
     return now.name, now.daemon
@@ -53,7 +59,7 @@ ROWS: Final = (
     ProcessRow("the recursion limit", frozenset({"getrecursionlimit"}), sys.getrecursionlimit),
     ProcessRow(
         "the current directory", frozenset({"getcwd", "abspath", "realpath", "cwd", "absolute"}),
-        os.getcwd,
+        _directory,
     ),
     ProcessRow("the context of decimal", frozenset({"decimal", "Decimal"}), decimal_context),
     ProcessRow("what numpy does about errors", frozenset({"np", "numpy", "geterr"}), _numpy_errors),
@@ -64,7 +70,7 @@ ROWS: Final = (
         threading.active_count,
     ),
 )  # fmt: skip
-"""All of them, as far as programs were found that ask"""
+"""State that programs were found to ask for"""
 ASKED_BY: Final = frozenset(name for row in ROWS for name in row.names)
 
 
@@ -73,7 +79,7 @@ def process_state(mentioned: AbstractSet[str]) -> Iterator[ShownContent]:
     names = ASKED_BY & mentioned
     for row in ROWS if names else ():
         if not names.isdisjoint(row.names):
-            yield ShownContent(row.name, row, partial(_now), row.read())
+            yield ShownContent(row.name, row, _now, row.read())
 
 
 def _now(row: ProcessRow) -> object:

@@ -73,6 +73,7 @@ class Mentioned:
     followed: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     """what names stood for that were looked through here"""
     code: types.CodeType | None = None
+    """the code that was read; a program can give a function another"""
     users: bool = False
     """whether it is a function of the user's; torch keeps what it likes in its own"""
 

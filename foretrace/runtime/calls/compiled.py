@@ -170,8 +170,10 @@ class Compiled:
         return self._as_first(refusal, self.fn, args, kwargs)
 
     def _raising(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (refusal.at, refusal.what) in self._first_calls:  # as Python it did not raise
+            raise refusal
         with _Noting(f"foretrace: raised at {refusal.at}"):
-            return self.fn(*args, **kwargs)
+            return self._as_first(refusal, self.fn, args, kwargs)
 
     def _may_be_first(self, refusal: Refusal) -> bool:
         """Whether a call may run as Python to make what later ones find: once for each of these."""
