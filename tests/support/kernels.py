@@ -23,6 +23,8 @@ MOVED: Final = frozenset({
     "slice_scatter", "to", "zero", "zeros", "zeros_like",
 })  # fmt: skip
 """Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
+QUERIES: Final = frozenset({"dense_dim", "sparse_dim"})
+"""What asks for the layout of a sparse tensor: a guard does at each call."""
 MOVED_THERE: Final = frozenset({"_to_copy"})
 """The same, where a device's kernels are compared: what is put on it, and casts."""
 ASKED: Final = {
@@ -136,7 +138,7 @@ def computes(name: str, key: str = "", has: Has = HAS) -> bool:
     `has` says whether there is a kernel under a dispatch key: here, or where a record was made.
     """
     packet = getattr(torch.ops.aten, name, None)
-    moved = name in MOVED or (key and name in MOVED_THERE)
+    moved = name in MOVED | QUERIES or (key and name in MOVED_THERE)
     if moved or packet is None or is_opened(name, key, has):
         return False
     return not any(getattr(packet, overload).is_view for overload in packet.overloads())

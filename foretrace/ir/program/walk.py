@@ -20,21 +20,34 @@ NO_SYMBOLS = frozenset[sympy.Symbol]()
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops, those in their own bodies and in what they hold, each before its body."""
-    for op in ops:
-        yield op
-        for subgraph in subgraphs_of(op):
-            yield from every_op(subgraph.ops)
-        if region := op.region:  # most have none, and a generator for each takes its time
-            yield from every_op(region)
+    return _nested(ops, _inside)
+
+
+def _inside(op: Op) -> Iterable[Op]:
+    if type(op.target) is torch_api.OpOverload or not (subgraphs := subgraphs_of(op)):
+        return op.region or ()
+    return chain(*(each.ops for each in subgraphs), op.region or ())
+
+
+def _nested(ops: Iterable[Op], inside: Callable[[Op], Iterable[Op]]) -> Iterator[Op]:
+    """The ops and those inside of them, each before what is inside of it.
+
+    One generator whatever the depth: nested ones would hand each op up through all of them.
+    """
+    pending = [iter(ops)]
+    while pending:
+        for op in pending[-1]:
+            yield op
+            if below := inside(op):
+                pending.append(iter(below))
+                break
+        else:
+            pending.pop()
 
 
 def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
     """The leaves below the ops, in the values of each call."""
-    for op in ops:
-        if op.leaf:
-            yield op
-        else:
-            yield from leaf_ops(op.body or ())
+    return (op for op in in_bodies(ops) if op.leaf)
 
 
 def leaves_that_run(ops: Iterable[Op]) -> Iterator[Op]:
@@ -47,8 +60,11 @@ def leaves_that_run(ops: Iterable[Op]) -> Iterator[Op]:
 
 def called_in(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops as written, those in module calls among them."""
-    for op in ops:
-        yield from called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
+    return (op for op in _nested(ops, _called_by) if type(op.target) is not ModuleCall)
+
+
+def _called_by(op: Op) -> Iterable[Op]:
+    return (op.region or ()) if type(op.target) is ModuleCall else ()
 
 
 def outs_in(ops: Iterable[Op]) -> set[Value]:
@@ -58,10 +74,7 @@ def outs_in(ops: Iterable[Op]) -> set[Value]:
 
 def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops and those below them, in the values of each call."""
-    for op in ops:
-        yield op
-        if body := op.body:
-            yield from in_bodies(body)
+    return _nested(ops, lambda op: op.body or ())
 
 
 def subgraphs_of(op: Op) -> Sequence[Subgraph]:

@@ -32,10 +32,13 @@ def origin_in(space: Mapping[str, Any]) -> str:
 
     Globals that are in no file's module are the user's: a notebook's, those of a text.
     """
+    file = space.get("__file__")
+    if isinstance(file, str) and not file.startswith(NO_FILE):
+        return origin_of(file)
     top = str(space.get("__name__", "")).partition(".")[0]
-    for file in (space.get("__file__"), getattr(sys.modules.get(top), "__file__", None)):
-        if isinstance(file, str) and not file.startswith(NO_FILE):
-            return origin_of(file)
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if isinstance(file, str) and not file.startswith(NO_FILE):
+        return origin_of(file)
     return "library" if top in sys.stdlib_module_names and top != "__main__" else "user"
 
 

@@ -197,12 +197,16 @@ def _of_a_module(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(space.get("__name__", "")), "__dict__", None) is space
 
 
-def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
+def members_of(kind: type, names: frozenset[str]) -> dict[str, Any]:
     """What of these names a class has, its own before those that it inherits; no library's."""
+    found = dict[str, Any]()
     for base in kind.__mro__:
-        if home(base) == "user":
+        if base is not object and home(base) == "user":
             table = vars(base)
-            yield from ((name, table[name]) for name in table.keys() & names if name not in MAKING)
+            for name in names.intersection(table):  # which takes as long as the table is
+                if name not in MAKING:
+                    found.setdefault(name, table[name])
+    return found
 
 
 def is_users_memo(memo: Any) -> bool:

@@ -102,10 +102,8 @@ class ReachableState:
         self._casting: dict[int, dict[str, Any]] = {}
         """the globals of functions that call `int` or `float`"""
         self._classes: dict[int, type] = {}
-        self._met: dict[type, set[str]] = {}
-        """classes of objects, and the members that were looked at"""
-        self._looked: dict[type, int] = {}
-        """how many names were mentioned when their members were looked for"""
+        self._met: dict[type, frozenset[str]] = {}
+        """classes of objects, and the names of which their members were looked at"""
         self._queue: list[Any] = []
         """what the object that is looked at holds"""
         with torch_api.no_torch_function():
@@ -274,8 +272,7 @@ class ReachableState:
         if found.values:
             queue.extend([table.get(name) for table, name in found.values])
         for space, name in found.bound:
-            kept = self._names.setdefault(id(space), NamesSnapshot(space))
-            self._queue.append(kept.note(name))
+            self._queue.append(self._names_of(space).note(name))
         for named in found.functions:
             self._of_function(named)
         for kind in found.classes:
@@ -296,24 +293,27 @@ class ReachableState:
     def _of_class(self, kind: type) -> None:
         """A class, met itself or by an object: its attributes, and its methods that may run."""
         if kind not in self._met:
-            self._met[kind] = set()
+            self._met[kind] = frozenset()
             self._class(kind)
 
     def _members_mentioned(self) -> list[Any]:
         """What of these classes and objects has a name that code mentions, and was not met yet."""
-        found, known = list[Any](), len(self.mentioned)
-        for kind, done in self._met.items():
-            if self._looked.get(kind) == known:  # no further name since
-                continue
-            self._looked[kind] = known
-            for name, member in members_of(kind, self.mentioned - done):
-                if name not in done:
-                    done.add(name)
-                    found.append(member)
+        found, known = list[Any](), frozenset(self.mentioned)
+        new = {looked: known - looked for looked in set(self._met.values())}
+        for kind, looked in self._met.items():
+            found += members_of(kind, new[looked]).values()
+        self._met = dict.fromkeys(self._met, known)
         for space in self._foreign:
-            kept = self._names.setdefault(id(space), NamesSnapshot(space))
-            found += map(kept.note, space.keys() & self.mentioned - kept.before.keys())
+            kept = self._names_of(space)
+            found += map(kept.note, known.intersection(space) - kept.before.keys())
         return found
+
+    def _names_of(self, space: dict[str, Any]) -> NamesSnapshot:
+        """What is kept of the names of a file, or of an object of a library's class."""
+        kept = self._names.get(id(space))
+        if kept is None:
+            kept = self._names[id(space)] = NamesSnapshot(space)
+        return kept
 
 
 def _of_user(function: types.FunctionType) -> bool:

@@ -54,6 +54,9 @@ def copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Others of the same layout, each in memory of its own."""
     made = []
     for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            made.append(tensor.detach().clone().requires_grad_(tensor.requires_grad))
+            continue
         whole, sizes = tensor.detach(), (tensor.size(), tensor.stride())
         memory = torch.empty(0, dtype=tensor.dtype)
         memory.set_(whole.untyped_storage().clone(), tensor.storage_offset(), *sizes)
