@@ -10,6 +10,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import torch
 from torch import Tensor, nn
@@ -130,6 +131,27 @@ def starts_a_process(x: Tensor) -> Tensor:
 FORKS = "session/run/torch_patches.py:_forks"
 refuses("side effect", FORKS).when(captures(forks, X), captured(doubles, X))
 refuses("side effect", FORKS).when(captures(starts_a_process, X), captured(doubles, X))
+
+TREE = ET.fromstring('<scale by="2"/>')  # noqa: S314
+
+
+def looks_up(x: Tensor) -> Tensor:
+    """What an element of a tree has, C keeps."""
+    return x * float(TREE.get("by", 0))  # here
+
+
+def looked_up_in_pieces() -> None:
+    made = in_pieces(looks_up, X)
+    same(made(X), looks_up(X))
+    TREE.set("by", "3")
+    same(made(X), X * 3)
+    TREE.set("by", "2")
+
+
+UNKNOWN = "python_state/access/unknown_calls.py:called"
+refuses("unknown call", UNKNOWN).when(
+    captures(looks_up, X), captured(times, X, 2.0), looked_up_in_pieces
+)
 
 SCALES = (1 + step / 10 for step in range(10_000))
 

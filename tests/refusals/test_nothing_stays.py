@@ -1,5 +1,6 @@
 """A capture leaves nothing behind, however it ends."""
 
+import _thread
 import gc
 import signal
 import subprocess
@@ -52,7 +53,7 @@ def interrupt() -> None:
 
 
 def press_control_c() -> None:
-    signal.raise_signal(signal.SIGINT)
+    _thread.interrupt_main()  # which asks for it as the handler of the signal does
 
 
 def leave() -> None:

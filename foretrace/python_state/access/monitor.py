@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
 from foretrace.ir.pydata.state import Change
@@ -36,6 +37,7 @@ from foretrace.python_state.access.noted import (
     reads_state,
     state_of_python,
 )
+from foretrace.python_state.access.unknown_calls import UnknownCalls, unnoted
 from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
@@ -46,9 +48,14 @@ MOST_FRAMES = 64
 
 
 class AccessMonitor(Unmonitored):
-    """Watches one run: what it reads from outside."""
+    """Watches one run: what it reads from outside.
 
-    def __init__(self) -> None:
+    Args:
+        refuse: notes a refusal, in case the program catches it.
+    """
+
+    def __init__(self, refuse: Callable[[Refusal], Refusal] = unnoted) -> None:
+        self._unknown = UnknownCalls(refuse)
         self.holes: Refusing | None = None
         """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Location] = {}
@@ -156,14 +163,13 @@ class AccessMonitor(Unmonitored):
         notes = self._met.get(id(code))
         if notes is not None:
             return bool(notes)
-        known = self.holes is not None and (self.holes.marks(code) or self.holes.inspects(code))
+        known = self.holes is not None and self.holes.marks(code)
         asks = reads_fields(code) or any(code is each for each in ABSTRACT_CHECKS)
-        return known or asks or origin(code, {}) != "library"
+        return known or asks or self._unknown.inspects(code) or origin(code, {}) != "library"
 
     def inspects(self, code: types.CodeType) -> bool:
         """Whether what code calls in C may be refused, or reads what no code names."""
-        asked = self.holes is not None and self.holes.inspects(code)
-        return asked or reads_by_name(code)
+        return self._unknown.inspects(code) or reads_by_name(code)
 
     def event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """The reports of the interpreter."""
@@ -190,6 +196,7 @@ class AccessMonitor(Unmonitored):
                 self._note(name, space)
         if self.holes is not None:
             self.holes.called(frame, function)
+        self._unknown.called(frame, function)
 
     def _note_fields(self, frame: types.FrameType) -> None:
         """Note the object of which a function reads any attribute: its first argument."""

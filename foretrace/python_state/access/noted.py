@@ -47,9 +47,6 @@ class Refusing(Protocol):
     def entered(self, frame: types.FrameType) -> None:
         """Note that such a function begins."""
 
-    def inspects(self, code: types.CodeType) -> bool:
-        """Whether it wants to know the functions in C that this code calls."""
-
 
 @dataclass(slots=True)
 class Asked:

@@ -6,7 +6,6 @@ around it, it is refused then, so that nothing is printed, read or advanced twic
 """
 
 import io
-import logging
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -14,11 +13,15 @@ from operator import is_
 from typing import Any, Final
 
 from foretrace import torch_api
-from foretrace.errors import PACKAGE_DIR, PYTHON_DIR, Frame, Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.pydata.members import CONTENT
-from foretrace.ir.source.code_owner import origin_of
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.python_state.access.calling_frames import (
+    LOGGED,
+    for_a_log,
+    user_frame,
+)
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
@@ -35,16 +38,6 @@ BEGINS: Final = frozenset({"start_new_thread", "start_joinable_thread"})
 """Functions of `_thread`: what runs in another thread is not recorded, and may be waited for"""
 ASKS_FILES: Final = frozenset({"stat", "lstat", "listdir", "scandir", "access", "readlink"})
 """Functions by which `os.path.exists` and `pathlib` ask for files"""
-SHOWING: Final = tuple(
-    PYTHON_DIR + name for name in ("warnings.py", "linecache.py", "traceback.py", "tokenize.py")
-)
-"""Files of Python's own that read and write so that errors and warnings can be shown"""
-LOGGED: Final = vars(logging.Logger)["_log"].__code__
-"""All that is logged goes through it"""
-IMPORTING: Final = "<frozen "
-"""The files of what imports: it reads others'"""
-LAYER_CALL: Final = torch_api.TORCH_DIR + "nn/modules/module.py"
-MODULE_CALL = f"{PACKAGE_DIR}tracer/recorder/module_calls.py"
 DO: Final = "do it outside of the captured program; else what is around it runs as Python"
 
 
@@ -67,10 +60,10 @@ class SideEffects:
         owner = getattr(function, "__self__", None)
         if not _touches(type(owner), owner, function):
             return
-        at = _user_frame(frame)
+        at = user_frame(frame)
         if at is None or (at is not frame and not _always(owner, function)):
             return
-        if _for_a_log(at):  # of a message that is not the program's, or it was refused before
+        if for_a_log(at):  # of a message that is not the program's, or it was refused before
             return
         what = getattr(function, "__qualname__", str(function))
         self._refuse(at, f"the program calls {_named(owner, what)}", "side effect", DO)
@@ -79,10 +72,6 @@ class SideEffects:
         """Whether a Python function does so."""
         return mark_of(code) is not None
 
-    def inspects(self, code: types.CodeType) -> bool:
-        """Whether a call of a function in C that this code makes may be refused."""
-        return _users(code.co_filename) or _pythons(code.co_filename)
-
     def entered(self, frame: types.FrameType) -> None:
         """A function of MARKS begins.
 
@@ -90,7 +79,7 @@ class SideEffects:
             Refusal: the program has asked for it.
         """
         what, kind = mark_of(frame.f_code) or ("", "")
-        at = _user_frame(frame.f_back)
+        at = user_frame(frame.f_back)
         if at is None or not what:
             return
         do = (DO, FIRST_CALL) if kind == "side effect" else (DO,)
@@ -184,45 +173,6 @@ def _is_stream(kind: type) -> bool:
 def _always(owner: Any, function: Any) -> bool:
     """Whether it counts by whatever function of Python's own library the user has it called."""
     return isinstance(owner, io.IOBase) or function.__name__ in BEGINS | ASKS_FILES
-
-
-def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
-    """The user's, if Python's own library is all between; None where torch, or we, come first."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if _users(file):
-            return frame
-        if file == MODULE_CALL:  # where a module is called, as torch's own frames say of others
-            frame = frame.f_back
-            continue
-        if not _pythons(file):
-            return None
-        frame = frame.f_back
-    return None
-
-
-@cache
-def _users(file: str) -> bool:
-    """Whether code of the user's is in it or called by it: a dataclass calls factories."""
-    own = origin_of(file) == "user" and not file.startswith(IMPORTING)
-    return own or file == LAYER_CALL
-
-
-@cache
-def _pythons(file: str) -> bool:
-    """Whether code of Python's own library is in it, between the user's and what that asks for."""
-    if file.startswith(IMPORTING):  # compiled into Python: os.path, but not what imports
-        return "importlib" not in file and "zipimport" not in file
-    return file.startswith(PYTHON_DIR) and "-packages/" not in file and file not in SHOWING
-
-
-def _for_a_log(frame: types.FrameType | None) -> bool:
-    """Whether a handler of `logging` runs, a test's or a notebook's too."""
-    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE_DIR):
-        if frame.f_code.co_filename == LOGGED.co_filename:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _named(owner: Any, name: str) -> str:

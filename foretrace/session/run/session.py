@@ -9,6 +9,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.interface import Input, Role
@@ -66,7 +67,7 @@ class Session:
         self.placeholders: list[Any] = []
         """the stand-in that the program computes with for each"""
         self.assumed, self.known = assumed or Assumed(), KnownTensors()
-        self.outside = None if assumed is None else AccessMonitor()
+        self.outside = None if assumed is None else AccessMonitor(self._refused)
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
@@ -82,6 +83,9 @@ class Session:
         leaves = None if self.outside is None else self.leaves
         answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
         types.queries.answer_by(answers)
+
+    def _refused(self, refusal: Refusal) -> Refusal:
+        return self.recorder.refused(refusal)
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)

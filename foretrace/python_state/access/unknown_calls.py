@@ -1,0 +1,118 @@
+"""The functions in C that a program may call: a closed list, by where they come from.
+
+What such a function reads and leaves, no code shows. Of those in the list it is known: operators of
+torch, functions of their arguments alone, methods of types whose content is a guard or is put back.
+Another one may answer otherwise at the next call, and nothing would see it.
+"""
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from foretrace.errors import PACKAGE_DIR, Frame, Refusal
+from foretrace.python_state.access.calling_frames import for_a_log, is_pythons, is_users, user_frame
+
+TORCH: Final = ("torch", "functorch", "torchgen")
+NUMPY: Final = ("numpy",)
+"""Arrays and numbers of it are guards, as are its generators"""
+OF_ARGUMENTS: Final = (
+    "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "re", "_sre",
+    "_json", "_struct", "struct", "_bisect", "_heapq", "_statistics", "_string", "unicodedata",
+    "binascii", "_codecs", "_datetime", "datetime", "_decimal", "decimal", "_zoneinfo", "zoneinfo",
+    "_ast", "_opcode", "_opcode_metadata", "_stat", "errno", "_pickle", "marshal", "_tokenize",
+    "_symtable", "_typing", "typing", "_sysconfig", "_suggestions", "_imp", "audioop", "gmpy2",
+    "zlib", "_bz2", "_lzma", "_csv", "_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512",
+    "_sha3", "_blake2",
+)  # fmt: skip
+"""What they give follows from their arguments"""
+OF_ROWS: Final = (
+    "builtins", "types", "collections", "_collections", "_abc", "_contextvars", "_thread", "_queue",
+    "_random", "array", "_weakref", "weakref", "_warnings", "_ctypes", "sys", "gc",
+)  # fmt: skip
+"""Whose state is compared at each call, or put back"""
+OF_THE_WORLD: Final = ("time", "posix", "nt", "_io", "io")
+"""The clock and files: `side_effects.py` says where they are asked for"""
+KNOWN: Final = frozenset((*TORCH, *NUMPY, *OF_ARGUMENTS, *OF_ROWS, *OF_THE_WORLD))
+"""The first parts of the names of modules"""
+IMPORTS: Final = "<frozen importlib._bootstrap>"
+"""The file of the code that runs a module when it is imported"""
+IN_C: Final = (
+    types.MethodDescriptorType, types.ClassMethodDescriptorType, types.WrapperDescriptorType,
+    types.BuiltinFunctionType, staticmethod,
+)  # fmt: skip
+"""What a class in C has for a method"""
+DO: Final = (
+    "call it before the captured program is called, and pass what it gives",
+    "or compile the program in pieces, which runs what is around the call as Python",
+)
+
+
+def unnoted(refusal: Refusal) -> Refusal:
+    """The refusal, of which nobody takes note."""
+    return refusal
+
+
+class UnknownCalls:
+    """Refuses a program that calls a function in C of which nothing is known.
+
+    Args:
+        refuse: notes a refusal, in case the program catches it.
+    """
+
+    def __init__(self, refuse: Callable[[Refusal], Refusal]) -> None:
+        self.refuse = refuse
+
+    def called(self, frame: types.FrameType, function: types.BuiltinFunctionType) -> None:
+        """A function in C is about to be called.
+
+        Raises:
+            Refusal: the program calls it, and it is none of the list.
+        """
+        module = module_of(function)
+        if is_known(module):
+            return
+        at = user_frame(frame)
+        if at is None or _is_import(at) or for_a_log(at):
+            return
+        raise self.refuse(
+            Refusal(
+                f"the program calls {module}.{function.__qualname__}, which is in C: nothing shows"
+                " what it reads",
+                kind="unknown call",
+                at=Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname),
+                do=DO,
+            )
+        )
+
+    def inspects(self, code: types.CodeType) -> bool:
+        """Whether the functions in C matter that this code calls."""
+        return is_users(code.co_filename) or is_pythons(code.co_filename)
+
+
+def module_of(function: types.BuiltinFunctionType) -> str:
+    """The module that a function in C is of; of a method, that of the class in C which has it."""
+    module = function.__module__
+    if module is not None:
+        return str(module)
+    owner, name = function.__self__, function.__name__
+    kinds = (*type(owner).__mro__,)
+    if isinstance(owner, type):
+        kinds = (*owner.__mro__, *kinds)
+    found = next((each for each in kinds if isinstance(vars(each).get(name), IN_C)), type(owner))
+    return str(found.__module__)
+
+
+@cache
+def is_known(module: str) -> bool:
+    """Whether the list has a module, or the package that it is in."""
+    return module.partition(".")[0] in KNOWN
+
+
+def _is_import(frame: types.FrameType | None) -> bool:
+    """Whether a module runs as it is imported: once, and not at each call."""
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORTS:
+            return True
+        frame = frame.f_back if not frame.f_code.co_filename.startswith(PACKAGE_DIR) else None
+    return False
