@@ -14,6 +14,8 @@ SHOWING: Final = tuple(
     for name in ("warnings", "linecache", "traceback", "tokenize", "pdb", "bdb", "cmd")
 )
 """Files of Python's own that read and write so that errors are shown, or the program in steps"""
+LOOPS: Final = PYTHON_DIR + "asyncio/"
+"""Where coroutines of the program's are run: what it calls itself is asked about, not the loop"""
 LOGGED: Final = vars(logging.Logger)["_log"].__code__
 """All that is logged goes through it"""
 IMPORTING: Final = "<frozen "
@@ -49,7 +51,8 @@ def is_pythons(file: str) -> bool:
     """Whether code of Python's own library is in it, between the user's and what that asks for."""
     if file.startswith(IMPORTING):  # compiled into Python: os.path, but not what imports
         return "importlib" not in file and "zipimport" not in file
-    return file.startswith(PYTHON_DIR) and "-packages/" not in file and file not in SHOWING
+    own = file.startswith(PYTHON_DIR) and "-packages/" not in file
+    return own and file not in SHOWING and not file.startswith(LOOPS)
 
 
 def for_a_log(frame: types.FrameType | None) -> bool:

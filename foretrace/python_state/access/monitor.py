@@ -37,7 +37,7 @@ from foretrace.python_state.access.noted import (
     reads_state,
     state_of_python,
 )
-from foretrace.python_state.access.unknown_calls import UnknownCalls, unnoted
+from foretrace.python_state.access.unknown_calls import UnknownCalls, nothing_met, unnoted
 from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
@@ -55,7 +55,7 @@ class AccessMonitor(Unmonitored):
     """
 
     def __init__(self, refuse: Callable[[Refusal], Refusal] = unnoted) -> None:
-        self._unknown = UnknownCalls(refuse)
+        self._refuse, self._unknown = refuse, UnknownCalls(refuse)
         self.holes: Refusing | None = None
         """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Location] = {}
@@ -96,8 +96,12 @@ class AccessMonitor(Unmonitored):
         self.asked.classes = self.asked.identity = True
 
     @contextmanager
-    def watching(self, fn: Any) -> Iterator[None]:
-        """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
+    def watching(self, fn: Any, met: Callable[[Any], bool] = nothing_met) -> Iterator[None]:
+        """The run of `fn` inside is watched; the profiler of the thread rests meanwhile.
+
+        `met`: whether it had an object before it began.
+        """
+        self._unknown = UnknownCalls(self._refuse, met)
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
         events = events_for(self)

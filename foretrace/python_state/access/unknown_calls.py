@@ -8,10 +8,11 @@ Another one may answer otherwise at the next call, and nothing would see it.
 import types
 from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.python_state.access.calling_frames import for_a_log, is_pythons, is_users, user_frame
+from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT
 
 TORCH: Final = ("torch", "functorch", "torchgen")
 NUMPY: Final = ("numpy",)
@@ -22,19 +23,18 @@ OF_ARGUMENTS: Final = (
     "binascii", "_codecs", "_datetime", "datetime", "_decimal", "decimal", "_zoneinfo", "zoneinfo",
     "_ast", "_opcode", "_opcode_metadata", "_stat", "errno", "_pickle", "marshal", "_tokenize",
     "_symtable", "_typing", "typing", "_sysconfig", "_suggestions", "_imp", "audioop", "gmpy2",
-    "zlib", "_bz2", "_lzma", "_csv", "_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512",
-    "_sha3", "_blake2",
 )  # fmt: skip
 """What they give follows from their arguments"""
 OF_ROWS: Final = (
     "builtins", "types", "collections", "_collections", "_abc", "_contextvars", "_thread", "_queue",
     "_random", "array", "_weakref", "weakref", "_warnings", "_ctypes", "sys", "gc",
+    "_multiprocessing",
 )  # fmt: skip
 """Whose state is compared at each call, or put back"""
 OF_THE_WORLD: Final = ("time", "posix", "nt", "_io", "io")
 """The clock and files: `side_effects.py` says where they are asked for"""
-KNOWN: Final = frozenset((*TORCH, *NUMPY, *OF_ARGUMENTS, *OF_ROWS, *OF_THE_WORLD))
-"""The first parts of the names of modules"""
+KNOWN: Final = frozenset((*TORCH, *NUMPY, *OF_ARGUMENTS, *OF_ROWS, *OF_THE_WORLD, *OUT_OF_SIGHT))
+"""The first parts of the names of modules; of OUT_OF_SIGHT, but for objects from outside"""
 IMPORTS: Final = "<frozen importlib._bootstrap>"
 """The file of the code that runs a module when it is imported"""
 IN_C: Final = (
@@ -48,6 +48,11 @@ DO: Final = (
 )
 
 
+def nothing_met(item: object) -> bool:
+    """That an object is new, where nobody knows what was there."""
+    return False
+
+
 def unnoted(refusal: Refusal) -> Refusal:
     """The refusal, of which nobody takes note."""
     return refusal
@@ -58,10 +63,13 @@ class UnknownCalls:
 
     Args:
         refuse: notes a refusal, in case the program catches it.
+        met: whether the program had an object before it ran.
     """
 
-    def __init__(self, refuse: Callable[[Refusal], Refusal]) -> None:
-        self.refuse = refuse
+    def __init__(
+        self, refuse: Callable[[Refusal], Refusal], met: Callable[[Any], bool] = nothing_met
+    ) -> None:
+        self.refuse, self.met = refuse, met
 
     def called(self, frame: types.FrameType, function: types.BuiltinFunctionType) -> None:
         """A function in C is about to be called.
@@ -70,7 +78,7 @@ class UnknownCalls:
             Refusal: the program calls it, and it is none of the list.
         """
         module = module_of(function)
-        if is_known(module):
+        if is_known(module) and not (module in OUT_OF_SIGHT and self.met(function.__self__)):
             return
         at = user_frame(frame)
         if at is None or _is_import(at) or for_a_log(at):

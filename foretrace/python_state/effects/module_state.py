@@ -159,7 +159,7 @@ def watched(
 ) -> Iterator[None]:
     """What the run inside does to the modules, and where it is watched, is noted and undone."""
     try:
-        with outside.watching(fn) if outside is not None else nullcontext():
+        with outside.watching(fn, before.has_met) if outside is not None else nullcontext():
             yield
     finally:
         if outside is not None and before.has_met(type):  # in a table, a default, an attribute

@@ -19,9 +19,10 @@ from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcod
 from foretrace.ir.symbols.builtin_call_sites import CASTS
 from foretrace.python_state.code.bytecode import imported
 from foretrace.python_state.snapshot.objects import ATOMS
-from foretrace.python_state.snapshot.states_in_c import states
+from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT, states
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
+FOLLOWED |= OUT_OF_SIGHT
 """Libraries of which objects are followed as those of the user's classes are"""
 TOOLS = ("torch._", "torch.fx", "torch.jit", "torch.export", "torch.library", "torch.utils._")
 """Parts of torch that look at programs: no program keeps its state there"""

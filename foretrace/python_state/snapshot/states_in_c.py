@@ -20,6 +20,12 @@ from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import other_state, same_state
 from foretrace.python_state.snapshot.objects import Snapshot, all_are
 
+OUT_OF_SIGHT: Final = frozenset({
+    "zlib", "_bz2", "_lzma", "_csv", "_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512",
+    "_sha3", "_blake2", "_hmac",
+})  # fmt: skip
+"""Modules whose objects keep in C what is neither read nor written back: compressors, hashes"""
+
 
 class Way(NamedTuple):
     """How a state that Python does not see is read, and written."""
