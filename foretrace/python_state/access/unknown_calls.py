@@ -49,7 +49,7 @@ DO: Final = (
 
 
 def nothing_met(item: object) -> bool:
-    """That an object is new, where nobody knows what was there."""
+    """Return False for each object, where nobody knows what was there."""
     return False
 
 
