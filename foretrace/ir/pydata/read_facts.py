@@ -144,6 +144,8 @@ class AttributeNames(ReadFact):
     kind: type | None
     """the class whose names a new one would hide"""
     before: frozenset[str]
+    by_library: frozenset[str] = frozenset()
+    """names that methods of Python's own library read of it, beside those that the code mentions"""
 
 
 @dataclass(slots=True, eq=False)

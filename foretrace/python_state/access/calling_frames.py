@@ -49,10 +49,15 @@ def is_users(file: str) -> bool:
 @cache
 def is_pythons(file: str) -> bool:
     """Whether code of Python's own library is in it, between the user's and what that asks for."""
-    if file.startswith(IMPORTING):  # compiled into Python: os.path, but not what imports
+    return is_of_python(file) and file not in SHOWING and not file.startswith(LOOPS)
+
+
+@cache
+def is_of_python(file: str) -> bool:
+    """Whether code of Python's own library is in it, but for what imports."""
+    if file.startswith(IMPORTING):  # compiled into Python: os.path
         return "importlib" not in file and "zipimport" not in file
-    own = file.startswith(PYTHON_DIR) and "-packages/" not in file
-    return own and file not in SHOWING and not file.startswith(LOOPS)
+    return file.startswith(PYTHON_DIR) and "-packages/" not in file
 
 
 def for_a_log(frame: types.FrameType | None) -> bool:

@@ -20,6 +20,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.code_owner import NO_FILE, origin
 from foretrace.ir.source.events import events_for
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
+from foretrace.python_state.access.calling_frames import is_of_python
 from foretrace.python_state.access.dynamic_names import (
     FUNCTIONS,
     dicts_in,
@@ -115,6 +116,7 @@ class AccessMonitor(Unmonitored):
                 yield
         finally:
             self._stop = self._watch = nobody_watches
+            self._unknown = UnknownCalls(self._refuse)  # `met` would keep what the program had
             self._closures()
             self._met.clear()
             self._codes.clear()
@@ -168,6 +170,7 @@ class AccessMonitor(Unmonitored):
         if notes is not None:
             return bool(notes)
         known = self.holes is not None and self.holes.marks(code)
+        known |= is_of_python(code.co_filename)
         asks = reads_fields(code) or any(code is each for each in ABSTRACT_CHECKS)
         return known or asks or self._unknown.inspects(code) or origin(code, {}) != "library"
 
@@ -218,12 +221,9 @@ class AccessMonitor(Unmonitored):
         if any(code is each for each in ABSTRACT_CHECKS):
             self.asked.note_check(frame)
             return self._meet_as(code, (self.asked.note_check,))
-        if kind == "library" and reads_fields(code):
-            self._note_fields(frame)
-            return self._meet_as(code, (self._note_fields,))
-        if kind == "library" and reads_state(code, space):
-            self._read(code, space)
-        if kind == "library" or imported:
+        if kind == "library":
+            return self._meet_library(frame, code)
+        if imported:
             return self._meet_as(code, ())
         if kind == "layer":
             self.attributes |= reads_of(code).attributes
@@ -245,6 +245,16 @@ class AccessMonitor(Unmonitored):
             self._note_fields(frame)
             notes = (*notes, self._note_fields)
         return self._meet_as(code, notes)
+
+    def _meet_library(self, frame: types.FrameType, code: types.CodeType) -> Notes:
+        if reads_fields(code):
+            self._note_fields(frame)
+            return self._meet_as(code, (self._note_fields,))
+        if reads_state(code, frame.f_globals):
+            self._read(code, frame.f_globals)
+        if is_of_python(code.co_filename):
+            self.asked.by_library |= reads_of(code).attributes
+        return self._meet_as(code, ())
 
     def _note_counts(self, frame: types.FrameType, code: types.CodeType) -> None:
         """What the code counts with, and methods of its object that it names and may call."""

@@ -65,6 +65,8 @@ class Asked:
     """what abstract classes have answered, by the ids of the classes"""
     ran: set[int] = field(default_factory=set)
     """by id, the code that ran"""
+    by_library: set[str] = field(default_factory=set)
+    """attributes that code of Python's own library names, which ran"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     """by the id of globals: these, and the names that stand for Python's own in that code"""
 
@@ -107,6 +109,8 @@ class Asked:
 
     def has_run(self, item: Any) -> bool:
         """Whether an attribute of a class is a function that ran."""
+        if type(item) is types.FunctionType:  # nearly all
+            return id(item.__code__) in self.ran
         return any(id(each.__code__) in self.ran for each in functions_in(item))
 
     def note_check(self, frame: types.FrameType) -> None:

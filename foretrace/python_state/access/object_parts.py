@@ -46,15 +46,8 @@ DEFAULTS = ("__defaults__", "__kwdefaults__")
 """Attributes in C of functions; where there are none, the caller gives what is read"""
 OF_LOGGERS: Final = frozenset({"level", "disabled", "parent", "manager", "_disable"})
 """Attributes of `logging` that decide whether a message is logged; a cache of that is none"""
-DESCRIBING: Final = frozenset({
-    "abc", "argparse", "ast", "contextlib", "dataclasses", "enum", "functools", "inspect", "types",
-    "typing",
-})  # fmt: skip
-"""Modules of Python's of whose objects code reads what it names, and their own methods no more"""
-
-
-KEEPING: Final = sys.stdlib_module_names - DESCRIBING - {"builtins", "__main__"}
-"""Modules of Python's own library of whose objects the methods read what nobody else names"""
+PYTHONS_OWN: Final = sys.stdlib_module_names - {"builtins", "__main__"}
+"""Modules of Python's own library, of whose objects the methods read what nobody else names"""
 
 
 def shown_key(key: Any) -> str | None:
@@ -150,28 +143,16 @@ def fixed_parts(kind: type, item: Any) -> Iterable[tuple[str, Any]]:
     return (("__func__", item.__func__),) if issubclass(kind, WRAPPING) else ()
 
 
-def read_by_methods(kind: type) -> frozenset[str] | None:
-    """Attributes that the methods of a class of Python's own library read; None: all it has.
+def reads_itself(kind: type, ran: frozenset[str]) -> frozenset[str]:
+    """Attributes that methods of Python's own library may have read of objects of a class.
 
-    The user's code names none of them: of a ChainMap, of a dict with weak values.
+    It is one of that library, or inherits from one: a ChainMap, a parser of arguments. The user's
+    code names none of them; `ran`: those that code of the library names which ran.
     """
-    top = module_of(kind).partition(".")[0]
-    if top == "logging":
+    tops = {module_of(each).partition(".")[0] for each in kind.__mro__}
+    if "logging" in tops:
         return OF_LOGGERS
-    return None if top in KEEPING else frozenset()
-
-
-def reads_itself(kind: type) -> bool:
-    """Whether it is a class of Python's own library, and its methods read its attributes."""
-    return of_a_library(kind) and read_by_methods(kind) != frozenset()
-
-
-def may_read(kind: type, names: frozenset[str], mentioned: frozenset[str]) -> frozenset[str]:
-    """Which attributes of an object the code may read, or the methods of its class."""
-    if not of_a_library(kind):
-        return mentioned & names
-    own = read_by_methods(kind)
-    return names if own is None else names & (mentioned | own)
+    return frozenset() if tops.isdisjoint(PYTHONS_OWN) else ran
 
 
 def leads_on(item: Any) -> bool:

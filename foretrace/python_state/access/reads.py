@@ -26,7 +26,6 @@ from foretrace.ir.pydata.members import (
     MISSING,
     OWN,
     attributes_of,
-    is_special,
     own_items,
     own_kind,
     own_length,
@@ -57,7 +56,6 @@ from foretrace.python_state.access.object_parts import (
     fixed_parts,
     items_of,
     leads_on,
-    may_read,
     names_in,
     of_a_library,
     parts_in_c,
@@ -140,6 +138,7 @@ class StateReads:
         self._open, self._unread = open, unread
         asked = asked or Asked()
         self._lists, self._may_call, self._ran = asked.lists_all, asked.may_call, asked.has_run
+        self._by_library = frozenset(asked.by_library)
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
@@ -149,7 +148,7 @@ class StateReads:
         """what a weak reference leads to; it is seen, too, so that no other gets the same id"""
         self._slots: dict[type, list[str]] = {}
         self._asks: dict[type, dict[str, Callable[[Any], Any]]] = {}
-        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
+        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str], frozenset[str]]] = {}
 
     def read(
         self,
@@ -281,13 +280,13 @@ class StateReads:
         if kind.__flags__ & HEAP_TYPE and id(item) not in self._referents:
             self.found.append(ObjectClass(name, item, kind, space))
         if space is not None:
-            names, keys = self._asked_of(item, space)
+            names, keys, own = self._asked_of(item, space)
             if not isinstance(item, types.ModuleType):  # an import adds names to a package
-                self.found.append(AttributeNames(name, space, type(item), names))
+                self.found.append(AttributeNames(name, space, type(item), names, own))
             if self._lists(item):
                 self.found.append(names_in(name, space))
-            make = ReadByLibrary if keys and reads_itself(kind) else ReadLocation
             for key in keys:
+                make = ReadByLibrary if key in own else ReadLocation
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth, make)
         slots = yield from self._classes(kind, depth)
         for key in (*parts_in_c(kind, item), *slots):
@@ -303,14 +302,18 @@ class StateReads:
         asks = self._asks.get(kind)
         if asks is None:
             every = shown_by(kind)
-            asks = self._asks[kind] = {key: every[key] for key in self.mentioned & every.keys()}
+            asks = self._asks[kind] = {
+                key: every[key] for key in self.mentioned.intersection(every)
+            }
         for key, ask in asks.items():
             content = answered(ask, item)
             if plain(content) or answered(ask, item) is content:
                 yield from self._shown(f"{name}.{key}", item, partial(answered, ask), depth)
 
-    def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
-        """The attributes of an object, and those of them that the code mentions.
+    def _asked_of(
+        self, item: Any, space: dict[str, Any]
+    ) -> tuple[frozenset[str], list[str], frozenset[str]]:
+        """The attributes of an object, those that are read, and names that Python's library reads.
 
         That no other is added which the code mentions is asked too: it may hide that of a class.
         """
@@ -318,8 +321,9 @@ class StateReads:
         if known is None:
             names = frozenset(space)
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
-            read = names if self._lists(item) else may_read(type(item), names, self.mentioned)
-            known = names, sorted(read - registered)
+            own = reads_itself(type(item), self._by_library)
+            read = names if self._lists(item) else names & (self.mentioned | own)
+            known = names, sorted(read - registered), own
             self._asked[shape] = known
         return known
 
@@ -332,8 +336,12 @@ class StateReads:
         for each in kind.__mro__:
             if not of_a_library(each):
                 every = vars(each).keys()
-                named = self.mentioned | OF_ENUMS if isinstance(each, EnumMeta) else self.mentioned
-                mentioned = sorted(every if self._lists(each) else named & every)
+                own = OF_ENUMS if isinstance(each, EnumMeta) else frozenset()
+                named = self.mentioned.intersection(every).union(
+                    own.intersection(every),
+                    reads_itself(each, self._by_library).intersection(every),
+                )
+                mentioned = sorted(every if self._lists(each) else named)
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
@@ -348,9 +356,9 @@ class StateReads:
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
-        special = [key for key in space if is_special(key) and self._ran(space[key])]
-        named = (key for key in mentioned if not key.startswith("__"))
-        for key in (*named, *special, *MATCHED & space.keys()):
+        every = {key for key in mentioned if not key.startswith("__")}
+        ran = [key for key, item in space.items() if key not in every and self._ran(item)]
+        for key in (*sorted(every), *ran, *MATCHED & space.keys()):
             if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
                 follows = key in self.mentioned or self._may_call(item)

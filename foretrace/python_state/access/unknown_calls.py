@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
+import torch
+
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.python_state.access.calling_frames import for_a_log, is_pythons, is_users, user_frame
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT
@@ -35,6 +37,10 @@ OF_THE_WORLD: Final = ("time", "posix", "nt", "_io", "io")
 """The clock and files: `side_effects.py` says where they are asked for"""
 KNOWN: Final = frozenset((*TORCH, *NUMPY, *OF_ARGUMENTS, *OF_ROWS, *OF_THE_WORLD, *OUT_OF_SIGHT))
 """The first parts of the names of modules; of OUT_OF_SIGHT, but for objects from outside"""
+USUAL: Final = frozenset({
+    bool, int, float, str, tuple, list, dict, set, frozenset, torch.Size, torch.Tensor,
+})  # fmt: skip
+"""Types of objects that most methods in C are called of"""
 IMPORTS: Final = "<frozen importlib._bootstrap>"
 """The file of the code that runs a module when it is imported"""
 IN_C: Final = (
@@ -77,6 +83,8 @@ class UnknownCalls:
         Raises:
             Refusal: the program calls it, and it is none of the list.
         """
+        if type(function.__self__) in USUAL:
+            return
         module = module_of(function)
         if is_known(module) and not (module in OUT_OF_SIGHT and self.met(function.__self__)):
             return

@@ -288,7 +288,7 @@ class _Added:
     """
 
     def __init__(self, known: AttributeNames, mentioned: frozenset[str]) -> None:
-        self.known, self.mentioned = known, mentioned
+        self.known, self.mentioned = known, mentioned | known.by_library
 
     def names(self, space: Iterable[str]) -> list[str]:
         """In order."""
