@@ -89,7 +89,7 @@ class UnknownCalls:
         if is_known(module) and not (module in OUT_OF_SIGHT and self.met(function.__self__)):
             return
         at = user_frame(frame)
-        if at is None or _is_import(at) or for_a_log(at):
+        if at is None or _is_import(at) or for_a_log(frame):  # as Python 3.14 asks for its task
             return
         raise self.refuse(
             Refusal(

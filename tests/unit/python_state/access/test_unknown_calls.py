@@ -3,11 +3,13 @@
 import datetime as dt
 import decimal
 import hashlib
+import logging
 import math
 import mmap
 import re
 import sqlite3
 import zlib
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -35,7 +37,8 @@ def test_the_module_of_a_method_is_that_of_its_class_in_c() -> None:
     assert {module_of(each) for each in methods} == {"builtins"}
     others: list[Any] = [re.compile("a").match, decimal.Decimal(1).sqrt, dt.datetime.now]
     assert [module_of(each) for each in others] == ["re", "decimal", "datetime"]
-    assert module_of(sqlite3.connect(":memory:").execute) == "sqlite3"  # type: ignore[arg-type]
+    with closing(sqlite3.connect(":memory:")) as base:
+        assert module_of(base.execute) == "sqlite3"  # type: ignore[arg-type]
     assert module_of(torch.ones(1).add) in ("torch", "torch._C")  # type: ignore[arg-type]
 
 
@@ -94,7 +97,12 @@ def test_a_method_that_a_class_of_the_users_calls_of_its_base() -> None:
 def test_what_a_module_calls_as_it_is_imported_is_not_the_programs(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
-    text = "import sqlite3\nRATE = sqlite3.connect(':memory:').execute('select 3').fetchone()[0]\n"
+    text = """
+import sqlite3
+base = sqlite3.connect(":memory:")
+RATE = base.execute("select 3").fetchone()[0]
+base.close()
+"""
     (tmp_path / "rates_of_a_database.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -104,3 +112,18 @@ def test_what_a_module_calls_as_it_is_imported_is_not_the_programs(
         return x * rates_of_a_database.RATE
 
     assert torch.equal(foretrace.capture(fn, (x := torch.ones(2),)).cut("aten")(x), x * 3)
+
+
+LOG = logging.getLogger(__name__)
+LOG.propagate = False
+LOG.addHandler(logging.NullHandler())
+
+
+def test_what_a_log_asks_for_itself_is_not_the_programs() -> None:
+    """From Python 3.12 on a record has the name of the task, which asyncio is asked for in C."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        LOG.error("doubled")
+        return x * 2
+
+    assert torch.equal(foretrace.capture(fn, (x := torch.ones(2),)).cut("aten")(x), x * 2)
