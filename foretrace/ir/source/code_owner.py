@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from types import CodeType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, is_generated
@@ -32,14 +32,16 @@ def origin_in(space: Mapping[str, Any]) -> str:
 
     Globals that are in no file's module are the user's: a notebook's, those of a text.
     """
-    file = space.get("__file__")
-    if isinstance(file, str) and not file.startswith(NO_FILE):
+    if _is_file(file := space.get("__file__")):
         return origin_of(file)
     top = str(space.get("__name__", "")).partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if isinstance(file, str) and not file.startswith(NO_FILE):
+    if _is_file(file := getattr(sys.modules.get(top), "__file__", None)):
         return origin_of(file)
     return "library" if top in sys.stdlib_module_names and top != "__main__" else "user"
+
+
+def _is_file(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and not name.startswith(NO_FILE)
 
 
 def origin_of_class(kind: type) -> str:

@@ -18,8 +18,10 @@ LOOPS: Final = PYTHON_DIR + "asyncio/"
 """Where coroutines of the program's are run: what it calls itself is asked about, not the loop"""
 LOGGED: Final = vars(logging.Logger)["_log"].__code__
 """All that is logged goes through it"""
-IMPORTING: Final = "<frozen "
-"""The files of what imports: it reads others'"""
+FROZEN: Final = "<frozen "
+"""How the file's name of code begins that is compiled into Python: of `os`, and of what imports"""
+IMPORTS: Final = "<frozen importlib._bootstrap>"
+"""The file of the code that runs a module when it is imported"""
 LAYER_CALL: Final = torch_api.TORCH_DIR + "nn/modules/module.py"
 MODULE_CALL = f"{PACKAGE_DIR}tracer/recorder/module_calls.py"
 
@@ -42,7 +44,7 @@ def user_frame(frame: types.FrameType | None) -> types.FrameType | None:
 @cache
 def is_users(file: str) -> bool:
     """Whether code of the user's is in it or called by it: a dataclass calls factories."""
-    own = origin_of(file) == "user" and not file.startswith(IMPORTING)
+    own = origin_of(file) == "user" and not file.startswith(FROZEN)
     return own or file == LAYER_CALL
 
 
@@ -55,7 +57,7 @@ def is_pythons(file: str) -> bool:
 @cache
 def is_of_python(file: str) -> bool:
     """Whether code of Python's own library is in it, but for what imports."""
-    if file.startswith(IMPORTING):  # compiled into Python: os.path
+    if file.startswith(FROZEN):  # compiled into Python: os.path
         return "importlib" not in file and "zipimport" not in file
     return file.startswith(PYTHON_DIR) and "-packages/" not in file
 
@@ -64,6 +66,15 @@ def for_a_log(frame: types.FrameType | None) -> bool:
     """Whether a handler of `logging` runs, a test's or a notebook's too."""
     while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE_DIR):
         if frame.f_code.co_filename == LOGGED.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def for_an_import(frame: types.FrameType | None) -> bool:
+    """Whether a module runs as it is imported: once, and not at each call."""
+    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE_DIR):
+        if frame.f_code.co_filename == IMPORTS:
             return True
         frame = frame.f_back
     return False

@@ -46,7 +46,7 @@ DEFAULTS = ("__defaults__", "__kwdefaults__")
 """Attributes in C of functions; where there are none, the caller gives what is read"""
 OF_LOGGERS: Final = frozenset({"level", "disabled", "parent", "manager", "_disable"})
 """Attributes of `logging` that decide whether a message is logged; a cache of that is none"""
-PYTHONS_OWN: Final = sys.stdlib_module_names - {"builtins", "__main__"}
+LIBRARY: Final = sys.stdlib_module_names - {"builtins", "__main__"}
 """Modules of Python's own library, of whose objects the methods read what nobody else names"""
 
 
@@ -152,7 +152,7 @@ def reads_itself(kind: type, ran: frozenset[str]) -> frozenset[str]:
     tops = {module_of(each).partition(".")[0] for each in kind.__mro__}
     if "logging" in tops:
         return OF_LOGGERS
-    return frozenset() if tops.isdisjoint(PYTHONS_OWN) else ran
+    return frozenset() if tops.isdisjoint(LIBRARY) else ran
 
 
 def leads_on(item: Any) -> bool:

@@ -25,6 +25,7 @@ from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import (
     MISSING,
     OWN,
+    PYTHONS_OWN,
     attributes_of,
     own_items,
     own_kind,
@@ -356,9 +357,10 @@ class StateReads:
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
-        every = {key for key in mentioned if not key.startswith("__")}
-        ran = [key for key, item in space.items() if key not in every and self._ran(item)]
-        for key in (*sorted(every), *ran, *MATCHED & space.keys()):
+        named = [key for key in mentioned if not key.startswith("__")]
+        others = space.keys() - PYTHONS_OWN - {*named}
+        ran = [key for key in space if key in others and self._ran(space[key])]
+        for key in (*named, *ran, *MATCHED & space.keys()):
             if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
                 follows = key in self.mentioned or self._may_call(item)

@@ -12,8 +12,14 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.errors import PACKAGE_DIR, Frame, Refusal
-from foretrace.python_state.access.calling_frames import for_a_log, is_pythons, is_users, user_frame
+from foretrace.errors import Frame, Refusal
+from foretrace.python_state.access.calling_frames import (
+    for_a_log,
+    for_an_import,
+    is_pythons,
+    is_users,
+    user_frame,
+)
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT
 
 TORCH: Final = ("torch", "functorch", "torchgen")
@@ -26,13 +32,13 @@ OF_ARGUMENTS: Final = (
     "_ast", "_opcode", "_opcode_metadata", "_stat", "errno", "_pickle", "marshal", "_tokenize",
     "_symtable", "_typing", "typing", "_sysconfig", "_suggestions", "_imp", "audioop", "gmpy2",
 )  # fmt: skip
-"""What they give follows from their arguments"""
+"""What they give follows from their arguments; gmpy2 has sympy's numbers"""
 OF_ROWS: Final = (
     "builtins", "types", "collections", "_collections", "_abc", "_contextvars", "_thread", "_queue",
     "_random", "array", "_weakref", "weakref", "_warnings", "_ctypes", "sys", "gc",
     "_multiprocessing",
 )  # fmt: skip
-"""Whose state is compared at each call, or put back"""
+"""Whose state is compared at each call, or put back; and locks"""
 OF_THE_WORLD: Final = ("time", "posix", "nt", "_io", "io")
 """The clock and files: `side_effects.py` says where they are asked for"""
 KNOWN: Final = frozenset((*TORCH, *NUMPY, *OF_ARGUMENTS, *OF_ROWS, *OF_THE_WORLD, *OUT_OF_SIGHT))
@@ -41,8 +47,6 @@ USUAL: Final = frozenset({
     bool, int, float, str, tuple, list, dict, set, frozenset, torch.Size, torch.Tensor,
 })  # fmt: skip
 """Types of objects that most methods in C are called of"""
-IMPORTS: Final = "<frozen importlib._bootstrap>"
-"""The file of the code that runs a module when it is imported"""
 IN_C: Final = (
     types.MethodDescriptorType, types.ClassMethodDescriptorType, types.WrapperDescriptorType,
     types.BuiltinFunctionType, staticmethod,
@@ -89,7 +93,7 @@ class UnknownCalls:
         if is_known(module) and not (module in OUT_OF_SIGHT and self.met(function.__self__)):
             return
         at = user_frame(frame)
-        if at is None or _is_import(at) or for_a_log(frame):  # as Python 3.14 asks for its task
+        if at is None or for_an_import(at) or for_a_log(frame):  # as Python 3.14 asks for its task
             return
         raise self.refuse(
             Refusal(
@@ -123,12 +127,3 @@ def module_of(function: types.BuiltinFunctionType) -> str:
 def is_known(module: str) -> bool:
     """Whether the list has a module, or the package that it is in."""
     return module.partition(".")[0] in KNOWN
-
-
-def _is_import(frame: types.FrameType | None) -> bool:
-    """Whether a module runs as it is imported: once, and not at each call."""
-    while frame is not None:
-        if frame.f_code.co_filename == IMPORTS:
-            return True
-        frame = frame.f_back if not frame.f_code.co_filename.startswith(PACKAGE_DIR) else None
-    return False

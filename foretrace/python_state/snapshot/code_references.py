@@ -21,8 +21,7 @@ from foretrace.python_state.code.bytecode import imported
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT, states
 
-FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
-FOLLOWED |= OUT_OF_SIGHT
+FOLLOWED = OUT_OF_SIGHT | {"collections", "types", "weakref", "functools", "contextlib", "torch"}
 """Libraries of which objects are followed as those of the user's classes are"""
 TOOLS = ("torch._", "torch.fx", "torch.jit", "torch.export", "torch.library", "torch.utils._")
 """Parts of torch that look at programs: no program keeps its state there"""
