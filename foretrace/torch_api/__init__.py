@@ -277,10 +277,10 @@ from foretrace.torch_api.symbolic.shape_env_state import (
     specialize_floats as specialize_floats,
 )
 from foretrace.torch_api.tensor_attributes import (
+    ATTRIBUTES_REPLACED as ATTRIBUTES_REPLACED,
     CASTS as CASTS,
     HOOKING as HOOKING,
     attribute_of as attribute_of,
-    attributes_replaced as attributes_replaced,
     set_attribute as set_attribute,
 )
 from foretrace.torch_api.tensors import (

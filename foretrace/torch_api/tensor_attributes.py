@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -51,48 +51,60 @@ Asked: TypeAlias = tuple[
 """Who answers for an attribute: reads it, sets it"""
 
 
-def _asked(by_thread: dict[int, Asked]) -> Asked:
-    return by_thread.get(threading.get_ident(), (attribute_of, set_attribute))
+class Replacing:
+    """Attributes and methods of `torch.Tensor` are others inside, for this thread.
 
-
-@contextmanager
-def attributes_replaced(
-    read: Callable[[torch.Tensor, str], Any], write: Callable[[torch.Tensor, str, Any], None]
-) -> Iterator[None]:
-    """Attributes and methods of `torch.Tensor` are these two inside, for this thread.
-
-    Those inherited from the class in C are not in Python's own, and leave it again. Code that has
-    taken one meanwhile, as a module does that is imported inside, has one as torch's afterwards.
+    What stands in their places is created once in a process, and looks up who answers to the
+    thread. Code that has taken one meanwhile, as a module does that is imported inside, has one as
+    torch's afterwards.
     """
-    kind, asked = vars(torch)["Tensor"], {threading.get_ident(): (read, write)}
-    torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds at first
 
-    def replaced(name: str) -> Any:
+    def __init__(self) -> None:
+        self._by_thread: dict[int, Asked] = {}
+        self._forms: dict[str, Any] = {name: self._attribute(name) for name in REPLACED}
+        self._forms |= {name: self._method(name) for name in METHODS}
+
+    @contextmanager
+    def __call__(
+        self,
+        read: Callable[[torch.Tensor, str], Any],
+        write: Callable[[torch.Tensor, str, Any], None],
+    ) -> Iterator[None]:
+        """They are read and set by these two inside."""
+        kind, thread = vars(torch)["Tensor"], threading.get_ident()
+        torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds first
+        self._by_thread[thread] = read, write
+        for name, form in self._forms.items():
+            setattr(kind, name, form)
+        with forks.undone(partial(self._put_back, thread)):
+            yield
+
+    def _put_back(self, thread: int) -> None:
+        """Leave the class as it was."""
+        kind = vars(torch)["Tensor"]  # what it inherits from the class in C is not in its own dict
+        self._by_thread.pop(thread, None)
+        for name in self._forms.keys() - IN_PYTHON.keys():
+            delattr(kind, name)
+        for name, method in IN_PYTHON.items():
+            setattr(kind, name, method)
+
+    def _asked(self) -> Asked:
+        return self._by_thread.get(threading.get_ident(), (attribute_of, set_attribute))
+
+    def _attribute(self, name: str) -> property:
         def get(tensor: torch.Tensor) -> Any:
-            return _asked(asked)[0](tensor, name)
+            return self._asked()[0](tensor, name)
 
         def put(tensor: torch.Tensor, new: Any) -> None:
-            _asked(asked)[1](tensor, name, new)
+            self._asked()[1](tensor, name, new)
 
         return property(get, put, lambda tensor: put(tensor, None))
 
-    def called(name: str) -> Any:
+    def _method(self, name: str) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            return _asked(asked)[0](tensor, name)(*args, **kwargs)
+            return self._asked()[0](tensor, name)(*args, **kwargs)
 
         return call
 
-    for names, form in ((REPLACED, replaced), (METHODS, called)):
-        for name in names:
-            setattr(kind, name, form(name))
-    with forks.undone(partial(_attributes_put_back, asked)):
-        yield
 
-
-def _attributes_put_back(asked: dict[int, Asked]) -> None:
-    kind = vars(torch)["Tensor"]
-    asked.clear()
-    for name in (*REPLACED, *METHODS):
-        delattr(kind, name)
-    for name, method in IN_PYTHON.items():
-        setattr(kind, name, method)
+ATTRIBUTES_REPLACED: Final = Replacing()

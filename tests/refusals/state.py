@@ -322,7 +322,7 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
         return x * 2
 
 
-refuses("side effect", "python_state/access/global_switches.py:unswitched").when(
+refuses("side effect", "python_state/access/global_switches.py:_check_unswitched").when(
     captures(leaves_grad_mode, X), captured(puts_grad_mode_back, X)
 )
 
@@ -617,7 +617,7 @@ def holds(loop: list[Any]) -> Tensor:
 
 LOOP: list[Any] = [X]
 LOOP.append(LOOP)
-refuses("nested in itself", "ir/pydata/containers.py:named_leaves").when(
+refuses("nested in itself", "ir/pydata/containers.py:_nested_in_itself").when(
     captures(holds, LOOP), captured(holds, [X]), at=None
 )
 

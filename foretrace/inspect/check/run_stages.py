@@ -14,7 +14,7 @@ from foretrace.inspect.check.user_errors import raised
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.containers import flatten, named_leaves
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wrapping_now, wraps
 from foretrace.python_state.effects.module_owners import owners_of
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed
@@ -134,7 +134,7 @@ class Stage:
 
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
         """The gradients by autograd's engine, by name; no `.grad` is written."""
-        outputs = [leaf for _, leaf in named_leaves(result)[0]]
+        outputs = flatten(result)[0]
         both = zip(outputs, self.recorded.returned, strict=True)
         wanted = [leaf for leaf, each in both if self.recorded.differentiable(each.value)]
         if self.loss is not None:

@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import LEAVES, named_leaves, object_attributes
+from foretrace.ir.pydata.containers import LEAVES, flatten, named_leaves, object_attributes
 from foretrace.ir.source.signatures import signature_of
 
 
@@ -18,7 +19,7 @@ def leaves_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
         Refusal: as `named_leaves`.
     """
     for each in (*args, *kwargs.values()):
-        yield from (leaf for _, leaf in named_leaves(each)[0])
+        yield from flatten(each)[0]
 
 
 def named_arguments(
@@ -29,7 +30,7 @@ def named_arguments(
 ) -> Any:
     """Leaves of the arguments, named as the signature names them; `whole` as `named_leaves`."""
     names = positional_names(fn, len(args))
-    _, structure = named_leaves((tuple(args), kwargs), whole=whole)
+    _, structure = flatten((tuple(args), kwargs), whole)
     pairs = [*zip(names, args, strict=True), *kwargs.items()]
     named = [pair for name, arg in pairs for pair in named_leaves(arg, name, whole)[0]]
     return named, structure
@@ -61,6 +62,14 @@ def containers_of(
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
     """Names of the first `count` positional arguments."""
+    function: Any = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    bound = isinstance(function, MethodType)
+    function = function.__func__ if bound else function
+    if type(function) is FunctionType and not function.__dict__:  # a signature takes ten times that
+        code = function.__code__
+        named = code.co_varnames[: code.co_argcount]
+        if count + bound <= len(named):
+            return [*named[bound : count + bound]]
     try:
         parameters = list(signature_of(fn).parameters.values())
     except (TypeError, ValueError):

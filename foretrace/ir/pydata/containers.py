@@ -7,7 +7,7 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 import dataclasses
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -77,12 +77,28 @@ def named_leaves(
     try:
         return _named_leaves(tree, name, whole)
     except RecursionError:
-        raise Refusal(
-            f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
-            " Python's stack",
-            kind="nested in itself",
-            do="hand over the tensors alone, in a list or a dict",
-        ) from None
+        raise _nested_in_itself(name) from None
+
+
+def flatten(tree: Any, whole: AbstractSet[int] = frozenset()) -> tuple[list[Any], Structure]:
+    """The same without names, in a third of the time."""
+    if type(tree) in LEAVES:
+        return [tree], LEAF
+    try:
+        leaves, spec = torch_api.tree_flatten(tree, _stops(whole))
+        named, structure = _split((((), leaf) for leaf in leaves), spec, "", whole)
+    except RecursionError:
+        raise _nested_in_itself() from None
+    return [leaf for _, leaf in named], structure
+
+
+def _nested_in_itself(name: str = "") -> Refusal:
+    return Refusal(
+        f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
+        " Python's stack",
+        kind="nested in itself",
+        do="hand over the tensors alone, in a list or a dict",
+    )
 
 
 def plain_object(item: Any) -> dict[str, Any] | None:
@@ -145,8 +161,21 @@ def same_keys(one: Any, other: Any) -> bool:
 def _named_leaves(
     tree: Any, name: str, whole: AbstractSet[int]
 ) -> tuple[list[tuple[str, Any]], Structure]:
-    stops = (lambda node: id(node) in whole) if whole else None
-    pairs, spec = torch_api.tree_flatten_with_path(tree, stops)
+    pairs, spec = torch_api.tree_flatten_with_path(tree, _stops(whole))
+    return _split(pairs, spec, name, whole)
+
+
+def _stops(whole: AbstractSet[int]) -> Callable[[Any], bool] | None:
+    return (lambda node: id(node) in whole) if whole else None
+
+
+def _split(
+    pairs: Iterable[tuple[tuple[Any, ...], Any]],
+    spec: torch_api.TreeSpec,
+    name: str,
+    whole: AbstractSet[int],
+) -> tuple[list[tuple[str, Any]], Structure]:
+    """The leaves, and those of objects among them; `pairs`: key paths and torch's leaves."""
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):

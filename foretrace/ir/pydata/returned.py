@@ -28,6 +28,8 @@ def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedA
     """What is in the result of the arguments' own containers and objects, and of those `filled`."""
     paths = {id(item): path for path, item in _reached(call) if path[1:]}
     known = {id(item): item for item in filled}
+    if not (paths or known):
+        return []
     found = list[ReturnedArgument]()
     for path, item in _reached(result, paths.keys() | known.keys()):
         if id(item) in paths:

@@ -1,6 +1,6 @@
 """The abstract tensors of one run, created from their types."""
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from weakref import ref
 
@@ -99,11 +99,28 @@ class Types:
         return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:
+        layout = type.dtype, type.device, torch.is_inference_mode_enabled()
+        if not type.symbols:
+            return _shared_prototype(type.shape, type.stride, type.offset, *layout)
         number = self.symbols.number
-        wrapper = torch_api.unreadable(torch_api.make_wrapper(
-            Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
-            storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
-            storage_size=0,  # without it, sympy computes the size in 0.3 ms
-        ))  # fmt: skip
-        with torch_api.no_dispatch():
-            return torch_api.make_subclass(Prototype, wrapper, False)
+        shape, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
+        return _new_prototype(shape, stride, number(type.offset), *layout)
+
+
+def _new_prototype(
+    shape: tuple[Any, ...], stride: tuple[Any, ...], offset: Any, dtype: torch.dtype,
+    device: torch.device, _inference: bool,
+) -> torch.Tensor:  # fmt: skip
+    """`_inference`: whether inference mode is on, which torch asks when it creates a tensor."""
+    wrapper = torch_api.unreadable(torch_api.make_wrapper(
+        Abstract, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device,
+        storage_size=0,  # without it, sympy computes the size in 0.3 ms
+    ))  # fmt: skip
+    with torch_api.no_dispatch():
+        return torch_api.make_subclass(Prototype, wrapper, False)
+
+
+@lru_cache(maxsize=1024)
+def _shared_prototype(*layout: Any) -> torch.Tensor:
+    """Of a type without symbols: to create one takes as long as to copy ten."""
+    return _new_prototype(*layout)

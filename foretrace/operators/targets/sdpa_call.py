@@ -81,11 +81,10 @@ class AttentionCall:
         return replace(self, query=query, key=key, value=value, mask=mask)
 
     def _unsqueezed(self, operand: TensorType) -> TensorType:
-        """The type of `tensor.unsqueeze(0)`; without grad mode it requires no gradient."""
+        """The type of the view that torch takes, which keeps the flag without grad mode, too."""
         shape, stride = operand.shape, operand.stride
         outer = shape[0] * stride[0] if shape else 1
-        followed = self.grad_mode and operand.requires_grad
-        return operand.but(shape=(1, *shape), stride=(outer, *stride), requires_grad=followed)
+        return operand.but(shape=(1, *shape), stride=(outer, *stride))
 
     @property
     def trains(self) -> bool:

@@ -1,7 +1,7 @@
 """Switches of torch's and Python's that a program may leave in another state."""
 
 import warnings
-from collections.abc import Callable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
@@ -11,7 +11,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 
-SWITCHES: Final = {row.name: row for row in torch_api.ROWS if row.write is not None}
+SWITCHES: Final = tuple(row for row in torch_api.ROWS if row.write is not None)
 """The rows that are put back, from last to first"""
 
 
@@ -41,7 +41,8 @@ def ambient_guards(
     read = {row for each, row in torch_api.ASKING.items() if each in objects}
     guards = list[tuple[torch_api.Row, Any]]()
     for row in ASKED:
-        if row.at_call == "always" or row.name in asked or row.name in read or by & {*row.asked}:
+        read_by_name = bool(by) and not by.isdisjoint(row.asked)
+        if row.at_call == "always" or row.name in asked or row.name in read or read_by_name:
             guards.append((row, inference if row.name == "inference mode" else row.read()))
     return guards
 
@@ -84,26 +85,33 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
         Refusal: the block ends well, and leaves a switch of torch's in another state.
     """
     filters = list(warnings.filters)
-    with ExitStack() as stack:
-        before = {name: row.read() for name, row in SWITCHES.items()}
-        for name, state in before.items():
-            stack.callback(_put_back, name, state)
-        stack.callback(_put_back_warnings, filters)
+    before = [(row, row.read()) for row in SWITCHES]
+    try:
         yield
-        for name, row in SWITCHES.items():
-            if row.read() != before[name]:
-                raise Refusal(
-                    f"the program leaves torch in another state: {name}",
-                    kind="side effect",
-                    at=lines().calling(*row.mentions),
-                    do="switch it before the captured program is called, or put it back inside",
-                )
-        stack.pop_all()  # all of them were just read
+        _check_unswitched(before, lines)
+    except BaseException:
+        with ExitStack() as stack:  # the others are put back where one cannot be
+            for row, state in before:
+                stack.callback(_put_back, row, state)
+            stack.callback(_put_back_warnings, filters)
+        raise
     _put_back_warnings(filters)
 
 
-def _put_back(name: str, before: Any) -> None:
-    row = SWITCHES[name]
+def _check_unswitched(
+    before: Iterable[tuple[torch_api.Row, Any]], lines: Callable[[], Lines]
+) -> None:
+    for row, state in before:
+        if row.read() != state:
+            raise Refusal(
+                f"the program leaves torch in another state: {row.name}",
+                kind="side effect",
+                at=lines().calling(*row.mentions),
+                do="switch it before the captured program is called, or put it back inside",
+            )
+
+
+def _put_back(row: torch_api.Row, before: Any) -> None:
     if row.write is not None and row.read() != before:
         row.write(before)
 

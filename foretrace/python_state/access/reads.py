@@ -323,7 +323,8 @@ class StateReads:
             names = frozenset(space)
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
             own = reads_itself(type(item), self._by_library)
-            read = names if self._lists(item) else names & (self.mentioned | own)
+            # a union would copy all that the code mentions
+            read = names if self._lists(item) else (names & self.mentioned) | (names & own)
             known = names, sorted(read - registered), own
             self._asked[shape] = known
         return known

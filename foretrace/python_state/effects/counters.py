@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.containers import flatten, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
@@ -118,7 +118,7 @@ def scheduled(places: Sequence[ReadLocation]) -> Iterator[tuple[Change, int]]:
         marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
         if marked or (each.key == "lr" and id(each.holder) in groups):
             place = each.location
-            (_, number), *_ = named_leaves(each.before)[0] or [("", None)]
+            number, *_ = flatten(each.before)[0] or [None]
             if place is not None and type(number) in NUMBERS:
                 yield Change(place, None, rebound=True), 0
 
@@ -234,7 +234,7 @@ def _counts(item: object) -> bool:
 
 
 def _others(now: Any, then: list[Any]) -> bool:
-    leaves = [leaf for _, leaf in named_leaves(now)[0]]
+    leaves = flatten(now)[0]
     return len(leaves) != len(then) or any(map(is_not, leaves, then))
 
 

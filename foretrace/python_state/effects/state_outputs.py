@@ -6,6 +6,7 @@ an earlier call has left there is an input, read at each call.
 
 from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
+from operator import is_
 from types import CellType
 from typing import Any
 
@@ -15,7 +16,14 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, Structure, named_leaves, shared_in
+from foretrace.ir.pydata.containers import (
+    COPY_ONE,
+    SHARED,
+    Structure,
+    flatten,
+    named_leaves,
+    shared_in,
+)
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
@@ -118,7 +126,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     """
     after, content = change.after, isinstance(change.place, Contents)
     atom = type(after) in ATOMS
-    inside = [] if atom else [*carried_in([after]), *(x for _, x in named_leaves(after)[0])]
+    inside = [] if atom else [*carried_in([after]), *flatten(after)[0]]
     created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
     holds = created or any(isinstance(each, torch.Tensor) for each in inside)
     left = holds or content or isinstance(change.place, OnInput)
@@ -180,10 +188,11 @@ def arguments_changed(
         requires: takes the names of numbers that are others now.
         lines: of the program.
     """
-    now, now_form = named_leaves(call, whole={*map(id, requires.shared.whole_arguments)})
-    pairs = zip((leaf for _, leaf in now), arguments, strict=False)
-    if now_form == form and all(new is old for new, old in pairs):
+    whole = {*map(id, requires.shared.whole_arguments)}
+    left, now_form = flatten(call, whole)
+    if now_form == form and all(map(is_, left, arguments)):
         return []
+    now, _ = named_leaves(call, whole=whole)
     if now_form == form:
         leaves = zip(requires.names, now, arguments, strict=True)
         requires.notes.counted += [name for name, (_, new), old in leaves if counted(old, new)]
@@ -200,7 +209,7 @@ def arguments_changed(
 
 def all_known(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has created, plain data, and what is `known`."""
-    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
+    leaves = flatten(change.after)[0]
     return all(
         isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
         for x in leaves

@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.read_facts import ReadLocation
@@ -238,5 +238,5 @@ def _items(content: Any) -> Iterator[Any]:
 
 def _rebuildable(change: Change, known: set[int]) -> bool:
     """Whether a call can build all that is put there: no leaf is a container, as a set is one."""
-    leaves = [leaf for _, leaf in named_leaves(change.after)[0]]
+    leaves = flatten(change.after)[0]
     return all_known(change, known) and not any(map(own_kind, leaves))

@@ -16,7 +16,7 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements, memory_of
 from foretrace.ir.program.interface import Input, Role, size_input
-from foretrace.ir.pydata.containers import named_leaves
+from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.state import NUMBERS, StateRead, tensor_of
 from foretrace.ir.symbols.input_symbols import Dynamic
@@ -182,7 +182,7 @@ class Arguments:
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""
-        number = named_leaves(read.place.before)[0][read.number][1]
+        number = flatten(read.place.before)[0][read.number]
         tensor = self._count(number, "state", name, read=read)
         return self._symbol(tensor, (read.place, read.number))
 

@@ -91,7 +91,7 @@ class Gradients:
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, attributes of real tensors are those of what stands for them."""
-        return torch_api.attributes_replaced(self._read, self._write)
+        return torch_api.ATTRIBUTES_REPLACED(self._read, self._write)
 
     def note(self, requires: CallRequirements) -> None:
         """What a later call has to be like."""

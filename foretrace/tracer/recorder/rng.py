@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from operator import eq
 from typing import Any, Final, NoReturn
 
@@ -26,7 +26,7 @@ def random_stand_ins(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for what seeds torch's default generator, or makes another."""
     thread, default = threading.get_ident(), _Default(recorder)
     stand_ins: dict[str, Any] = dict.fromkeys(("manual_seed", "seed"), _no_seed)
-    stand_ins["Generator"] = _Generators("Generator", (), {"thread": thread})
+    stand_ins["Generator"] = _generators(thread)
     stand_ins |= {"set_rng_state": default.put, "default generator": default}
     return stand_ins
 
@@ -89,6 +89,12 @@ class _Generators(type):
         )
 
 
+@cache
+def _generators(thread: int) -> type:
+    """The stand-in that lets a thread create none; to create a class takes as long as ten ops."""
+    return _Generators("Generator", (), {"thread": thread})
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A generator that every thread shares."""
@@ -119,7 +125,7 @@ def undrawn(lines: Callable[[], Lines], *, may_seed: bool) -> Iterator[None]:
     Raises:
         Refusal: the program seeded or drew in a way that no graph can repeat.
     """
-    before = [(source, source.get()) for source in _sources()]
+    before = [(source, source.get()) for source in _sources(numpy())]
     during = [state for _, state in before]
     if may_seed:
         during = [source.other(state) for source, state in before]
@@ -188,23 +194,22 @@ def _drawn(
     return refusal
 
 
-def _sources() -> Iterator[Source]:
-    yield Source(
-        "torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT, torch.equal
+@cache
+def _sources(loaded: Any) -> tuple[Source, ...]:
+    """`loaded`: numpy, or None where it is not there."""
+    default, state = torch.random, random  # states of Python's are tuples of numbers
+    found = (
+        Source("torch", default.get_rng_state, default.set_rng_state, _is_default, torch.equal),
+        Source("Python", state.getstate, state.setstate, _of_python, eq, other_state),
     )
-    yield Source(
-        "Python", random.getstate, random.setstate, _of_python, eq, other_state
-    )  # tuples of numbers
-    loaded = numpy()
-    if loaded is not None:
-        yield Source(
-            "numpy",
-            loaded.random.get_state,
-            loaded.random.set_state,
-            _of_numpy,
-            same_state,
-            other_state,
-        )
+    if loaded is None:
+        return found
+    get, put = loaded.random.get_state, loaded.random.set_state
+    return *found, Source("numpy", get, put, _of_numpy, same_state, other_state)
+
+
+def _is_default(item: Any) -> bool:
+    return item is DEFAULT
 
 
 def _of_python(item: Any) -> bool:

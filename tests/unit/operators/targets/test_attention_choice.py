@@ -65,6 +65,8 @@ def our_kernel(call: Call, target: Target) -> str:
 # ------------------------------------------------------------------------------------------- cpu
 
 
+ONE = dense(1, 4, 1)
+ONE_HEAD_WITHOUT_GRAD_MODE = Call(ONE, ONE, ONE, dense(4, 4, requires_grad=True), grad_mode=False)
 MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -76,6 +78,7 @@ MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(Hea
 @example(Call(dense(4, 0), dense(4, 0), dense(4, 3)))
 @example(Call(dense(2, 4, 5, 0), dense(2, 4, 5, 0), dense(2, 4, 5, 8)))
 @example(Call(dense(1, 4, 1), dense(1, 4, 1), dense(1, 4, 1), dense(1, 4, 4, requires_grad=True)))
+@example(ONE_HEAD_WITHOUT_GRAD_MODE)
 def test_cpu_agrees_with_the_installed_torch(call):
     assert our_kernel(call, target_of("cpu", CPU)) == eagers_kernel(call, CPU)
 
@@ -138,7 +141,20 @@ def test_cuda_agrees_with_recorded_choices(place):
     target = Target("cuda", torch.device("cuda", 0), *DEVICES[place])
     for row in recorded():
         call = Call.read(row["call"])
-        assert our_kernel(call, target) == LETTERS[row[VERSION][place]], row
+        if not recorded_without_flags(call):
+            assert our_kernel(call, target) == LETTERS[row[VERSION][place]], row
+
+
+def recorded_without_flags(call):
+    """Whether the call was recorded with other flags than eager has.
+
+    The rows were recorded below autograd. There, without grad mode, the views that torch 2.14 takes
+    of three dimensions require no gradient; in eager they do, as their bases
+    (`ONE_HEAD_WITHOUT_GRAD_MODE` shows it on the CPU).
+    """
+    tensors = (call.query, call.key, call.value)
+    unbatched = torch_api.UNBATCHED_IS_BATCH_OF_ONE and all(len(x.shape) == 3 for x in tensors)
+    return unbatched and not call.grad_mode and any(x.requires_grad for x in tensors)
 
 
 half = partial(dense, dtype=torch.float16)

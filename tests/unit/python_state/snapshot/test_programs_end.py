@@ -83,15 +83,18 @@ def test_a_method_that_a_class_gets_later_is_looked_at() -> None:
 
 
 FIRST = """
-import gc, types, torch, foretrace
+import gc, torch, foretrace
+from foretrace import torch_api
 from foretrace.session.run.session import Session
 
 foretrace.capture(torch.nn.Linear(3, 3), (torch.ones(2, 3),))
 gc.collect()
 assert not [each for each in gc.get_objects() if type(each) is Session]
-made = "attributes_replaced.<locals>"
-functions = [each for each in gc.get_objects() if type(each) is types.FunctionType]
-assert not [each for each in functions if made in each.__qualname__]
+forms = torch_api.ATTRIBUTES_REPLACED._forms
+assert len(forms) > 20
+for name in forms:
+    holders = gc.get_referrers(forms[name])
+    assert [each is forms for each in holders] == [True], (name, holders)
 """
 
 
