@@ -8,8 +8,7 @@ classes and all else by identity.
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
-from operator import is_
+from itertools import chain
 from typing import Any
 
 import torch
@@ -38,6 +37,8 @@ AROUND = "capture under what is on around the call, or use foretrace.compile"
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
+READ = object.__getattribute__
+
 
 class StateGuards(Checks):
     """The checks of one record's modules and of the Python state that it read."""
@@ -51,7 +52,9 @@ class StateGuards(Checks):
                 self._ambient(row, before)
         for state in (*python.modules, *python.met):
             self._module(state)
-        self._classes([each for each in python.reads if isinstance(each, ObjectClass)])
+        for each in python.reads:
+            if isinstance(each, ObjectClass):
+                self._class(each)
         for guard in python.reads:
             self._guard(guard)
         self._elsewhere(python)
@@ -141,11 +144,17 @@ class StateGuards(Checks):
 
     # ---- what else was read ------------------------------------------------------------------
 
-    def _classes(self, known: Sequence[ObjectClass]) -> None:
-        """The classes of objects and their dicts, in one check for all."""
-        if known:
-            classes = self.source.bind(_Classes(known), "classes")
-            self.add(f"{classes}.same()", f"{classes}.words()")
+    def _class(self, known: ObjectClass) -> None:
+        """The class of an object, and its dict."""
+        bind = self.source.bind
+        item, kind = bind(known.holder, "object"), bind(known.before, "kind")
+        condition = f"type({item}) is {kind}"
+        if known.space is not None:
+            space = f"{item}.__dict__"
+            if type.__getattribute__(known.before, "__getattribute__") is not READ:
+                space = f"{bind(READ, 'attribute_of')}({item}, '__dict__')"  # without its code
+            condition = f"{condition} and {space} is {bind(known.space, 'attributes')}"
+        self.add(condition, f"{bind(_other_class, 'other_class')}({bind(known, 'known')})")
 
     def _guard(self, guard: ReadFact) -> None:
         holder = self.source.bind(guard.holder, "holder")
@@ -205,32 +214,12 @@ class StateGuards(Checks):
         return f"{self.source.bind(get, 'get')}({holder}, {key})"
 
 
-class _Classes:
-    """Whether objects are of the classes that they had, and have the same dicts."""
-
-    def __init__(self, known: Sequence[ObjectClass]) -> None:
-        self.known = known
-        self.items = [each.holder for each in known]
-        self.kinds = [each.before for each in known]
-        bare = [each for each in known if each.space is not None]
-        self.owners, self.spaces = [x.holder for x in bare], [x.space for x in bare]
-
-    def same(self) -> bool:
-        """Asked at each call."""
-        spaces = map(object.__getattribute__, self.owners, repeat("__dict__"))
-        return all(map(is_, map(type, self.items), self.kinds)) and all(
-            map(is_, spaces, self.spaces)
-        )
-
-    def words(self) -> str:
-        """What the first is that differs."""
-        for each in self.known:
-            if type(each.holder) is not each.before:
-                now = type(each.holder).__name__
-                return (
-                    f"{each.name} is of the class {now}, in the capture of {each.before.__name__}"
-                )
-        return "an object has another __dict__"
+def _other_class(known: ObjectClass) -> str:
+    """What differs, in words."""
+    if type(known.holder) is known.before:
+        return f"{known.name} has another __dict__"
+    now, before = type(known.holder).__name__, known.before.__name__
+    return f"{known.name} is of the class {now}, in the capture of {before}"
 
 
 class _Shows:

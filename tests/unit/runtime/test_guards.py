@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.pydata.plain_data import same
+from foretrace.ir.pydata.read_facts import ObjectClass
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Check, Checks, check_lines, message
+from foretrace.runtime.guards.state_guards import StateGuards
 
 VALUES: list[Any] = [
     0, 1, True, False, None, 0.0, -0.0, 1.0, math.nan, math.inf, "a", b"a", 1j, range(3), (), [],
@@ -40,3 +43,33 @@ def test_lines_come_before_what_uses_them_and_a_failure_is_numbered() -> None:
 def test_a_message_is_filled_at_the_call() -> None:
     text = message("size {} and {}", "n", "m + 1")
     assert eval(text, {"n": 3, "m": 4}) == "size 3 and 5"  # noqa: S307
+
+
+class Plain:
+    pass
+
+
+class Loud:
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+class Other:
+    pass
+
+
+@pytest.mark.parametrize("kind", [Plain, Loud])
+def test_a_class_and_a_dict_are_checked_without_code_of_the_class(kind: type) -> None:
+    item = kind()
+    space = object.__getattribute__(item, "__dict__")
+    python = PythonGuards(reads=[ObjectClass("the item", item, kind, space)])
+    guards = StateGuards(Source(), python)
+    (check,) = guards.checks
+    assert eval(check.condition, guards.source.space)  # noqa: S307
+    object.__setattr__(item, "__dict__", {})
+    assert not eval(check.condition, guards.source.space)  # noqa: S307
+    assert eval(check.reason, guards.source.space) == "the item has another __dict__"  # noqa: S307
+    object.__setattr__(item, "__class__", Other)
+    assert not eval(check.condition, guards.source.space)  # noqa: S307
+    words = f"the item is of the class Other, in the capture of {kind.__name__}"
+    assert eval(check.reason, guards.source.space) == words  # noqa: S307
