@@ -49,12 +49,14 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     `nn.Module.__call__` is replaced: with a hook for all modules, each call would go torch's long
     way, which takes as much time as four ops.
     """
-    calls, scope, thread = ModuleCalls(recorder, paths), recorder.scope, {threading.get_ident()}
-    watch, original, torchs_own = recorder.unwatched, nn.Module.__call__, False
+    running = {threading.get_ident(): ModuleCalls(recorder, paths)}
+    original, torchs_own = nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() not in thread:
+        calls = running.get(threading.get_ident())
+        if calls is None:
             return original(module, *args, **kwargs)
+        scope, watch = calls.recorder.scope, calls.recorder.unwatched
         around = scope.ops, scope.module
         watch.__enter__()
         try:
@@ -66,7 +68,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         try:  # what torch does for a plain call are frames and events of no use
             return module.forward(*args, **kwargs) if plain else original(module, *args, **kwargs)
         except BaseException as error:
-            recorder.note_failure(error)
+            calls.recorder.note_failure(error)
             raise
         finally:
             scope.leave_module(*around)
@@ -76,13 +78,13 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         original, torchs_own = before, before is torch_api.MODULE_CALL
         return call
 
-    watch.rests_at(call.__code__)
+    recorder.unwatched.rests_at(call.__code__)
     put = torch_api.put_module_call(over)
     try:
         yield
     finally:
         torch_api.take_module_call(put)
-        thread.clear()  # a reference to `call` that outlives this runs torch's own
+        running.clear()  # a reference to `call` that outlives this runs torch's own
 
 
 @dataclass(slots=True, eq=False)

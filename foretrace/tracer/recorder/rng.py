@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from operator import eq
 from typing import Any, Final, NoReturn
+from weakref import ref
 
 import torch
 
 from foretrace.arrays import numpy
 from foretrace.errors import Refusal
+from foretrace.ir.program.op import Op
 from foretrace.ir.pydata.plain_data import other_state, same_state
 from foretrace.ir.source.state_change_lines import Lines, attribute
 from foretrace.tracer.concrete.rng_draws import draws
@@ -43,13 +45,15 @@ class _Default:
     """Replaces the default generator, which torch's own functions seed under any name.
 
     `from torch import manual_seed` in a user's file has the original function, which comes here.
+    A module that is imported inside may keep it: it answers as the generator afterwards.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.thread, self.taken = recorder, threading.get_ident(), -1
+        self.recorder, self.thread, self.taken = ref(recorder), threading.get_ident(), -1
 
     def __getattr__(self, name: str) -> Any:
-        if threading.get_ident() == self.thread:
+        stands = vars(torch.random)["default_generator"] is self
+        if stands and threading.get_ident() == self.thread:
             if name in ("manual_seed", "seed"):
                 return _no_seed
             if name in ("get_state", "set_state"):
@@ -58,20 +62,24 @@ class _Default:
 
     def get(self) -> torch.Tensor:
         """The state, which may be put back before the next draw."""
-        self.taken = len(self.recorder.scope.log)
+        self.taken = len(self._log())
         return DEFAULT.get_state()
 
     def put(self, state: torch.Tensor) -> None:
         """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
-        drawn = self.taken < 0 or any(map(draws, self.recorder.scope.log[self.taken :]))
+        drawn = self.taken < 0 or any(map(draws, self._log()[self.taken :]))
         if drawn or not torch.equal(state, DEFAULT.get_state()):
             _no_seed()
+
+    def _log(self) -> list[Op]:
+        recorder = self.recorder()
+        return [] if recorder is None else recorder.scope.log
 
 
 class _Generators(type):
     """Metaclass of the stand-in for `torch.Generator`, whose instances are real generators.
 
-    `thread` may create none; all others may.
+    `thread` may create none while it stands there; all others may.
     """
 
     thread: int
@@ -80,7 +88,8 @@ class _Generators(type):
         return isinstance(item, GENERATOR)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != cls.thread:
+        stands = vars(torch)["Generator"] is cls
+        if not stands or threading.get_ident() != cls.thread:
             return GENERATOR(*args, **kwargs)
         raise Refusal(
             "the program makes a random number generator, and a graph would draw on from the same",
