@@ -6,6 +6,7 @@ Each program is captured once and called with other data; what it gives is eager
 import copy
 import math
 import operator
+import re
 from collections.abc import Callable
 from functools import partial
 from math import copysign as with_sign, fabs as absolute
@@ -74,6 +75,14 @@ def of_libm(x: Tensor) -> Tensor:
     return (x * math.exp(-v) + math.log(v + 1.0) + math.atan2(v, 0.3) + round(v, 2)).sum()
 
 
+def of_elements(x: Tensor) -> Tensor:
+    """Python takes `float` of a tensor with one element for its functions of numbers."""
+    total = x.detach().pow(2).sum()
+    counted = (x.detach() > 0).sum().view(1, 1) + 1
+    grown = math.pow(counted, 0.5) * math.log(counted) + math.exp(-total) + math.ceil(total)
+    return (x * math.sqrt(total) + grown).sum() + math.hypot(total, 2.0) * math.fmod(total, 0.3)
+
+
 def corrected(x: Tensor, step: Tensor) -> Tensor:
     s = step.item()
     return (x * (1 - 0.9**s) / (1 - 0.999**s) + s / 3 + s * 0.1).sum()
@@ -140,8 +149,8 @@ class Averaged(nn.Module):
 
 CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     **{fn.__name__: (partial(copy.copy, fn), made(lambda: (torch.randn(3),)))
-       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed,
-                  ranged)},
+       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, of_elements,
+                  listed, ranged)},
     "by_alpha": (lambda: by_alpha, made(lambda: (torch.randn(4), torch.randn(4)))),
     "corrected": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3, 7, 12)]),
     "of_floats": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3.0, 7.5, 1.0)]),
@@ -154,7 +163,11 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     "averaged": (partial(Averaged, torch.int64), made(lambda: (torch.randn(4),))),
     "averaged_floats": (partial(Averaged, torch.float32), made(lambda: (torch.randn(4),))),
 }  # fmt: skip
-NO_FILE = {"of_libm": "has no exp of a number", "rounded": "has no round of a number"}
+NO_FILE = {
+    "of_libm": "has no exp of a number",
+    "of_elements": "has no pow of a number",
+    "rounded": "has no round of a number",
+}
 
 
 @pytest.mark.parametrize(("name", "route"), crossed(CASES, ROUTES))
@@ -189,7 +202,10 @@ def test_a_file_runs_on_other_data(name: str) -> None:
         assert same([module(*inputs)], [eager(*inputs)])
 
 
-@pytest.mark.parametrize(("fn", "line"), [(of_libm, "math.exp(-v)"), (rounded, "round(v)")])
+@pytest.mark.parametrize(
+    ("fn", "line"),
+    [(of_libm, "math.exp(-v)"), (of_elements, "math.exp(-total)"), (rounded, "round(v)")],
+)
 def test_a_file_has_few_functions_of_numbers(fn: Any, line: str) -> None:
     with pytest.raises(foretrace.Refusal, match=NO_FILE[fn.__name__]) as found:
         foretrace.export(OfFunction(fn), (torch.randn(3),))
@@ -463,3 +479,24 @@ def test_what_nobody_reads_and_takes_a_float_stays_if_it_may_raise() -> None:
     for call in (raises, kept):
         with pytest.raises(RuntimeError):
             call(torch.tensor(-2.0))
+
+
+@pytest.mark.parametrize("fn", [math.prod, math.fsum])
+def test_a_function_that_iterates_gets_the_tensor(fn: Callable[..., Any]) -> None:
+    x = torch.tensor([[0.5], [2.0]])
+    compiled = foretrace.compile(lambda x: x * fn(x))
+    for inputs in (x, x + 1):
+        assert same_bits(compiled(inputs), inputs * fn(inputs))
+
+
+@pytest.mark.parametrize("name", ["trunc", "sqrt", "isclose"])
+def test_what_has_no_float_raises_as_in_eager(name: str) -> None:
+    x = torch.tensor([0.5, 2.0] if name == "sqrt" else [0.5])
+
+    def program(x: Tensor) -> Tensor:
+        return x * getattr(math, name)(x)
+
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as eagers:
+        program(x)
+    with pytest.raises(type(eagers.value), match=re.escape(str(eagers.value))):
+        foretrace.compile(program)(x)

@@ -28,8 +28,9 @@ class Following:
     """Who follows floats that data decides: one run at a time, and nobody between runs."""
 
     def __init__(self) -> None:
-        self.by: tuple[Callable[..., Any], Callable[[Any], bool]] | None = None
-        """`compute` and `follows` of FollowedFloats"""
+        self.by: tuple[Callable[..., Any], Callable[[Any], bool], Callable[[Any], Any]] | None
+        self.by = None
+        """`compute`, `follows` and `number` of FollowedFloats"""
 
     def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the run computes of it."""
@@ -39,6 +40,11 @@ class Following:
         """Whether the run follows it."""
         return self.by is not None and self.by[1](number)
 
+    def float_of(self, argument: Any) -> Any:
+        """The number that `float` gives of a tensor, as the run follows it; all else as it is."""
+        tensor = isinstance(argument, torch.Tensor) and self.by is not None
+        return self.by[2](argument) if tensor and self.by is not None else argument
+
 
 FOLLOWING: Final = Following()
 
@@ -47,7 +53,15 @@ FOLLOWING: Final = Following()
 def _of_math() -> tuple[tuple[Any, str, Any], ...]:
     """What stands in the place of Python's functions of floats, once for all runs."""
     compute, follows = FOLLOWING.compute, FOLLOWING.follows
-    return tuple([(math, name, _function(each, compute, follows)) for name, each in MATHS.items()])
+    found = {
+        name: _function(each, compute, follows, None if name in NO_FLOATS else FOLLOWING.float_of)
+        for name, each in MATHS.items()
+    }
+    return tuple([(math, name, function) for name, function in found.items()])
+
+
+NO_FLOATS: Final = frozenset({"trunc", "prod", "fsum", "dist", "sumprod", "ldexp"})
+"""Functions of `math` that do not ask each argument for `float`: they iterate, or take integers"""
 
 
 class FollowedFloats:
@@ -61,14 +75,16 @@ class FollowedFloats:
         compute: gets a function, and numbers of which `follows` is true for one.
         follows: whether data decides a symbolic number.
         call: gets an operator, torch's function of it, and arguments with such a number.
+        number: gets a tensor of which Python would take `float`; gives that number, or the tensor.
     """
 
     def __init__(
-        self, compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
-    ) -> None:
+        self, compute: Callable[..., Any], follows: Callable[[Any], bool],
+        call: Callable[..., Any], number: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
-        self._parts = compute, follows, call
+        self._parts, self._number = (compute, follows, call), number
         self._places = _of_math()
         self._around: Any = None
 
@@ -81,7 +97,7 @@ class FollowedFloats:
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
-        self._around, FOLLOWING.by = FOLLOWING.by, self._parts[:2]
+        self._around, FOLLOWING.by = FOLLOWING.by, (*self._parts[:2], self._number)
         self.resume()
 
     def __exit__(self, *error: object) -> None:
@@ -274,9 +290,16 @@ def _of_integer(
 
 
 def _function(
-    original: Callable[..., Any], compute: Callable[..., Any], follows: Callable[[Any], bool]
+    original: Callable[..., Any],
+    compute: Callable[..., Any],
+    follows: Callable[[Any], bool],
+    float_of: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
+    """`float_of`: gives the number of a tensor of which the function would take `float`."""
+
     def function(*args: Any, **kwargs: Any) -> Any:
+        if float_of is not None:
+            args = tuple(map(float_of, args))
         if any(map(follows, (*args, *kwargs.values()))):
             return compute(original, *args, **kwargs)
         return original(*args, **kwargs)

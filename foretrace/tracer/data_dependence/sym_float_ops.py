@@ -78,7 +78,9 @@ class Steps:
         self.recorder.unwatched.rests_at(Steps.step.__code__)
         self._open.enter_context(torch_api.batches_counted())
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
-            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
+            self._followed = torch_api.FollowedFloats(
+                self.step, self._follows, self._called, self._of_one_element
+            )
             self._open.enter_context(self._followed)
             names = self._casts()
             self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
@@ -129,6 +131,10 @@ class Steps:
             if argument.dtype.is_complex or argument.dtype is torch.bool
             else argument.item()
         )
+
+    def _of_one_element(self, tensor: torch.Tensor) -> Any:
+        """The float of a tensor with one element; a tensor with more as it is."""
+        return self._float(tensor) if all(_is_one(size) for size in tensor.shape) else tensor
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -278,3 +284,8 @@ def _whole(number: Any) -> bool:
 
 def _size(number: Any) -> int:
     return abs(number) if type(number) is int else 0
+
+
+def _is_one(size: Any) -> bool:
+    """Whether a size is 1, without a guard on one that is open."""
+    return type(size) is int and size == 1

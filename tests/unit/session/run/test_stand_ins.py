@@ -86,7 +86,7 @@ def test_pythons_functions_of_floats_are_too() -> None:
 
     before, taken = math.exp, []
     for answer in (1, 2):
-        with torch_api.FollowedFloats(lambda *_, n=answer: n, follows, computed):
+        with torch_api.FollowedFloats(lambda *_, n=answer: n, follows, computed, float):
             taken.append(math.exp)
             assert math.exp("followed") == answer  # type: ignore[arg-type]
             assert math.exp(0.5) == before(0.5)
