@@ -500,3 +500,37 @@ def test_what_has_no_float_raises_as_in_eager(name: str) -> None:
         program(x)
     with pytest.raises(type(eagers.value), match=re.escape(str(eagers.value))):
         foretrace.compile(program)(x)
+
+
+ROOT = math.sqrt
+BY_FUNCTION = {math.sqrt: 2.0, math.exp: 3.0}
+
+
+class Keeps(nn.Module):
+    """Keeps a function of `math` that it names."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.kept = math.sqrt
+        return x * self.kept(4.0)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * (2.0 if ROOT is math.sqrt else 3.0),
+        lambda x: x * BY_FUNCTION[math.sqrt],
+        lambda x: x * (2.0 if ROOT in (math.exp, math.sqrt) else 3.0),
+        lambda x: x * sum(map(math.sqrt, [1.0, x.abs().max().item()])),
+    ],
+)
+def test_a_function_of_math_is_itself_where_it_is_not_just_called(program: Any) -> None:
+    x = torch.tensor([0.5, 2.0])
+    compiled = foretrace.compile(program, fullgraph=True)
+    for inputs in (x, x + 1):
+        assert same_bits(compiled(inputs), program(inputs))
+
+
+def test_a_function_of_math_stays_itself_in_an_attribute() -> None:
+    live = Keeps()
+    foretrace.compile(live, fullgraph=True)(torch.ones(2))
+    assert live.kept is math.sqrt

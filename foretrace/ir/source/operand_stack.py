@@ -7,12 +7,19 @@ that the name becomes. An instruction that is not known takes everything that is
 import dis
 import inspect
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set as AbstractSet
 from types import CodeType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from foretrace.errors import Attempt
-from foretrace.ir.source.instructions import LOAD, LOCAL, STORE, Instruction, instructions
+from foretrace.ir.source.instructions import (
+    ATTRIBUTE,
+    LOAD,
+    LOCAL,
+    STORE,
+    Instruction,
+    instructions,
+)
 
 Item = frozenset[int]
 """What is on the stack: which instructions may have put it there, by their number; none: unknown"""
@@ -130,6 +137,16 @@ class Flow:
         alone = NULL not in (first, second) and first != second  # the second is the first argument
         return Called(operands[place], tuple(operands[1 if alone else 2 :]), place)
 
+    def only_called(self, place: int) -> bool:
+        """Whether the value that an instruction gives is called, and nothing else takes it."""
+        for taken in self.takers(place):
+            if taken.place < 0 or self.instructions[taken.by].does != "call":
+                return False
+            call = self.called(taken.by)
+            if place not in call.function or any(place in each for each in call.arguments):
+                return False
+        return True
+
     def annotates(self, taken: Taken) -> bool:
         """Whether what is taken becomes the annotations of a new function."""
         each = self.instructions[taken.by]
@@ -238,6 +255,18 @@ class Flow:
             return 0, net
         self.unknown.add(opname)
         return depth, depth + net
+
+
+def attributes_as_values(code: CodeType, names: AbstractSet[str]) -> frozenset[str]:
+    """The attributes of these names that code loads, and does not just call."""
+    flow = Flow(code)
+    loads = [
+        (place, each.arg) for place, each in enumerate(flow.instructions)
+        if (each.does, each.of) == (LOAD, ATTRIBUTE) and each.arg in names
+    ]  # fmt: skip
+    return frozenset(
+        arg for place, arg in loads if not (flow.understood and flow.only_called(place))
+    )
 
 
 def called_at(code: CodeType, offset: int) -> str:

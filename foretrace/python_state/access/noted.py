@@ -61,6 +61,8 @@ class Asked:
     listed: dict[int, type] = field(default_factory=dict)
     """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
     the objects are not kept alive"""
+    math: bool = False
+    """a function of `math`, as `math.sqrt`, which it does not just call"""
     checks: dict[tuple[int, int], ShownContent] = field(default_factory=dict)
     """what abstract classes have answered, by the ids of the classes"""
     ran: set[int] = field(default_factory=set)

@@ -1,5 +1,6 @@
 """What code reads and binds outside of its locals, read from its bytecode."""
 
+import math
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.ir.source.code_owner import origin_in
 from foretrace.ir.source.instructions import (
     ATTRIBUTE,
@@ -21,6 +23,7 @@ from foretrace.ir.source.instructions import (
     Word,
     words,
 )
+from foretrace.ir.source.operand_stack import attributes_as_values
 
 GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
 ANNOTATED = "__annotations__"
@@ -38,6 +41,7 @@ STORES = frozenset((STORE, place) for place in COUNTING)
 READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)
 CONSTANTS, IMPORTED = (LOAD, CONSTANT), ("import", "")
 NAMED = GLOBALS | ATTRIBUTES | STORES | {(STORE, NAME), (DELETE, NAME), IMPORTED}
+FUNCTIONS_OF_MATH = frozenset(torch_api.STEPS_OF_FLOATS[0])
 LONGEST = 60
 """Letters of a text constant that may be the name of an attribute (`getattr(self, "scale")`)"""
 
@@ -83,6 +87,20 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
         tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
     )
+
+
+def takes_math(code: types.CodeType, space: dict[str, Any]) -> bool:
+    """Whether code with these globals does more with a function of `math` than to call it."""
+    reads = reads_of(code)
+    if FUNCTIONS_OF_MATH.isdisjoint(reads.attributes):
+        return False
+    at_hand = "math" in reads.imports or any(space.get(name) is math for name in reads.globals)
+    return at_hand and _as_values(code)
+
+
+@cache
+def _as_values(code: types.CodeType) -> bool:
+    return bool(attributes_as_values(code, FUNCTIONS_OF_MATH))
 
 
 def _texts(constants: Iterable[Any]) -> Iterator[str]:

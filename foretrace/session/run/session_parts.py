@@ -41,6 +41,8 @@ class Assumed:
     """whether arguments that share memory are views of one input"""
     switches: bool = True
     """whether the program may switch torch's ambient state"""
+    math_as_it_is: bool = False
+    """whether it finds Python's own functions of `math`: it does more with one than to call it"""
 
 
 @dataclass(slots=True, eq=False)

@@ -140,6 +140,9 @@ def record_to_fixpoint(
         run = make(known.assumed(together=together))
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
+        if known.takes_math(run):
+            done = None
+            continue
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
         if shares and not together:
             together = True
@@ -173,11 +176,15 @@ class Assumptions:
 
         self.switches = False
         """whether the code mentions what switches torch's ambient state"""
+        self.math_as_it_is = False
+        """whether it does more with a function of `math` than to call it"""
 
     def assumed(self, *, together: bool) -> Assumed:
         """What the next run goes on from."""
         moved = [*self.bound.values()]
-        return Assumed(self.counts, self.fills, moved, self.own, together, self.switches)
+        return Assumed(
+            self.counts, self.fills, moved, self.own, together, self.switches, self.math_as_it_is
+        )
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
@@ -208,6 +215,14 @@ class Assumptions:
             return False
         self.switches |= may_switch(run.outside, partial(run.lines, fn))
         return self.switches and not run.known.sees_switches
+
+    def takes_math(self, run: Session) -> bool:
+        """Whether a run had stand-ins for functions of `math`, and did more than to call one.
+
+        One is no `math.sqrt` to `is` and to a dict, and may stay in an attribute.
+        """
+        self.math_as_it_is |= run.outside is not None and run.outside.asked.math
+        return self.math_as_it_is and run.steps.follows_math
 
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""

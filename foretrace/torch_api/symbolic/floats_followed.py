@@ -76,23 +76,24 @@ class FollowedFloats:
         follows: whether data decides a symbolic number.
         call: gets an operator, torch's function of it, and arguments with such a number.
         number: gets a tensor of which Python would take `float`; gives that number, or the tensor.
+        of_math: whether Python's functions of floats are among them.
     """
 
     def __init__(
         self, compute: Callable[..., Any], follows: Callable[[Any], bool],
-        call: Callable[..., Any], number: Callable[[Any], Any],
+        call: Callable[..., Any], number: Callable[[Any], Any], *, of_math: bool = True,
     ) -> None:  # fmt: skip
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
         self._parts, self._number = (compute, follows, call), number
-        self._places = _of_math()
+        self._places = self._first = _of_math() if of_math else ()
         self._around: Any = None
 
     def follow_all(self) -> None:
         """From the first number on more than `math` is followed, which is looked up before it."""
-        if self._places is _of_math():
+        if self._places is self._first:
             self.rest()
-            self._places = *_of_math(), *_places(*self._parts)
+            self._places = *self._first, *_places(*self._parts)
             self.resume()
 
     def __enter__(self) -> None:

@@ -54,10 +54,19 @@ IS_NONZERO: Final = aten.is_nonzero.default
 
 
 class Steps:
-    """Records the steps of one run, while it is open."""
+    """Records the steps of one run, while it is open.
 
-    def __init__(self, recorder: Recorder, questions: ValueGuards) -> None:
+    Args:
+        recorder: of the run.
+        questions: answers what the program asks of numbers.
+        follows_math: whether functions of `math` follow numbers: others stand in their places.
+    """
+
+    def __init__(
+        self, recorder: Recorder, questions: ValueGuards, *, follows_math: bool = True
+    ) -> None:
         self.recorder, self.questions = recorder, questions
+        self.follows_math = follows_math and questions.constants.guarded
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
@@ -79,8 +88,9 @@ class Steps:
         self._open.enter_context(torch_api.batches_counted())
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(
-                self.step, self._follows, self._called, self._of_one_element
-            )
+                self.step, self._follows, self._called, self._of_one_element,
+                of_math=self.follows_math,
+            )  # fmt: skip
             self._open.enter_context(self._followed)
             names = self._casts()
             self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}

@@ -21,7 +21,7 @@ from foretrace.ir.source.instructions import (
     opcodes,
     words,
 )
-from foretrace.ir.source.operand_stack import Flow, called_at
+from foretrace.ir.source.operand_stack import Flow, attributes_as_values, called_at
 
 CALLED = frozenset({"isinstance", "len", "getattr", "type", "int", "str", "super"})
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
@@ -239,3 +239,26 @@ def test_code_that_cannot_be_followed_is_not_understood(monkeypatch: pytest.Monk
     monkeypatch.setattr(stack, "PUSHED", {**stack.PUSHED, "POP_JUMP_IF_FALSE": -1, "CALL": 3})
     monkeypatch.setattr(stack.dis, "stack_effect", lambda *_, **__: 5)
     assert not Flow(code).understood
+
+
+def _code(text: str) -> CodeType:
+    space: dict[str, Any] = {}
+    exec(f"import math\ndef function(x, *args):\n    return {text}", space)  # noqa: S102
+    code: CodeType = space["function"].__code__
+    return code
+
+
+@pytest.mark.parametrize("text", [
+    "math.sqrt(x)", "math.sqrt(math.exp(x))", "x + math.sqrt(x=x)", "math.sqrt(*args)",
+    "math.sqrt(x) if x else math.exp(x)", "x.sqrt(1)",
+])  # fmt: skip
+def test_an_attribute_is_only_called(text: str) -> None:
+    assert attributes_as_values(_code(text), {"sqrt", "exp"}) == frozenset()
+
+
+@pytest.mark.parametrize("text", [
+    "math.sqrt", "x is math.sqrt", "map(math.sqrt, args)", "[math.sqrt][0](x)", "x[math.sqrt](x)",
+    "x(math.sqrt(x), math.sqrt)", "(x or math.sqrt)(x) if x else math.sqrt", "x(key=math.sqrt)",
+])  # fmt: skip
+def test_an_attribute_is_more_than_called(text: str) -> None:
+    assert attributes_as_values(_code(text), {"sqrt", "exp"}) == {"sqrt"}
