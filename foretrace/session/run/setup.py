@@ -140,16 +140,14 @@ def record_to_fixpoint(
         run = make(known.assumed(together=together))
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
-        if known.takes_math(run):
-            done = None
-            continue
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
         if shares and not together:
             together = True
             continue
         if known.drop(run, failed=attempt.error is not None):
             continue
-        if attempt.error is None and (known.meets(run) or known.switched_unseen(run, fn)):
+        unseen = attempt.error is None and (known.meets(run) or known.switched_unseen(run, fn))
+        if unseen or known.takes_math(run):
             done = None
             continue
         if done is None:
@@ -157,8 +155,7 @@ def record_to_fixpoint(
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        more = known.note(run, done.recorded)
-        if not (more or run.arguments.close_fixed()):
+        if not (known.note(run, done.recorded) or run.arguments.close_fixed()):
             return done
 
 

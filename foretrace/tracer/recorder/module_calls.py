@@ -26,9 +26,10 @@ class ModuleCalls:
         self._names: dict[type, tuple[str, str]] = {}
         """of classes: alone, and with the file's"""
 
-    def open(self, module: nn.Module) -> None:
-        """Record the body of a call of the module from now on."""
+    def open(self, module: nn.Module) -> tuple[list[Op], ModuleCall | None]:
+        """Record the body of a call of the module from now on; gives what was recorded around."""
         scope, kind = self.recorder.scope, type(module)
+        around = scope.ops, scope.module
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
@@ -40,14 +41,14 @@ class ModuleCalls:
         origin = Origin(frame, call, checkpoint=scope.checkpoint)
         scope.ops.append(Op(call, (), {}, None, (), origin=origin, below=body))
         scope.enter_module(call, body)
+        return around
 
 
 @contextmanager
 def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
-    """Record module calls inside, of this thread.
+    """Record module calls inside, of this thread; replaces `nn.Module.__call__`.
 
-    `nn.Module.__call__` is replaced: with a hook for all modules, each call would go torch's long
-    way, which takes as much time as four ops.
+    With a hook for all modules each call would go torch's long way: the time of four ops.
     """
     running = {threading.get_ident(): ModuleCalls(recorder, paths)}
     original, torchs_own = nn.Module.__call__, False
@@ -56,11 +57,10 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         calls = running.get(threading.get_ident())
         if calls is None:
             return original(module, *args, **kwargs)
-        scope, watch = calls.recorder.scope, calls.recorder.unwatched
-        around = scope.ops, scope.module
+        watch = calls.recorder.unwatched
         watch.__enter__()
         try:
-            calls.open(module)
+            around = calls.open(module)
             plain = torchs_own and torch_api.calls_forward_alone(module)
         finally:
             goes_on = watch.ended()
@@ -71,7 +71,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
             calls.recorder.note_failure(error)
             raise
         finally:
-            scope.leave_module(*around)
+            calls.recorder.scope.leave_module(*around)
 
     def over(before: Any) -> Any:
         nonlocal original, torchs_own
