@@ -51,7 +51,7 @@ Asked: TypeAlias = tuple[
 """Who answers for an attribute: reads it, sets it"""
 
 
-class Replacing:
+class ReplacedAttributes:
     """Attributes and methods of `torch.Tensor` are others inside, for this thread.
 
     What stands in their places is created once in a process, and looks up who answers to the
@@ -70,7 +70,7 @@ class Replacing:
         read: Callable[[torch.Tensor, str], Any],
         write: Callable[[torch.Tensor, str, Any], None],
     ) -> Iterator[None]:
-        """They are read and set by these two inside."""
+        """Read and set them by these two inside."""
         kind, thread = vars(torch)["Tensor"], threading.get_ident()
         torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds first
         self._by_thread[thread] = read, write
@@ -107,4 +107,4 @@ class Replacing:
         return call
 
 
-ATTRIBUTES_REPLACED: Final = Replacing()
+ATTRIBUTES_REPLACED: Final = ReplacedAttributes()

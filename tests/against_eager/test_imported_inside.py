@@ -15,7 +15,6 @@ import foretrace
 from foretrace.session.run.session import Session
 
 TAKEN = """
-import os
 from math import sin
 from torch import Generator, Tensor, compile, linspace, manual_seed, set_default_dtype
 from torch.nn import Module

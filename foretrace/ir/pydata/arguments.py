@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import LEAVES, flatten, named_leaves, object_attributes
+from foretrace.ir.pydata.containers import LEAVES, flatten, named_leaves
+from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.source.signatures import signature_of
 
 

@@ -9,8 +9,8 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from foretrace.ir.pydata.containers import fill_in_place
 from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_items, own_kind
+from foretrace.ir.pydata.object_containers import fill_in_place
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 
 

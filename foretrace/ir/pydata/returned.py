@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from foretrace.ir.pydata.containers import object_attributes, shared_in
+from foretrace.ir.pydata.containers import shared_in
 from foretrace.ir.pydata.heap_walk import walk_nested
 from foretrace.ir.pydata.members import own_items, own_kind
+from foretrace.ir.pydata.object_containers import object_attributes
 
 Path = tuple[tuple[bool, Any], ...]
 """Steps into a nested object: whether it is an attribute, and its key or name"""

@@ -99,19 +99,19 @@ class Types:
         return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:
-        layout = type.dtype, type.device, torch.is_inference_mode_enabled()
+        dtype, device = type.dtype, type.device
         if not type.symbols:
-            return _shared_prototype(type.shape, type.stride, type.offset, *layout)
+            mode = torch.is_inference_mode_enabled()
+            return _shared_prototype(mode, type.shape, type.stride, type.offset, dtype, device)
         number = self.symbols.number
         shape, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
-        return _new_prototype(shape, stride, number(type.offset), *layout)
+        return _new_prototype(shape, stride, number(type.offset), dtype, device)
 
 
 def _new_prototype(
     shape: tuple[Any, ...], stride: tuple[Any, ...], offset: Any, dtype: torch.dtype,
-    device: torch.device, _inference: bool,
+    device: torch.device,
 ) -> torch.Tensor:  # fmt: skip
-    """`_inference`: whether inference mode is on, which torch asks when it creates a tensor."""
     wrapper = torch_api.unreadable(torch_api.make_wrapper(
         Abstract, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device,
         storage_size=0,  # without it, sympy computes the size in 0.3 ms
@@ -121,6 +121,9 @@ def _new_prototype(
 
 
 @lru_cache(maxsize=1024)
-def _shared_prototype(*layout: Any) -> torch.Tensor:
-    """Of a type without symbols: to create one takes as long as to copy ten."""
+def _shared_prototype(_inference: bool, *layout: Any) -> torch.Tensor:
+    """Create the prototype of a type without symbols once: it takes as long as ten copies.
+
+    `_inference`: whether inference mode is on, in which torch creates tensors of another kind.
+    """
     return _new_prototype(*layout)

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from foretrace.errors import FROM_TEXT, is_generated
-from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.members import MISSING, attributes_of
+from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.ir.source.code_owner import origin_of_class

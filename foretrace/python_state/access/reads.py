@@ -19,7 +19,6 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
-from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import (
@@ -31,6 +30,7 @@ from foretrace.ir.pydata.members import (
     own_kind,
     own_length,
 )
+from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,

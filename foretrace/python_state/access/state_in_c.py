@@ -24,8 +24,8 @@ from typing import Any, Final
 import torch
 
 from foretrace.arrays import numpy
-from foretrace.ir.pydata.containers import HEAP_TYPE
 from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.python_state.access.process_state import decimal_context
 
 Ask = Callable[[Any], object]

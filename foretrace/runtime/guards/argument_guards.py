@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import Structure, named_leaves, plain_object, rebuild, same_keys
+from foretrace.ir.pydata.containers import Structure, named_leaves, same_keys
 from foretrace.ir.pydata.members import attributes_of
+from foretrace.ir.pydata.object_containers import plain_object, rebuild
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, message
 

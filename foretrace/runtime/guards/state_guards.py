@@ -38,6 +38,7 @@ BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
 READ = object.__getattribute__
+"""How an attribute is read of a class that does not say it itself"""
 
 
 class StateGuards(Checks):

@@ -14,7 +14,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.pydata.containers import CONTAINERS, ITEMS, Structure
+from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.object_containers import CONTAINERS, ITEMS
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 NAMED: Any = torch_api.registered_containers()["collections.namedtuple"]

@@ -10,8 +10,8 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effects import ReturnArgument
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.containers import LIVE
 from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.object_containers import LIVE
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import AttributeNames
 from foretrace.ir.pydata.state import OPEN, State, StateRead

@@ -77,10 +77,8 @@ class Session:
         outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
         kind: Any = WatchedRecorder if self.outside else Recorder
         self.recorder: Recorder = kind(types, semantics, sources, outcomes, self, self.outside)
-        self.leaves, self.steps = (
-            RunLeaves(self),
-            Steps(self.recorder, self.questions, follows_math=not self.assumed.math_as_it_is),
-        )
+        self.leaves, follows_math = RunLeaves(self), not self.assumed.math_as_it_is
+        self.steps = Steps(self.recorder, self.questions, follows_math=follows_math)
         self.arguments = Arguments(self, separate=separate)
         self.memos = Memos(self.recorder.refused)
         leaves = None if self.outside is None else self.leaves

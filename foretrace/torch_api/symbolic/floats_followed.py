@@ -28,22 +28,22 @@ class Following:
     """Who follows floats that data decides: one run at a time, and nobody between runs."""
 
     def __init__(self) -> None:
-        self.by: tuple[Callable[..., Any], Callable[[Any], bool], Callable[[Any], Any]] | None
-        self.by = None
-        """`compute`, `follows` and `number` of FollowedFloats"""
+        self.by: FollowedFloats | None = None
 
     def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the run computes of it."""
-        return self.by[0](function, *args, **kwargs) if self.by else function(*args, **kwargs)
+        by = self.by
+        return function(*args, **kwargs) if by is None else by.compute(function, *args, **kwargs)
 
     def follows(self, number: Any) -> bool:
         """Whether the run follows it."""
-        return self.by is not None and self.by[1](number)
+        return self.by is not None and self.by.follows(number)
 
     def float_of(self, argument: Any) -> Any:
         """The number that `float` gives of a tensor, as the run follows it; all else as it is."""
-        tensor = isinstance(argument, torch.Tensor) and self.by is not None
-        return self.by[2](argument) if tensor and self.by is not None else argument
+        if self.by is None or not isinstance(argument, torch.Tensor):
+            return argument
+        return self.by.number(argument)
 
 
 FOLLOWING: Final = Following()
@@ -85,7 +85,7 @@ class FollowedFloats:
     ) -> None:  # fmt: skip
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
-        self._parts, self._number = (compute, follows, call), number
+        self.compute, self.follows, self.call, self.number = compute, follows, call, number
         self._places = self._first = _of_math() if of_math else ()
         self._around: Any = None
 
@@ -93,12 +93,12 @@ class FollowedFloats:
         """From the first number on more than `math` is followed, which is looked up before it."""
         if self._places is self._first:
             self.rest()
-            self._places = *self._first, *_places(*self._parts)
+            self._places = *self._first, *_places(self.compute, self.follows, self.call)
             self.resume()
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
-        self._around, FOLLOWING.by = FOLLOWING.by, (*self._parts[:2], self._number)
+        self._around, FOLLOWING.by = FOLLOWING.by, self
         self.resume()
 
     def __exit__(self, *error: object) -> None:

@@ -205,11 +205,12 @@ def _drawn(
 
 @cache
 def _sources(loaded: Any) -> tuple[Source, ...]:
-    """`loaded`: numpy, or None where it is not there."""
-    default, state = torch.random, random  # states of Python's are tuples of numbers
+    """The generators of a process; `loaded` is numpy, or None where it is not there."""
+    # `torch.set_rng_state` is another in a capture; states of Python's are tuples of numbers
+    get, put = torch.random.get_rng_state, torch.random.set_rng_state
     found = (
-        Source("torch", default.get_rng_state, default.set_rng_state, _is_default, torch.equal),
-        Source("Python", state.getstate, state.setstate, _of_python, eq, other_state),
+        Source("torch", get, put, _is_default, torch.equal),
+        Source("Python", random.getstate, random.setstate, _of_python, eq, other_state),
     )
     if loaded is None:
         return found

@@ -1,6 +1,7 @@
 """The attention kernel that foretrace expects is the one that eager takes, on each device."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from foretrace.ir.program.interface import Target
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.targets.profile import target_of
 from foretrace.operators.targets.sdpa import choose_attention
-from foretrace.operators.targets.sdpa_call import AttentionCall, Enabled
+from foretrace.operators.targets.sdpa_call import BATCHED, AttentionCall, Enabled
 from tests.unit.operators.targets.attention_calls import Call, calls, dense
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -141,20 +142,22 @@ def test_cuda_agrees_with_recorded_choices(place):
     target = Target("cuda", torch.device("cuda", 0), *DEVICES[place])
     for row in recorded():
         call = Call.read(row["call"])
-        if not recorded_without_flags(call):
-            assert our_kernel(call, target) == LETTERS[row[VERSION][place]], row
+        assert our_kernel(as_recorded(call), target) == LETTERS[row[VERSION][place]], row
 
 
-def recorded_without_flags(call):
-    """Whether the call was recorded with other flags than eager has.
+def as_recorded(call):
+    """The call with the flags that C++ saw where it was recorded, below autograd.
 
-    The rows were recorded below autograd. There, without grad mode, the views that torch 2.14 takes
-    of three dimensions require no gradient; in eager they do, as their bases
-    (`ONE_HEAD_WITHOUT_GRAD_MODE` shows it on the CPU).
+    There, without grad mode, the views that torch 2.14 takes of three dimensions require no
+    gradient; in eager they do, as their bases (`ONE_HEAD_WITHOUT_GRAD_MODE` shows it on the CPU).
     """
-    tensors = (call.query, call.key, call.value)
-    unbatched = torch_api.UNBATCHED_IS_BATCH_OF_ONE and all(len(x.shape) == 3 for x in tensors)
-    return unbatched and not call.grad_mode and any(x.requires_grad for x in tensors)
+    tensors = {name: getattr(call, name) for name in ("query", "key", "value")}
+    unbatched = all(len(each.shape) == BATCHED - 1 for each in tensors.values())
+    if call.grad_mode or not (torch_api.UNBATCHED_IS_BATCH_OF_ONE and unbatched):
+        return call
+    if call.mask is not None:
+        tensors["mask"] = call.mask
+    return replace(call, **{n: replace(x, requires_grad=False) for n, x in tensors.items()})
 
 
 half = partial(dense, dtype=torch.float16)
