@@ -193,6 +193,7 @@ from foretrace.torch_api.levels import (
 from foretrace.torch_api.patches import (
     FORKS as FORKS,
     FUSED as FUSED,
+    OPTIONAL as OPTIONAL,
     PLACES as PLACES,
     STEPS as STEPS,
     break_asked as break_asked,

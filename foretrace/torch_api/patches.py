@@ -245,6 +245,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     **{name: (os, name) for name in FORKS},
 }
 """Functions that are replaced while a program is captured, and where they stand."""
+OPTIONAL: Final = (*STEPS, "manual_seed", "seed", "set_rng_state")
+"""Functions of torch that a capture may leave as they are: programs import them by name, too"""
 
 
 class Replacing:

@@ -504,6 +504,8 @@ def test_what_has_no_float_raises_as_in_eager(name: str) -> None:
 
 ROOT = math.sqrt
 BY_FUNCTION = {math.sqrt: 2.0, math.exp: 3.0}
+LINEAR, SEED = torch.linspace, torch.manual_seed
+MAKERS: dict[Any, Any] = {torch.linspace: torch.linspace, torch.tensor: torch.tensor}
 
 
 class Keeps(nn.Module):
@@ -521,9 +523,13 @@ class Keeps(nn.Module):
         lambda x: x * BY_FUNCTION[math.sqrt],
         lambda x: x * (2.0 if ROOT in (math.exp, math.sqrt) else 3.0),
         lambda x: x * sum(map(math.sqrt, [1.0, x.abs().max().item()])),
+        lambda x: x * (2.0 if LINEAR is torch.linspace else 3.0),
+        lambda x: x * MAKERS[torch.linspace](0.0, 1.0, len(x)),
+        lambda x: x * (2.0 if SEED is torch.manual_seed else 3.0),
+        lambda x: MAKERS[torch.tensor]([x.abs().max().item(), 1.0]) * x,
     ],
 )
-def test_a_function_of_math_is_itself_where_it_is_not_just_called(program: Any) -> None:
+def test_a_function_is_itself_where_it_is_not_just_called(program: Any) -> None:
     x = torch.tensor([0.5, 2.0])
     compiled = foretrace.compile(program, fullgraph=True)
     for inputs in (x, x + 1):

@@ -39,7 +39,7 @@ from foretrace.python_state.access.noted import (
     state_of_python,
 )
 from foretrace.python_state.access.unknown_calls import UnknownCalls, nothing_met, unnoted
-from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of, takes_math
+from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
@@ -274,7 +274,6 @@ class AccessMonitor(Unmonitored):
             if name in space or name in reads.binds:
                 self._note(name, space)
         self.asked.note_builtins(reads, space)
-        self.asked.math |= takes_math(code, space)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run

@@ -1,14 +1,17 @@
 """What a monitor notes of the code that runs, and of whom it asks what may run."""
 
 import builtins
+import math
 import os
 import sys
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
+
+import torch
 
 from foretrace.errors import FROM_TEXT, is_generated
 from foretrace.ir.pydata.members import MISSING, attributes_of
@@ -17,7 +20,7 @@ from foretrace.ir.pydata.plain_data import SINGLE
 from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.ir.source.code_owner import origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
-from foretrace.python_state.code.bytecode import Reads
+from foretrace.python_state.code.bytecode import Reads, values_of
 from foretrace.python_state.snapshot.code_references import functions_in
 
 BUILTINS: Final = frozenset(vars(builtins))
@@ -61,8 +64,10 @@ class Asked:
     listed: dict[int, type] = field(default_factory=dict)
     """by id, the classes of objects whose attributes it lists, or reads by a name that is computed;
     the objects are not kept alive"""
-    math: bool = False
-    """a function of `math`, as `math.sqrt`, which it does not just call"""
+    code: list[tuple[types.CodeType, dict[types.ModuleType, list[str]]]] = field(
+        default_factory=list
+    )
+    """the program's own, with the names by which it has modules whose functions are replaced"""
     checks: dict[tuple[int, int], ShownContent] = field(default_factory=dict)
     """what abstract classes have answered, by the ids of the classes"""
     ran: set[int] = field(default_factory=set)
@@ -79,6 +84,15 @@ class Asked:
         self.classes |= "type" in own
         if not reads_by_itself(frame.f_code):
             self.attributes |= LOOKUP in reads.attributes
+        owners = {each: names_of(each, frame, reads) for each in (math, torch)}
+        self.code.append((frame.f_code, owners))
+
+    def values(self, replaced: Mapping[types.ModuleType, set[str]]) -> Iterator[str]:
+        """Which functions of these modules the code does more with than to call: `math.sqrt`."""
+        for module, names in replaced.items():
+            for code, owners in self.code:
+                for name in values_of(code, owners[module], names):
+                    yield f"{module.__name__}.{name}"
 
     def lists(self, read: Read) -> bool:
         """Note an attribute that is read by a name that no code mentions; False: by which one."""
@@ -132,6 +146,20 @@ class Asked:
         hidden = {name for name in reads.globals if name not in space and name in own}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
+
+
+def names_of(module: types.ModuleType, frame: types.FrameType, reads: Reads) -> list[str]:
+    """The names by which the code of a frame has a module: globals, cells, its own."""
+    code, space = frame.f_code, frame.f_globals
+    found = [name for name in reads.globals if space.get(name) is module]
+    if code.co_freevars:
+        local = frame.f_locals
+        found += [name for name in code.co_freevars if local.get(name) is module]
+    return [
+        *found,
+        module.__name__,
+        *(code.co_varnames if module.__name__ in reads.imports else ()),
+    ]
 
 
 def state_of_python(reads: Reads, space: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,14 +1,12 @@
 """What code reads and binds outside of its locals, read from its bytecode."""
 
-import math
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from foretrace import torch_api
 from foretrace.ir.source.code_owner import origin_in
 from foretrace.ir.source.instructions import (
     ATTRIBUTE,
@@ -41,7 +39,6 @@ STORES = frozenset((STORE, place) for place in COUNTING)
 READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)
 CONSTANTS, IMPORTED = (LOAD, CONSTANT), ("import", "")
 NAMED = GLOBALS | ATTRIBUTES | STORES | {(STORE, NAME), (DELETE, NAME), IMPORTED}
-FUNCTIONS_OF_MATH = frozenset(torch_api.STEPS_OF_FLOATS[0])
 LONGEST = 60
 """Letters of a text constant that may be the name of an attribute (`getattr(self, "scale")`)"""
 
@@ -89,18 +86,20 @@ def reads_of(code: types.CodeType) -> Reads:
     )
 
 
-def takes_math(code: types.CodeType, space: dict[str, Any]) -> bool:
-    """Whether code with these globals does more with a function of `math` than to call it."""
-    reads = reads_of(code)
-    if FUNCTIONS_OF_MATH.isdisjoint(reads.attributes):
-        return False
-    at_hand = "math" in reads.imports or any(space.get(name) is math for name in reads.globals)
-    return at_hand and _as_values(code)
+def values_of(
+    code: types.CodeType, owners: Collection[str], names: AbstractSet[str]
+) -> Iterator[str]:
+    """The functions of a module that code does more with than to call them.
 
-
-@cache
-def _as_values(code: types.CodeType) -> bool:
-    return bool(attributes_as_values(code, FUNCTIONS_OF_MATH))
+    Args:
+        code: of the program.
+        owners: the names by which the code has the module.
+        names: of the functions that count.
+    """
+    if not names.isdisjoint(reads_of(code).attributes):
+        for each in attributes_as_values(code):
+            if each.name in names and (not each.of or each.owner in owners):
+                yield each.name
 
 
 def _texts(constants: Iterable[Any]) -> Iterator[str]:

@@ -260,7 +260,8 @@ def _running(
 ) -> AbstractContextManager[None]:
     device, sees = capture.semantics.target.device.type, capture.looks_for_switches(before)
     engine = Engine(capture.recorder, capture.leaves)
-    return running(capture.recorder, paths, device, engine, switches=sees)
+    as_they_are = capture.assumed.as_they_are
+    return running(capture.recorder, paths, device, engine, switches=sees, as_they_are=as_they_are)
 
 
 def _note_ambient(requires: CallRequirements, capture: Session) -> None:

@@ -77,8 +77,8 @@ class Session:
         outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
         kind: Any = WatchedRecorder if self.outside else Recorder
         self.recorder: Recorder = kind(types, semantics, sources, outcomes, self, self.outside)
-        self.leaves, follows_math = RunLeaves(self), not self.assumed.math_as_it_is
-        self.steps = Steps(self.recorder, self.questions, follows_math=follows_math)
+        self.leaves = RunLeaves(self)
+        self.steps = Steps(self.recorder, self.questions, self.assumed.as_they_are)
         self.arguments = Arguments(self, separate=separate)
         self.memos = Memos(self.recorder.refused)
         leaves = None if self.outside is None else self.leaves

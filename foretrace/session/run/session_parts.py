@@ -41,8 +41,9 @@ class Assumed:
     """whether arguments that share memory are views of one input"""
     switches: bool = True
     """whether the program may switch torch's ambient state"""
-    math_as_it_is: bool = False
-    """whether it finds Python's own functions of `math`: it does more with one than to call it"""
+    as_they_are: frozenset[str] = frozenset()
+    """functions of `math` and of torch, by their full names, for which the program finds no
+    stand-ins: it does more with them than to call them"""
 
 
 @dataclass(slots=True, eq=False)

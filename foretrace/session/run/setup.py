@@ -147,7 +147,7 @@ def record_to_fixpoint(
         if known.drop(run, failed=attempt.error is not None):
             continue
         unseen = attempt.error is None and (known.meets(run) or known.switched_unseen(run, fn))
-        if unseen or known.takes_math(run):
+        if unseen or known.takes_values(run):
             done = None
             continue
         if done is None:
@@ -173,14 +173,14 @@ class Assumptions:
 
         self.switches = False
         """whether the code mentions what switches torch's ambient state"""
-        self.math_as_it_is = False
-        """whether it does more with a function of `math` than to call it"""
+        self.as_they_are = frozenset[str]()
+        """functions of `math` and torch with which it does more than to call them"""
 
     def assumed(self, *, together: bool) -> Assumed:
         """What the next run goes on from."""
         moved = [*self.bound.values()]
         return Assumed(
-            self.counts, self.fills, moved, self.own, together, self.switches, self.math_as_it_is
+            self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are
         )
 
     def drop(self, run: Session, *, failed: bool) -> bool:
@@ -213,13 +213,17 @@ class Assumptions:
         self.switches |= may_switch(run.outside, partial(run.lines, fn))
         return self.switches and not run.known.sees_switches
 
-    def takes_math(self, run: Session) -> bool:
-        """Whether a run had stand-ins for functions of `math`, and did more than to call one.
+    def takes_values(self, run: Session) -> bool:
+        """Whether a run had stand-ins for functions with which the program does more than call.
 
         One is no `math.sqrt` to `is` and to a dict, and may stay in an attribute.
         """
-        self.math_as_it_is |= run.outside is not None and run.outside.asked.math
-        return self.math_as_it_is and run.steps.follows_math
+        if run.outside is None:
+            return False
+        taken = run.outside.asked.values(run.steps.in_modules())
+        more = frozenset(taken) - self.as_they_are
+        self.as_they_are |= more
+        return bool(more)
 
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""

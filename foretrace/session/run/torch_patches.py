@@ -1,7 +1,7 @@
 """Patches of torch while a program runs: what they replace is refused or followed, and restored."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
@@ -257,7 +257,7 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 @contextmanager
 def running(
     recorder: Recorder, paths: dict[int, str], device: str, engine: Engine | None = None,
-    *, switches: bool = True,
+    *, switches: bool = True, as_they_are: AbstractSet[str] = frozenset(),
 ) -> Iterator[None]:  # fmt: skip
     """The recorder sees every call inside.
 
@@ -267,6 +267,7 @@ def running(
         device: the type of the target's.
         engine: computes the gradients that the program asks for.
         switches: whether it is to see, too, where the program switches torch's ambient state.
+        as_they_are: functions, by their full names, in whose places no others stand.
     """
     checkpoints = Checkpoints(recorder)
     stand_ins = refusing(recorder, device not in torch_api.device_types_here())
@@ -278,6 +279,9 @@ def running(
     stand_ins["checkpoint"] = checkpoints.around
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
     stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
+    for name in torch_api.OPTIONAL if as_they_are else ():
+        if f"torch.{name}" in as_they_are:
+            del stand_ins[name]
     with (
         torch_api.below_autograd(),
         torch_api.uncompiled(),

@@ -4,9 +4,10 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from functools import cache, partial, wraps
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,9 @@ from foretrace.torch_api.symbolic.floats import (
     initialize_float,
     initialize_int,
 )
+
+Place = tuple[Any, str, Any]
+"""A module or class, a name in it, and what stands there meanwhile"""
 
 
 class Following:
@@ -50,7 +54,7 @@ FOLLOWING: Final = Following()
 
 
 @cache
-def _of_math() -> tuple[tuple[Any, str, Any], ...]:
+def _of_math() -> tuple[Place, ...]:
     """What stands in the place of Python's functions of floats, once for all runs."""
     compute, follows = FOLLOWING.compute, FOLLOWING.follows
     found = {
@@ -76,25 +80,39 @@ class FollowedFloats:
         follows: whether data decides a symbolic number.
         call: gets an operator, torch's function of it, and arguments with such a number.
         number: gets a tensor of which Python would take `float`; gives that number, or the tensor.
-        of_math: whether Python's functions of floats are among them.
+        as_they_are: functions of `math` and torch that are left, by their full names.
     """
 
     def __init__(
         self, compute: Callable[..., Any], follows: Callable[[Any], bool],
-        call: Callable[..., Any], number: Callable[[Any], Any], *, of_math: bool = True,
+        call: Callable[..., Any], number: Callable[[Any], Any], *,
+        as_they_are: AbstractSet[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.on = False
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: list[Place] = []
         self.compute, self.follows, self.call, self.number = compute, follows, call, number
-        self._places = self._first = _of_math() if of_math else ()
+        self._as_they_are = as_they_are
+        self._places = self._first = self._without(_of_math())
         self._around: Any = None
 
     def follow_all(self) -> None:
         """From the first number on more than `math` is followed, which is looked up before it."""
         if self._places is self._first:
             self.rest()
-            self._places = *self._first, *_places(self.compute, self.follows, self.call)
+            more = self._without(_places(self.compute, self.follows, self.call))
+            self._places = *self._first, *more
             self.resume()
+
+    def _without(self, places: Iterable[Place]) -> tuple[Place, ...]:
+        """All but those that are left as they are."""
+        if not self._as_they_are:
+            return tuple(places)
+        return tuple([e for e in places if f"{e[0].__name__}.{e[1]}" not in self._as_they_are])
+
+    @property
+    def names(self) -> Iterator[tuple[ModuleType, str]]:
+        """The functions of modules in whose places others have stood."""
+        return ((home, name) for home, name, _ in self._places if isinstance(home, ModuleType))
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -150,7 +168,7 @@ class FollowedFloats:
 
 def _places(
     compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
-) -> Iterator[tuple[Any, str, Any]]:
+) -> Iterator[Place]:
     """What stands in the place of what, and where."""
     yield torch.SymFloat, "__init__", initialize_float
     yield torch.SymInt, "__init__", initialize_int

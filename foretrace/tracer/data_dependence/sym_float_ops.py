@@ -7,9 +7,9 @@ asks of such a float is a question about tensors, as any yes or no is (decision 
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set as AbstractSet
 from contextlib import ExitStack
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import sympy
@@ -59,14 +59,15 @@ class Steps:
     Args:
         recorder: of the run.
         questions: answers what the program asks of numbers.
-        follows_math: whether functions of `math` follow numbers: others stand in their places.
+        as_they_are: functions, by their full names, in whose places no others stand.
     """
 
     def __init__(
-        self, recorder: Recorder, questions: ValueGuards, *, follows_math: bool = True
-    ) -> None:
+        self, recorder: Recorder, questions: ValueGuards,
+        as_they_are: AbstractSet[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self.recorder, self.questions = recorder, questions
-        self.follows_math = follows_math and questions.constants.guarded
+        self.as_they_are = as_they_are
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
@@ -89,7 +90,7 @@ class Steps:
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(
                 self.step, self._follows, self._called, self._of_one_element,
-                of_math=self.follows_math,
+                as_they_are=self.as_they_are,
             )  # fmt: skip
             self._open.enter_context(self._followed)
             names = self._casts()
@@ -106,6 +107,13 @@ class Steps:
             self._open.close()
         self._open, self._casts = None, list  # these know all that was kept of Python's state
         self._not_ours = {}
+
+    def in_modules(self) -> dict[ModuleType, set[str]]:
+        """By module, the functions in whose places others have stood."""
+        found: dict[ModuleType, set[str]] = {math: set(), torch: set(torch_api.OPTIONAL)}
+        for module, name in self._followed.names if self._followed is not None else ():
+            found[module].add(name)
+        return found
 
     def begin(self) -> None:
         """From the first number of data on, Python's functions of numbers are followed."""
