@@ -118,6 +118,15 @@ OBJECTS: Final = (
         "LIB.__getattr__ = lambda name: 8.0 ; del LIB.k",
     ),
     thing(
+        "a name that a module has not",
+        "BARE = types.ModuleType('fuzz_bare')\nsys.modules['fuzz_bare'] = BARE\n"
+        "def given(name):\n    if name == 'lazy': return 5.0\n    raise AttributeError(name)\n"
+        "BARE.__getattr__ = given",
+        "x * (2.0 if hasattr(BARE, 'late') else 3.0) ; x * getattr(BARE, 'late', 5.0) ; "
+        "x * BARE.lazy ; x * sys.modules['fuzz_bare'].lazy",
+        "BARE.late = 7.0 ; BARE.lazy = 9.0",
+    ),
+    thing(
         "shadowed builtin",
         "def shadow(x): return x * len([1, 2])",
         "shadow(x)",
@@ -237,7 +246,8 @@ OF_C: Final = (
     thing("iterator", "ITER = iter([2.0, 3.0, 4.0, 5.0, 6.0, 7.0] * 20)\n"
           "COUNT = itertools.count(2)", "x * next(ITER) ; x * next(COUNT)", "next(ITER) ; "
           "next(COUNT)", unseen=True),
-    thing("logger", "LOG = logging.getLogger('ft_fuzz')\nLOG.setLevel(logging.INFO)",
+    thing("logger", "LOG = logging.getLogger('ft_fuzz')\nLOG.setLevel(logging.INFO)\n"
+          "LOG.disabled = False",
           "x * LOG.isEnabledFor(logging.DEBUG) ; x * LOG.level ; x * LOG.getEffectiveLevel()",
           "LOG.setLevel(logging.DEBUG) ; LOG.disabled = True ; logging.disable(logging.CRITICAL)"),
     thing("dir", "class Listed: a = 1\nLISTED = Listed()", "x * len(dir(LISTED)) ; "

@@ -282,8 +282,7 @@ class StateReads:
             self.found.append(ObjectClass(name, item, kind, space))
         if space is not None:
             names, keys, own = self._asked_of(item, space)
-            if not isinstance(item, types.ModuleType):  # an import adds names to a package
-                self.found.append(AttributeNames(name, space, type(item), names, own))
+            self.found.append(AttributeNames(name, space, type(item), names, own))
             if self._lists(item):
                 self.found.append(names_in(name, space))
             for key in keys:
