@@ -56,6 +56,7 @@ from foretrace.torch_api.compilers.torch_compilers import (
     TrainingIRVerifier as TrainingIRVerifier,
     compiling as compiling,
     compiling_later as compiling_later,
+    dict_version as dict_version,
     front_end as front_end,
     global_state_guard as global_state_guard,
     guard_also as guard_also,

@@ -155,7 +155,10 @@ def _differentiated(call: Call, called: Callable[..., Any], cut: Any) -> Seen:
         call.look(seen, outputs)
         by_role = dict(zip(roles, flat, strict=False))
         for role, gradient in found.items():
-            name = names.get(id(by_role[role]), f"{role}, which wants none")
+            name = names.get(id(by_role[role]), "")
+            if not name and by_role[role].requires_grad:
+                continue  # of a layer that is a global: nobody has asked eager for it
+            name = name or f"{role}, which wants none"
             seen.gradients[name] = None if gradient is None else look(gradient)
     except BaseException as error:  # noqa: BLE001  every kind of it is an outcome
         seen.raised = "forward", error

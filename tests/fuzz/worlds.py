@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 for switch in torch.use_deterministic_algorithms, torch.set_flush_denormal:
     switch(False)
 torch.set_default_dtype(torch.float32)
+torch.manual_seed(0)
 torch.set_num_threads(1)
 torch.set_float32_matmul_precision("highest")
 torch.nn.modules.module._global_forward_hooks.clear()

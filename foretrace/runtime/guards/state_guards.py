@@ -166,7 +166,7 @@ class StateGuards(Checks):
             self.add(f"{shows}.same()", f"{shows}.words()")
         elif isinstance(guard, AttributeNames):
             added = self.source.bind(_Added(guard, self.mentioned), "added")
-            condition = f"len({holder}) == {len(guard.before)} or not {added}.names({holder})"
+            condition = f"{self._same_names(guard, holder)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)
@@ -175,6 +175,15 @@ class StateGuards(Checks):
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
         elif isinstance(guard, ReadLocation):
             self._location(guard, holder)
+
+    def _same_names(self, guard: AttributeNames, holder: str) -> str:
+        """That an object has the attributes that it had, in order: one may be gone, and one new."""
+        names = [*guard.holder]
+        same = f"[*{holder}] == {self.source.bind(names, 'names')}"
+        if type(guard.holder) is not dict or not guard.before.issuperset(names):
+            return same
+        version = self.source.bind(torch_api.dict_version, "version")
+        return f"{version}({holder}) == {torch_api.dict_version(guard.holder)} or {same}"
 
     def _container(self, guard: ContainerLength, holder: str) -> None:
         known, own = type(guard.holder) in OWN, own_kind(guard.holder).__len__

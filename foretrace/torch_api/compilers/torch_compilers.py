@@ -122,6 +122,10 @@ def global_state_guard() -> Any:
     return _C._dynamo.guards.GlobalStateGuard()
 
 
+dict_version: Callable[[dict[str, Any]], int] = _C._dynamo.guards.dict_version
+"""A number that changes with each change of a dict. Source: torch/csrc/dynamo/guards.cpp (2.13)"""
+
+
 def torch_backends() -> list[str]:
     """Names that `torch.compile(backend=...)` takes; asking imports torch._dynamo, 0.5 s once."""
     registry = importlib.import_module("torch._dynamo.backends.registry")
