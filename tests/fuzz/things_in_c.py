@@ -56,7 +56,8 @@ IN_C: Final[tuple[Thing, ...]] = (
           "threading.current_thread().name = 'another' ; np.seterr(divide='ignore')"),
     thing("a lock and a queue", "import queue, threading\nLOCK, QUEUED = threading.Lock(), "
           "queue.SimpleQueue()",
-          "x * LOCK.locked() ; x * (1 + QUEUED.qsize())", "LOCK.acquire(blocking=False) ; QUEUED.put(1)"),
+          "x * LOCK.locked() ; x * (1 + QUEUED.qsize())",
+          "LOCK.acquire(blocking=False) ; QUEUED.put(1)"),
     thing("matched", "class Both:\n    __match_args__ = ('a',)\n"
           "    def __init__(self): self.a, self.b = 2.0, 7.0\nBOTH_OF = Both()\n"
           "def matched():\n    match BOTH_OF:\n        case Both(found): return found",

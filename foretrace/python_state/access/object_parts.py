@@ -106,12 +106,38 @@ def _named_in(space: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ..
     return tuple([space.get(name) for name in names])
 
 
+class Numbered:
+    """Gives each class a number: a guard that had the classes themselves would keep them alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[type], int]] = {}
+        self._next = itertools.count()
+
+    def below(self, kind: type) -> tuple[int, ...]:
+        """The numbers of the classes that inherit from one."""
+        return tuple(map(self._of, type.__subclasses__(kind)))
+
+    def _of(self, kind: type) -> int:
+        known = self._known.get(id(kind))
+        if known is None or known[0]() is not kind:
+            there = weakref.ref(kind, functools.partial(self._forget, id(kind)))
+            known = self._known[id(kind)] = there, next(self._next)
+        return known[1]
+
+    def _forget(self, key: int, _: object) -> None:
+        self._known.pop(key, None)
+
+
+NUMBERED: Final = Numbered()
+
+
 def bases_of(kind: type, mentioned: frozenset[str]) -> Iterator[ShownContent]:
     """Facts: what a class inherits from, and, where code asks for them, who does from it."""
-    bases, below = vars(type)["__bases__"].__get__, type.__subclasses__
+    bases = vars(type)["__bases__"].__get__
     yield ShownContent(f"the bases of {kind.__name__}", kind, bases, bases(kind))
-    if below.__name__ in mentioned:
-        yield ShownContent(f"the subclasses of {kind.__name__}", kind, below, below(kind))
+    if "__subclasses__" in mentioned:
+        name = f"the subclasses of {kind.__name__}, by number,"
+        yield ShownContent(name, kind, NUMBERED.below, NUMBERED.below(kind))
 
 
 def state_of(path: str, module: nn.Module) -> ModuleState:
