@@ -364,10 +364,6 @@ def detached(x: Tensor) -> Tensor:
     return x.detach_() * 2
 
 
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose_(0, 1) * 2
-
-
 @pytest.mark.parametrize(
     ("fn", "kind"),
     [
@@ -376,7 +372,6 @@ def transposed(x: Tensor) -> Tensor:
         (scattered_from_itself, "overlapping memory"),
         (one_tensor_for_both_statistics, "overlapping memory"),
         (detached, "side effect"),
-        (transposed, "side effect"),
     ],
 )
 def test_what_no_graph_does(fn: Program, kind: str) -> None:

@@ -711,21 +711,53 @@ refuses("double backward", "runtime/calls/untrainable_results.py:_spent").when(
 )
 
 
-def by_eager() -> None:
-    first, second = torch.zeros(6, 8), torch.zeros(6, 8)
-    same(
-        foretrace.compile(writes_what_is_followed, fullgraph=True)(first, W),
-        writes_what_is_followed(second, W),
-    )
+def on_a_clone(fn: Any) -> Any:
+    """A way out: what is no view."""
+    return lambda: same(foretrace.compile(fn, fullgraph=True)(W * 1), fn(W * 1))
 
 
-refuses("followed write", "runtime/calls/epilogue.py:core_of").when(
-    lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs, fullgraph=True)(
-        torch.zeros(6, 8), W
-    ),
-    by_eager,
-    compiled(lambda w: (w * 2).sum(), W, backend=by_graphs),
-    at=writes_what_is_followed,
+def reads_a_view_before(x: Tensor) -> Tensor:
+    seen = x.sin() + x.cos()  # here
+    return seen * x.mul_(2)
+
+
+refuses("in-place on view", "session/run/mutations.py:_check_read_once").when(
+    captures(reads_a_view_before, (W * 1)[1:]),
+    on_a_clone(reads_a_view_before),
+)
+
+
+class WritesInItsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, count: Tensor) -> Tensor:
+        ctx.count = count
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.count.add_(1)
+        return gradient * 2, None
+
+
+class WritesToAClone(WritesInItsBackward):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.count.clone().add_(1)
+        return gradient * 2, None
+
+
+def writes_to_a_clone(w: Tensor, count: Tensor) -> Any:
+    return WritesToAClone.apply(w, count)
+
+
+def writes_in_its_backward(w: Tensor, count: Tensor) -> Any:
+    return WritesInItsBackward.apply(w, count)  # here
+
+
+refuses("side effect", "autograd/derivatives/function_backward.py:_check_kept").when(
+    cuts(writes_in_its_backward, W, torch.zeros(2)),
+    trained(writes_to_a_clone, W, torch.zeros(2), loss=None),
+    compiled(writes_in_its_backward, W, torch.zeros(2)),
 )
 
 

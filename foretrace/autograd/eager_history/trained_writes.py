@@ -55,7 +55,7 @@ class TrainedWrites:
             yield from op.body or ()
             return
         if writes_through_views(op):
-            yield from through_views(op)
+            yield from through_views(op, self.semantics.inference.infer)
             return
         followed, laid = _followed_in(op), dict[Value, Value]()
         for each in op.body or ():

@@ -6,14 +6,16 @@ the last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It 
 too. Source: torch/csrc/autograd/functions/tensor.cpp.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.history_ops import make_call, make_copy
 from foretrace.ir.program.op import AS_STRIDED, Op, SharedBody, ViewStep, Write
 from foretrace.ir.program.rewriter import Instantiation
+from foretrace.ir.values.nested import leaves
 from foretrace.ir.values.tensor_type import Size, TensorType
-from foretrace.ir.values.value import Value
+from foretrace.ir.values.value import Value, map_values
 
 COMPOSITE = "CompositeImplicitAutograd"
 WHY = "autograd puts the gradient of the part that was written in the place of that of the whole"
@@ -30,22 +32,33 @@ def writes_through_views(op: Op) -> bool:
     )
 
 
-def through_views(op: Op) -> Iterator[Op]:
-    """The write itself, through views of a copy of the base."""
+def through_views(op: Op, infer: Callable[[Any, Any, Any], Any]) -> Iterator[Op]:
+    """The write itself, through views of a copy of the base.
+
+    `infer`: types of results, of arguments with types in the place of tensors. They say where in
+    the copy a view begins: the steps have been recorded of memory that began elsewhere.
+    """
     write, (base, operands), (view,) = op.target, op.args, op.outs
-    begins = write.steps[0].base.type.begins - view.type.begins
     yield from make_copy(op, base, view, WHY)
     for step, like in _seen(op):
-        of, view = view, Value(_moved(like.type, begins).with_grad(True))
+        of, (args, kwargs) = view, step.of(view)
+        found = leaves(infer(step.func, *(map_values(each, _plain) for each in (args, kwargs))))
+        type = [*found][step.position]
+        offset = type.offset if isinstance(type, TensorType) else of.type.offset
+        view = Value(like.type.but(offset=offset).with_grad(True))
         if _composite(step) and not _retyped(step, like):
             seen = list(view.type.shape), list(view.type.stride), view.type.offset
             yield make_call(op, AS_STRIDED, (of, *seen), view, WHY)
             continue
-        args, kwargs = step.of(of)
         call = make_call(op, step.func, args, view, WHY, kwargs)
+        begins = like.type.begins - view.type.begins
         yield call if step.definition is None else _with_body(call, step.definition, begins)
     done = Value(view.type)
     yield make_call(op, write.func, (view, *operands[1:]), done, WHY, op.kwargs)
+
+
+def _plain(value: Value) -> TensorType:
+    return value.type.with_grad(False)
 
 
 def _seen(op: Op) -> list[tuple[ViewStep, Value]]:

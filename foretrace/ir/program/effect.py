@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 from foretrace.ir.symbols.substitution import Numbers, Size
 
 Phase: TypeAlias = Literal["memory", "state", "result"]
-"""When a call does it: before views of its inputs are taken, after that, or on what it returns"""
+"""When a call does it: before it writes back, after all views are taken, or on what it returns"""
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> Non
     Version counters have counted it before the graph ran: what the caller has saved is another now,
     what the graph saves afterwards is as it was. What it saves before is written over in the graph.
     """
-    with torch_api.uncounted(live):
+    with torch_api.uncounted(live), torch.no_grad():
         live.as_strided_(shape, stride)
 
 

@@ -164,6 +164,8 @@ class Mutation:
     """the program bound the buffer's attribute to another tensor"""
     kept: bool = False
     """autograd follows none of the writes: the input keeps the history that it has"""
+    unwritten: bool = False
+    """the program gave it another shape in place, and wrote nothing: only its history is another"""
 
 
 def roles_of(items: Sequence[Input | Output]) -> tuple[Role, ...]:

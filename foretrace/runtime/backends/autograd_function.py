@@ -5,19 +5,22 @@ that of the outputs whose gradients arrived, as they lie; a saved tensor that wa
 is an error. What one node cannot have is refused: a gradient of a gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.ir.values.tensor_type import Size, TangentStrides
+from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import Pair
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING
@@ -41,13 +44,17 @@ class TrainableCall:
         backward: what runs the second; None: it is built when it first runs.
         partial: makes the second half for some of the tangents.
         relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
+        rewritten: values whose memory the call writes to with a history: of what is saved of them,
+            a copy is, as eager has it.
+        views: those that are taken of what it gives.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a pair, and what a call does around it
         self, recorded: Recording, pair: Pair, forward: Flat, backward: Flat | None,
-        partial: Partial, *, relaid: bool,
+        partial: Partial, *, relaid: bool, rewritten: Collection[Value] = (),
+        views: Sequence[Op] = (),
     ) -> None:  # fmt: skip
-        self.inputs, self.forward = recorded.inputs, forward
+        self.inputs, self.forward, self.views = recorded.inputs, forward, views
         self.reads = pair.forward.reads
         self._unlike = None if self.reads is None else unlike_then(self.reads)
         self.early, self.written = NOTHING, frozenset[int]()
@@ -55,7 +62,9 @@ class TrainableCall:
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
         self.followed = [i for i in self.wanting if recorded.followed(outputs[i])]
         halves = pair.backward.inputs
-        self.numbers = [i.size is not None for i in halves if i.role.kind == "saved"]
+        saved = [item for item in halves if item.role.kind == "saved"]
+        self.numbers = [item.size is not None for item in saved]
+        self.copied = _lying_in(rewritten, [item.value for item in saved], recorded)
         self.tangents = [item for item in halves if item.role.kind == "tangent"]
         self.open = any(item.value.type.symbols for item in self.tangents)
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
@@ -125,6 +134,17 @@ class TrainableCall:
         return found
 
 
+def _lying_in(
+    memories: Collection[Value], values: Sequence[Value], recorded: Recording
+) -> frozenset[int]:
+    """Places of the values that lie in the memory of one of these."""
+    if not memories:
+        return frozenset()
+    stale = VersionCounters(recorded.overwritten)
+    stale.meet(recorded.ops)
+    return frozenset(i for i, value in enumerate(values) if stale.base(value) in memories)
+
+
 def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:
     """Places of the inputs that require grad and get none, if others get one."""
     gradients = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
@@ -169,6 +189,7 @@ class _Run(torch.autograd.Function):
         loose = [each for i, each in enumerate(outputs) if i not in followed]
         ctx.mark_non_differentiable(*(each for each in loose if isinstance(each, torch.Tensor)))
         ctx.set_materialize_grads(False)
+        saved = [x.clone() if i in trained.copied else x for i, x in enumerate(saved)]
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
         ctx.trained, ctx.numbers = trained, [each for each, number in both if number]

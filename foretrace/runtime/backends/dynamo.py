@@ -39,8 +39,18 @@ class DynamoConditions(GuardList):
         names = self._constants(parameters)
         self.take(names)
         self.bound |= {item.size for item in self.recorded.inputs if item.size is not None}
+        self._sizes()
         self.places()
         self._memory()
+
+    def _sizes(self) -> None:
+        """Sizes that no argument is: the graph of a pair gets them by its tensors."""
+        symbols = self.recorded.symbols
+        for item, name in zip(self.recorded.inputs, self.inputs, strict=True):
+            for dim, size in enumerate(map(symbols.simplify, item.value.type.shape)):
+                if isinstance(size, sympy.Symbol) and size not in self.bound:
+                    self.bound.add(size)
+                    self.line(f"{size} = {name}.size({dim})")
 
     def _constants(self, parameters: list[str]) -> list[str]:
         """The parameters that are inputs; guards that the others are unchanged."""

@@ -138,6 +138,7 @@ def write_body(
         mode = source.bind(torch_api.below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
+    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     counted = list[str]()
     for mutation in recorded.mutations:
         live, new = inputs[mutation.index], names[mutation.value]
@@ -146,5 +147,4 @@ def write_body(
         elif not mutation.hidden:
             counted.append(live)
     count_all(source, counted)
-    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     return leaf_texts(source, straight, recorded, inputs, explicit=explicit)

@@ -12,6 +12,7 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.tensor_type import TangentStrides
@@ -32,10 +33,10 @@ from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
+from foretrace.runtime.calls.core import core_of, views_after
 from foretrace.runtime.calls.epilogue import (
     call_core,
     check_changes,
-    core_of,
     end_lines,
     register_hooks,
 )
@@ -83,7 +84,8 @@ def core_lines(
     """
     early, graphs = call.early, source.bind(call, "graphs")
     early.write(source, recorded, inputs, unmet)
-    return call_core(source, recorded, inputs, graphs, list(map(str, early.numbers)), call.written)
+    numbers = list(map(str, early.numbers))
+    return call_core(source, recorded, inputs, graphs, numbers, call.written, call.views)
 
 
 def join(
@@ -94,13 +96,18 @@ def join(
     Raises:
         Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
     """
-    core = core_of(recorded)
+    views = views_after(recorded, semantics)
+    core = core_of(recorded, views)
     if not core.gives_followed:
-        return InferenceCall(backend.whole(core, semantics), core)
+        return InferenceCall(backend.whole(core, semantics), core, views)
     check_kept(recorded)
     context = Context(core, semantics, Level(False))
     joint = make_graph(DERIVED, "joint", context)
-    return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
+    rewritten = [
+        recorded.inputs[m.index].value for m in recorded.mutations if recorded.writes_followed(m)
+    ]
+    halves = backend.halves(joint, core, semantics)
+    return TrainableCall(core, *halves, relaid=backend.relaid, rewritten=rewritten, views=views)
 
 
 class Compilers(Protocol):
@@ -188,7 +195,8 @@ class InferenceCall:
 
     reads: ClassVar[None] = None
 
-    def __init__(self, whole: InferenceGraph, recorded: Recording) -> None:
+    def __init__(self, whole: InferenceGraph, recorded: Recording, views: Sequence[Op]) -> None:
+        self.views = views
         self.forward, self.early, self.written = whole.run, whole.early, whole.written
         trains = any(item.value.type.requires_grad for item in recorded.inputs)
         self.silent = trains or recorded.makes_leaves

@@ -1,20 +1,16 @@
 """The end of a generated call: write-backs, outputs, and effects on Python state."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Any
 
 import sympy
 
 from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, standing
-from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
-from foretrace.ir.program.interface import Mutation, Output, Role
-from foretrace.ir.program.op import ViewStep
+from foretrace.ir.program.interface import Mutation
+from foretrace.ir.program.op import Op, ViewStep
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import MissingHistory
-from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value
@@ -22,47 +18,11 @@ from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
+from foretrace.runtime.calls.core import core_of, is_output
 from foretrace.runtime.calls.output_tensors import MARKS, in_memory
 from foretrace.runtime.calls.run_cut import count_write, write_back
 from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
-
-
-def core_of(recorded: Recording) -> Recording:
-    """The program without the outputs that alias an input, and without repeated outputs.
-
-    Raises:
-        Refusal: it writes what autograd follows to an input.
-    """
-    written = [m for m in recorded.mutations if not m.rebound]
-    for mutation in written:
-        if recorded.writes_followed(mutation):
-            role = recorded.inputs[mutation.index].role
-            raise Refusal(
-                f"the program writes a value that autograd follows to {role}",
-                kind="followed write",
-                at=recorded.defined_at(mutation.value),
-                do=('use backend="eager"', "write a detached value, or return it instead"),
-            )
-    own = [
-        o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.separate)
-    ]
-    own += [m.value for m in recorded.mutations if m.rebound]
-    values: dict[Tree, None] = dict.fromkeys(value for value in own if isinstance(value, Value))
-    values |= dict.fromkeys(_numbers_of(recorded))
-    outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
-    return replace(recorded, outputs=outputs, mutations=written)
-
-
-def _numbers_of(recorded: Recording) -> list[sympy.Symbol]:
-    """The numbers that data decides and that the program returns, or has as sizes of a view."""
-    used: list[Any] = [output.value for _, output in recorded.in_run_order]
-    for _, output in recorded.in_run_order:
-        seen, step = output.view_type, output.step
-        used += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
-        used += [] if step is None else list(step.args)
-    named = {symbol for item in used for symbol in free_symbols(item)}
-    return sorted(named & recorded.symbols.data, key=str)
 
 
 def call_core(
@@ -72,6 +32,7 @@ def call_core(
     call: str,
     numbers: Sequence[str] = (),
     written: Collection[int] = (),
+    views: Sequence[Op] = (),
 ) -> list[str]:
     """Lines that get the core from `call` and write back; expressions of the program's outputs.
 
@@ -82,10 +43,12 @@ def call_core(
         call: what is called with them.
         numbers: expressions of what it gets beside.
         written: which inputs it writes to itself, so that it does not give their new contents.
+        views: what is taken of what it gives.
     """
-    core = core_of(recorded)
+    core = core_of(recorded, views)
     left = [m for m in recorded.mutations if m.rebound or m.index not in written]
-    values = [*(o.value for o in core.outputs), *(m.value for m in left if not m.rebound)]
+    values = [o.value for o in core.outputs]
+    values += [m.value for m in left if not is_output(recorded, m)]
     results = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, results, strict=True))
@@ -95,11 +58,12 @@ def call_core(
     for value, name in zip(values, results, strict=True):
         if recorded.is_new_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
+    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     for mutation in left:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     count_all(source, [inputs[index] for index in sorted(written)])
-    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     straight = Straight(source, recorded.symbols, names)
+    straight.run(views, [*names, *(out for op in views for out in op.outs)])
     return leaf_texts(source, straight, recorded, inputs)
 
 

@@ -193,10 +193,10 @@ def finish(
     """
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
-    for mutation, new in zip(recorded.mutations, rest, strict=False):
-        write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     call = Call(flat, sizes, arguments, outputs)
     _run_effects(recorded, call, "memory")
+    for mutation, new in zip(recorded.mutations, rest, strict=False):
+        write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     if not recorded.returns_results:
         call.outputs = OutputTensors(recorded, call).all()
     _run_effects(recorded, call, "state")
@@ -222,6 +222,9 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if mutation.hidden:
         live.data.copy_(new)
         return
+    if mutation.unwritten:
+        _give_history(live, new)
+        return
     if wraps(type(live)):
         _write_inner(live, new)
         return
@@ -237,6 +240,16 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
             live.detach_()  # else the gradient of its old values, zeros, would be added
+        live.copy_(new)
+
+
+def _give_history(live: Tensor, new: Tensor) -> None:
+    """Let an input of another shape have the history of that shape; the content is the same."""
+    if not (torch.is_grad_enabled() and new.requires_grad):
+        return
+    if not live.retains_grad:
+        live.detach_()
+    with torch_api.uncounted(live):
         live.copy_(new)
 
 

@@ -108,17 +108,39 @@ class StateGuards(Checks):
         none = [name for name, table in zip(names, before, strict=True) if not table]
         if none:
             self.add(f"not ({' or '.join(none)})", more)
-        for here, table in zip(names, before, strict=True):
-            if table:
-                self.add(f"len({here}) == {len(table)}", more)
+        for here, now, table in zip(names, live, before, strict=True):
+            known = [*map(str, table)]
+            found = [(f"[*{here}] == {self.source.bind(known, 'keys')}", more)] if known else []
             for name, item in table.items():
                 if item is None:
                     words = repr(f"{path}.{name} is no longer None")
-                    self.add(f"{here}[{name!r}] is None", words)
+                    found.append((f"{here}[{name!r}] is None", words))
                 elif here == names[-1]:
-                    known = self.source.bind(item, "module")
+                    module = self.source.bind(item, "module")
                     words = repr(f"{path}.{name} is another module")
-                    self.add(f"{here}[{name!r}] is {known}", words)
+                    found.append((f"{here}[{name!r}] is {module}", words))
+            if known:
+                self._unchanged(here, now, found, as_it_was=_ids(now) == _ids(table))
+
+    def _unchanged(
+        self, name: str, table: Any, checks: Sequence[tuple[str, str]], *, as_it_was: bool
+    ) -> None:
+        """Checks of one dict, which none of takes place while the dict has the same version.
+
+        Args:
+            name: of the dict.
+            table: it.
+            checks: conditions, each with what to say where it fails.
+            as_it_was: whether they hold now.
+        """
+        conditions = " and ".join(condition for condition, _ in checks)
+        reason = checks[-1][1]
+        for condition, words in reversed(checks[:-1]):
+            reason = f"({reason} if {condition} else {words})"
+        if as_it_was and type(table) is dict:
+            version = self.source.bind(torch_api.dict_version, "version")
+            conditions = f"{version}({name}) == {torch_api.dict_version(table)} or {conditions}"
+        self.add(conditions, reason)
 
     def _hooks(self, path: str, state: ModuleState) -> None:
         names = [self.source.bind(vars(state.module)[name], "hooks") for name in HOOKS]
@@ -166,8 +188,13 @@ class StateGuards(Checks):
             self.add(f"{shows}.same()", f"{shows}.words()")
         elif isinstance(guard, AttributeNames):
             added = self.source.bind(_Added(guard, self.mentioned), "added")
-            condition = f"{self._same_names(guard, holder)} or not {added}.names({holder})"
-            self.add(condition, f"{added}.words({holder})")
+            known = [key for key in guard.holder if key in guard.before]
+            keys = self.source.bind(known, "keys")
+            condition = f"([*{holder}] == {keys} or not {added}.names({holder}))"
+            self._unchanged(
+                holder, guard.holder, [(condition, f"{added}.words({holder})")],
+                as_it_was=len(known) == len(guard.holder),
+            )  # fmt: skip
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)
             if isinstance(guard, ContainerMembers):
@@ -175,15 +202,6 @@ class StateGuards(Checks):
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
         elif isinstance(guard, ReadLocation):
             self._location(guard, holder)
-
-    def _same_names(self, guard: AttributeNames, holder: str) -> str:
-        """That an object has the attributes that it had, in order: one may be gone, and one new."""
-        names = [*guard.holder]
-        same = f"[*{holder}] == {self.source.bind(names, 'names')}"
-        if type(guard.holder) is not dict or not guard.before.issuperset(names):
-            return same
-        version = self.source.bind(torch_api.dict_version, "version")
-        return f"{version}({holder}) == {torch_api.dict_version(guard.holder)} or {same}"
 
     def _container(self, guard: ContainerLength, holder: str) -> None:
         known, own = type(guard.holder) in OWN, own_kind(guard.holder).__len__
@@ -274,6 +292,10 @@ class _NotInTables:
         """Asked at each call."""
         tensors = chain.from_iterable(table.values() for table in self.tables)
         return self.others.keys().isdisjoint(map(id, tensors))
+
+
+def _ids(table: Mapping[Any, object]) -> list[tuple[Any, int]]:
+    return [(key, id(item)) for key, item in table.items()]
 
 
 def _by_identity(item: object) -> object:

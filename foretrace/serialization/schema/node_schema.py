@@ -113,6 +113,7 @@ ROWS: tuple[NodeSchema, ...] = (
             "hidden": TRUTH,
             "rebound": TRUTH,
             "kept": TRUTH,
+            "unwritten": TRUTH,
         },
     ),
     NodeSchema(

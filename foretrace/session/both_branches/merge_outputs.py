@@ -117,7 +117,7 @@ class Leavings:
     def _mutation(self, index: int, one: Mutation | None, other: Mutation | None) -> Mutation:
         name = str(self.inputs[index].role)
         some = one or other
-        facts = {(m.hidden, m.rebound, m.kept) for m in (one, other) if m is not None}
+        facts = {(m.hidden, m.rebound, m.kept, m.unwritten) for m in (one, other) if m is not None}
         if some is None or len(facts) > 1:
             raise ProgramsDiffer(f"the {name} is written to in two ways")
         old = self.inputs[index].value

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
@@ -29,12 +30,15 @@ from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import check_unchanged, known_as
 
+SUMMANDS = 2
+"""Gradients that add up to the same in whatever order; with that of the write, there is one more"""
 NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
 
 
 def mutations_of(
     recorder: Recorder,
     inputs: list[Input],
+    real: list[Any],
     placeholders: list[Any],
     loan: SwappedModuleTensors,
     effects: list[Effect],
@@ -51,27 +55,65 @@ def mutations_of(
             continue
         taken = leaves.taken.get(index)
         alias = taken.before if taken is not None else alias_of(placeholder).before_moving
-        new = current(alias, recorder)
-        new = recorder.autograd.switched.get(new, new)
+        new = recorder.autograd.switched.get(now := current(alias, recorder), now)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.moved is not None:
-            effects.append(Reshape(index, _shape_left(item, placeholder, recorder, new)))
+            left = _shape_left(item, real[index], placeholder, recorder, new)
+            effects.append(Reshape(index, left.type))
+            unwritten = left.type.requires_grad and new is item.value
+            found += [Mutation(index, left, unwritten=True)] * unwritten
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        if item.value.type.requires_grad and not (
-            placeholder.requires_grad or index in leaves.flags
-        ):
+        followed = placeholder.requires_grad or index in leaves.flags
+        if item.value.type.requires_grad and not followed:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
-            if item.value.type.sparse:
-                what = f"writes to the {item.role}, which is sparse,"
-                raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
-            if not item.leaf and alias.version.count:
-                check_based(alias, line_of(recorder, new))
             kept = _keeps_history(makers, item.value, new)
-            found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
+            _check_written(item, new, alias, recorder)
+            _check_read_once(item, None if kept else real[index], new, recorder)
+            written = new if alias.moved is None else left
+            found.append(Mutation(index, written, hidden=not alias.version.count, kept=kept))
     return [*found, *_rebound(recorder, inputs, placeholders, loan)]
+
+
+def _check_written(item: Input, new: Value, alias: Alias, recorder: Recorder) -> None:
+    """Refuse to write to a sparse tensor, or to a view as autograd would not.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if item.value.type.sparse:
+        what = f"writes to the {item.role}, which is sparse,"
+        raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
+    if not item.leaf and alias.version.count:
+        check_based(alias, line_of(recorder, new))
+
+
+def _check_read_once(
+    item: Input, real: torch.Tensor | None, new: Value, recorder: Recorder
+) -> None:
+    """Refuse to write with a history to a view that is also read before.
+
+    Eager puts the gradient of the part that was written in the place of that of the whole
+    (CopySlices), and adds what comes by way of the reads. A call that copies the new content would
+    add these first. `real`: None where it keeps the history that it has.
+
+    Raises:
+        Refusal: the program reads its old content elsewhere.
+    """
+    if real is None or item.leaf or not (new.type.requires_grad and torch_api.is_view(real)):
+        return
+    followed = (op for op in recorder.scope.log if any(o.type.requires_grad for o in op.outs))
+    others = (op for op in followed if not (op.writes or view_positions_of(op)))
+    uses = [op for op in others for value in values_in(op.args) if value is item.value]
+    if len(uses) >= SUMMANDS:
+        raise Refusal(
+            f"the program writes to the {item.role}, which is a view, and reads it before",
+            kind="in-place on view",
+            at=uses[-1].origin.frame,
+            do="pass a clone of it",
+        )
 
 
 def idle(
@@ -100,19 +142,22 @@ def _rebound(
 
 
 def _shape_left(
-    item: Input, placeholder: Abstract, recorder: Recorder, followed: Value
-) -> TensorType:
-    """How an input lies after the run.
+    item: Input, real: Any, placeholder: Abstract, recorder: Recorder, followed: Value
+) -> Value:
+    """What an input is after the run that got another shape.
 
     Raises:
-        Refusal: it begins elsewhere, or autograd follows it.
+        Refusal: it begins elsewhere; or autograd follows it, and it is a leaf, or a view, whose
+            history eager changes in another way.
     """
     value = value_of(placeholder, recorder)
-    if value.type.requires_grad or followed.type.requires_grad:
+    if (item.leaf or torch_api.is_view(real)) and (
+        value.type.requires_grad or followed.type.requires_grad
+    ):
         raise _not_written_back(f"changes the shape of the {item.role}", value, recorder)
     if value.type.offset != item.value.type.offset:
         raise _not_written_back(f"moves the {item.role} in its memory", value, recorder)
-    return value.type
+    return value
 
 
 def _untouched(value: Value, placeholder: Abstract) -> bool:
@@ -163,7 +208,7 @@ def taken(
     after a write.
     """
     above = alias.parent
-    if above is None or above.parent is None:
+    if above is None or above.parent is None or _is_left(above):
         return None, _taken_by(alias, recorder)
     seen = place(above, above.last)
     if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
@@ -175,6 +220,11 @@ def taken(
     through, step = taken(above, above.last, view_of, base, recorder)
     output = Output(above.last, role, None, view_of, type, through=through, step=step)
     return output, _taken_by(alias, recorder)
+
+
+def _is_left(alias: Alias) -> bool:
+    """Whether it is an input in the shape that operators in place gave it last."""
+    return alias.moved is None and alias.parent is not None and alias.parent.moved is alias
 
 
 def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:

@@ -290,8 +290,10 @@ def _mutations(
 ) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(
-        recorder, capture.inputs, placeholders, loan, requires.notes.effects, capture.leaves
-    )
+        recorder, capture.inputs, capture.real, placeholders, loan, requires.notes.effects,
+        capture.leaves,
+    )  # fmt: skip
+    requires.inputs.whole |= {each.index: None for each in mutations if each.unwritten}
     requires.inputs.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.inputs.together.values():
         requires.inputs.begins |= dict.fromkeys(views, requires.defined)

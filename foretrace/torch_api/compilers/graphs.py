@@ -68,6 +68,9 @@ class LazyGraphModule(_LazyGraphModule):
     so again at each recompiling; here whoever looks at `forward` gets that of the graph.
     """
 
+    __jit_unused_properties__: Any = (*fx.GraphModule.__jit_unused_properties__, "code")
+    """What TorchScript does not compile: `code` calls Python that it does not know"""
+
     def recompile(self) -> Any:  # type: ignore[override]
         """Write the code again, except when the module is created."""
         cls = type(self)

@@ -122,6 +122,7 @@ def global_state_guard() -> Any:
     return _C._dynamo.guards.GlobalStateGuard()
 
 
+# By which Dynamo's guards know a dict that nobody has changed; checked on 2.13.
 dict_version: Callable[[dict[str, Any]], int] = _C._dynamo.guards.dict_version
 """A number that changes with each change of a dict. Source: torch/csrc/dynamo/guards.cpp (2.13)"""
 

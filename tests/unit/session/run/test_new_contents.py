@@ -96,12 +96,24 @@ def test_how_an_input_lies_that_has_another_shape_after_the_run() -> None:
         0: ((1, 3, 2), (3, 1, 3))
     }
     (mutation,) = found.mutations
-    assert mutation.value.type.shape == (2, 3)
+    assert mutation.value.type.shape == (1, 3, 2)
 
 
-def test_one_that_is_no_leaf_is_refused() -> None:
-    with pytest.raises(Refusal, match="changes the shape of the input x in place"):
-        recorded(lambda x: x.t_(), grad(2, 3).neg())
+def test_one_that_autograd_follows_has_another_history() -> None:
+    (mutation,) = recorded(lambda x: x.t_(), grad(2, 3).neg()).mutations
+    assert mutation.unwritten
+    assert mutation.value.type.shape == (3, 2)
+
+
+def test_a_view_that_is_read_before_a_write_is_refused() -> None:
+    def fn(x):
+        y = x.sin() + x.cos()
+        return y * x.mul_(2)
+
+    with pytest.raises(Refusal, match="writes to the input x, which is a view") as refusal:
+        recorded(fn, grad(3).neg()[1:])
+    assert refusal.value.kind == "in-place on view"
+    recorded(fn, grad(3).neg())
 
 
 def test_an_input_that_is_detached_in_place_is_refused() -> None:

@@ -1,0 +1,144 @@
+"""Random programs of views and writes, whose caller writes to what they return: as in eager.
+
+A program gets one or two tensors, takes views, computes and writes in place; it returns tensors of
+which some share memory. The caller writes to some of these and of its own, and asks for gradients.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+
+VIEWS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t.view(-1), lambda t: t.transpose(0, -1), lambda t: t[1:], lambda t: t.unsqueeze(0),
+    lambda t: t.expand(2, *t.shape), lambda t: t.select(-1, 0), lambda t: t.flatten(),
+    lambda t: t.narrow(0, 0, 1), lambda t: t.diagonal() if t.dim() > 1 else t[:1],
+)  # fmt: skip
+COMPUTED: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda t: t * 2, lambda t: t.sin(), lambda t: t * t, lambda t: t + t.sum(), lambda t: t.clone(),
+)  # fmt: skip
+WRITES: tuple[Callable[[Tensor], Any], ...] = (
+    lambda t: t.mul_(2), lambda t: t.add_(1), lambda t: t.mul_(t.detach().cos()),
+    lambda t: t.sin_(), lambda t: t.zero_(),
+)  # fmt: skip
+SHAPES: tuple[Callable[[Tensor], Any], ...] = (
+    lambda t: t.t_() if t.dim() == 2 else t, lambda t: t.unsqueeze_(0), lambda t: t.squeeze_(),
+)  # fmt: skip
+Step = tuple[Callable[[Tensor], Any], int, bool]
+IN_GRAPH = "of _Run is a view and"
+BACKENDS = {
+    "eager": "eager",
+    "graphs": lambda module, inputs: module,
+    "compilers": foretrace.aot_autograd(fw_compiler=lambda module, inputs: module),
+}
+
+
+class Drawn:
+    """A program, how its arguments are made, and what its caller does afterwards."""
+
+    def __init__(self, seed: int) -> None:
+        draw = random.Random(seed)
+        self.count = draw.choice([1, 1, 2])
+        self.sliced = [draw.random() < 0.3 for _ in range(self.count)]
+        kinds = [*VIEWS, *COMPUTED, *COMPUTED, *WRITES]
+        self.steps: list[Step] = [
+            (each := draw.choice(kinds), draw.randrange(9), each not in WRITES)
+            for _ in range(draw.randrange(1, 5))
+        ]
+        if draw.random() < 0.2:
+            self.steps.append((draw.choice(SHAPES), 0, False))
+        self.returned = [draw.randrange(9) for _ in range(draw.randrange(1, 4))]
+        self.later = [(draw.choice(WRITES), draw.randrange(9)) for _ in range(draw.randrange(3))]
+        self.used = [draw.random() < 0.7 for _ in range(9)]
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """What is captured."""
+        values = list(arguments)
+        for change, at, new in self.steps:
+            found = change(values[at % len(values)])
+            if new:
+                values.append(found)
+        return [values[-1 - at % len(values)] for at in self.returned]
+
+    def run(self, function: Callable[..., list[Tensor]], *, inputs: bool) -> list[Any]:
+        """All that a caller can see of one call.
+
+        `inputs`: whether it uses arguments afterwards that nobody has written to. What a graph
+        gives for one is one summand of its gradient.
+        """
+        torch.manual_seed(0)
+        leaves = [torch.randn(3, 3, requires_grad=True) for _ in range(self.count)]
+        passed = [
+            (leaf * 1)[1:] if sliced else leaf * 1
+            for leaf, sliced in zip(leaves, self.sliced, strict=True)
+        ]
+        outs = function(*passed)
+        every = [*outs, *passed]
+        unwritten = [each for each in passed if not each._version and not inputs]
+        seen: list[Any] = [_shown(each, passed, bases=inputs) for each in every]
+        seen += [[i for i, one in enumerate(every) if one is other] for other in every]
+        for change, at in self.later:
+            change(every[at % len(every)])
+        both = zip(every, self.used, strict=False)
+        ends = [each for each, use in both if use and each.requires_grad]
+        ends = [each for each in ends if all(each is not other for other in unwritten)]
+        if ends:
+            sum((end * end.detach().cos()).sum() for end in ends).backward()  # type: ignore[union-attr]
+        return [*seen, *(each.detach().clone() for each in every), *(leaf.grad for leaf in leaves)]
+
+
+def _shown(tensor: Tensor, passed: list[Tensor], *, bases: bool) -> tuple[Any, ...]:
+    base = tensor._base if bases else None
+    of = None if base is None else (tuple(base.shape), [base is each for each in passed])
+    return tensor._is_view(), of, tensor.requires_grad, tensor.shape, tensor.stride()
+
+
+def _outcome(drawn: Drawn, function: Callable[..., Any], *, inputs: bool) -> tuple[str, list[Any]]:
+    try:
+        return "", drawn.run(function, inputs=inputs)
+    except foretrace.Refusal as refusal:
+        return f"refused: {refusal}", []
+    except RuntimeError as error:
+        # a view that stayed in the graph, as the gradient of what it is taken of would be another
+        return f"refused: {error}" if IN_GRAPH in str(error) else type(error).__name__, []
+
+
+def differences(seed: int, backend: Any) -> str:
+    """How a backend differs from eager; "" if it does not, and "refused" where it refuses."""
+    drawn = Drawn(seed)
+    compiled = foretrace.compile(drawn.__call__, backend=backend, fullgraph=True)
+    inputs = backend == "eager"
+    error, eager = _outcome(drawn, drawn, inputs=inputs)
+    again, seen = _outcome(drawn, compiled, inputs=inputs)
+    if again.startswith("refused"):
+        return "" if error else again
+    if error and not again:  # what eager's backward finds written over, a graph may not need
+        return f"known: eager alone raises {error}"
+    if again:
+        return "" if error else f"eager runs, here {again}"
+    for place, (one, other) in enumerate(zip(eager, seen, strict=True)):
+        tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+        if not (torch.equal(one, other) if tensors else one == other):
+            return f"{place}: {one} in eager, {other} here"
+    return ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_a_caller_sees_what_eager_gives(first: int, backend: str) -> None:
+    found = {seed: differences(seed, BACKENDS[backend]) for seed in range(first, first + 20)}
+    assert {k: v for k, v in found.items() if v and not v.startswith(("refused", "known"))} == {}
+    assert sum(not v for v in found.values()) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("first", range(60, 560, 50))
+def test_more_callers_see_what_eager_gives(first: int, backend: str) -> None:
+    found = {seed: differences(seed, BACKENDS[backend]) for seed in range(first, first + 50)}
+    assert {k: v for k, v in found.items() if v and not v.startswith(("refused", "known"))} == {}

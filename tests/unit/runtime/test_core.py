@@ -1,0 +1,74 @@
+"""What a compiler gets of a program, and which views a call takes of what its graph gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretrace.ir.program.op import target_name
+from foretrace.runtime.calls.core import core_of, views_after
+from tests.support.trees import recorded, semantics
+
+
+def after(program: Callable[[Tensor], Any]) -> tuple[list[str], int]:
+    """The views that a call takes after its graph, and how many results that has."""
+    found = recorded(program, torch.ones(2, 3, requires_grad=True))
+    views = views_after(found, semantics())
+    return [target_name(op.target) for op in views], len(core_of(found, views).outputs)
+
+
+def two_views(x: Tensor) -> list[Tensor]:
+    y = x * 2
+    return [y.view(-1), y.t()]
+
+
+def read_inside(x: Tensor) -> list[Tensor]:
+    y = x.view(-1)
+    return [y, y * 2]
+
+
+def read_afterwards(x: Tensor) -> list[Tensor]:
+    y = x * 2
+    return [y.view(-1), y.sin(), y.cos()]
+
+
+@pytest.mark.parametrize(("program", "views", "results"), [
+    (lambda x: x.view(-1), ["view"], 0),
+    (lambda x: (x * 2).view(-1), ["view"], 1),
+    (two_views, ["view", "t"], 1),
+    (lambda x: x[1:].t(), ["slice", "t"], 0),
+    (lambda x: [x * 2, x.view(-1)], ["view"], 1),
+    (lambda x: x.unbind(0), ["unbind"], 0),
+    (lambda x: x * 2, [], 1),
+])  # fmt: skip
+def test_views_at_the_end_are_taken_after_the_graph(
+    program: Any, views: list[str], results: int
+) -> None:
+    assert after(program) == (views, results)
+
+
+@pytest.mark.parametrize("program", [
+    read_inside,
+    lambda x: [x.view(-1), x * x],  # eager adds up the gradient of x in another order
+    read_afterwards,
+    lambda x: torch.no_grad()(x.view)(-1),  # no view to autograd
+    lambda x: (x * 2).detach(),
+])  # fmt: skip
+def test_other_views_stay_in_the_graph(program: Any) -> None:
+    assert after(program)[0] == []
+
+
+def test_what_nothing_reads_is_no_use_of_what_is_viewed() -> None:
+    def program(x: Tensor) -> Tensor:
+        _ = x * x
+        return x.view(-1)
+
+    assert after(program) == (["view"], 0)
+
+
+def test_a_write_that_autograd_follows_is_a_result() -> None:
+    found = recorded(lambda x: x.mul_(2) + 1, torch.ones(2, requires_grad=True) * 1)
+    core = core_of(found)
+    assert [len(found.mutations), len(core.mutations), len(core.outputs)] == [1, 0, 2]
