@@ -142,3 +142,13 @@ def test_a_caller_sees_what_eager_gives(first: int, backend: str) -> None:
 def test_more_callers_see_what_eager_gives(first: int, backend: str) -> None:
     found = {seed: differences(seed, BACKENDS[backend]) for seed in range(first, first + 50)}
     assert {k: v for k, v in found.items() if v and not v.startswith(("refused", "known"))} == {}
+
+
+def test_an_input_of_another_shape_is_no_view_later() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.t_() * 2
+
+    compiled = foretrace.compile(fn, fullgraph=True)
+    assert compiled(torch.randn(3, 3, requires_grad=True) * 1).shape == (3, 3)
+    with pytest.raises(foretrace.Refusal, match="changes the shape of the input x in place"):
+        compiled((torch.randn(4, 3, requires_grad=True) * 1)[1:])

@@ -96,7 +96,8 @@ class Gradients:
     def note(self, requires: CallRequirements) -> None:
         """What a later call has to be like."""
         requires.inputs.gradients = self.found
-        requires.inputs.whole, requires.inputs.rooms = self.whole, self.rooms
+        requires.inputs.whole |= self.whole
+        requires.inputs.rooms = self.rooms
         named = self.outside.attributes if self.outside is not None else ()
         requires.inputs.set_on += [(*each, MISSING) for each in self.absent if each[1] in named]
 
