@@ -5,11 +5,12 @@ else is what `python_state/access/reads.py` has noted: plain data is compared by
 classes and all else by identity.
 """
 
+import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -37,6 +38,8 @@ AROUND = "capture under what is on around the call, or use foretrace.compile"
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
+COUNTS_ATTRIBUTES: Final = sys.version_info < (3, 12)
+"""Whether setting an attribute changes the version of its dict: later Pythons store it inline"""
 READ = object.__getattribute__
 """How an attribute is read of a class that does not say it itself"""
 
@@ -193,7 +196,7 @@ class StateGuards(Checks):
             condition = f"([*{holder}] == {keys} or not {added}.names({holder}))"
             self._unchanged(
                 holder, guard.holder, [(condition, f"{added}.words({holder})")],
-                as_it_was=len(known) == len(guard.holder),
+                as_it_was=COUNTS_ATTRIBUTES and len(known) == len(guard.holder),
             )  # fmt: skip
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)

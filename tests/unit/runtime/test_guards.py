@@ -5,7 +5,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
+import foretrace
 from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.pydata.read_facts import ObjectClass
@@ -73,3 +75,25 @@ def test_a_class_and_a_dict_are_checked_without_code_of_the_class(kind: type) ->
     assert not eval(check.condition, guards.source.space)  # noqa: S307
     words = f"the item is of the class Other, in the capture of {kind.__name__}"
     assert eval(check.reason, guards.source.space) == words  # noqa: S307
+
+
+def test_one_attribute_gone_and_another_new() -> None:
+    class Box:
+        pass
+
+    box: Any = Box()
+    box.first = 1.0
+    compiled = foretrace.compile(lambda x: x * hasattr(box, "late"), fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [0, 0]
+    del box.first
+    box.late = 1.0
+    assert compiled(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_parameters_in_another_order() -> None:
+    layer = torch.nn.Linear(2, 2)
+    compiled = foretrace.compile(lambda x: x + next(iter(layer.parameters())).sum(), fullgraph=True)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), x + layer.weight.sum())
+    layer.weight = layer._parameters.pop("weight")
+    assert torch.equal(compiled(x), x + layer.bias.sum())
