@@ -38,8 +38,8 @@ AROUND = "capture under what is on around the call, or use foretrace.compile"
 BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
-COUNTS_ATTRIBUTES: Final = sys.version_info < (3, 12)
-"""Whether setting an attribute changes the version of its dict: later Pythons store it inline"""
+HAS_VERSIONS: Final = sys.version_info < (3, 12)
+"""Whether Python counts the changes of a dict; later ones store attributes inline, uncounted"""
 READ = object.__getattribute__
 """How an attribute is read of a class that does not say it itself"""
 
@@ -140,7 +140,7 @@ class StateGuards(Checks):
         reason = checks[-1][1]
         for condition, words in reversed(checks[:-1]):
             reason = f"({reason} if {condition} else {words})"
-        if as_it_was and type(table) is dict:
+        if HAS_VERSIONS and as_it_was and type(table) is dict:
             version = self.source.bind(torch_api.dict_version, "version")
             conditions = f"{version}({name}) == {torch_api.dict_version(table)} or {conditions}"
         self.add(conditions, reason)
@@ -196,7 +196,7 @@ class StateGuards(Checks):
             condition = f"([*{holder}] == {keys} or not {added}.names({holder}))"
             self._unchanged(
                 holder, guard.holder, [(condition, f"{added}.words({holder})")],
-                as_it_was=COUNTS_ATTRIBUTES and len(known) == len(guard.holder),
+                as_it_was=len(known) == len(guard.holder),
             )  # fmt: skip
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)
