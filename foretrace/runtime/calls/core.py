@@ -91,10 +91,19 @@ def views_after(recorded: Recording, semantics: TargetSemantics) -> list[Op]:
             after.add(op)
     taken = {out for op in after for out in op.outs}
     bases = dict.fromkeys(base for op in ops if op in after for base in op.operands)
+    changed = _changed(recorded)
     for base in bases:
-        if base not in taken and not _adds_up(recorded, base, ops, after):
+        stays = base in changed or not _adds_up(recorded, base, ops, after)
+        if base not in taken and stays:
             taken -= _drop(base, ops, after)
     return [op for op in ops if op in after]
+
+
+def _changed(recorded: Recording) -> set[Value]:
+    """The inputs that a call writes to or gives another shape before views are taken of them."""
+    places = {m.index for m in recorded.mutations}
+    places.update(index for effect in recorded.effects for index in effect.inputs)
+    return {recorded.inputs[index].value for index in places}
 
 
 def _result(output: Output) -> Value | None:

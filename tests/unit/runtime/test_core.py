@@ -60,6 +60,16 @@ def test_other_views_stay_in_the_graph(program: Any) -> None:
     assert after(program)[0] == []
 
 
+def test_a_view_from_before_a_change_of_shape_stays_in_the_graph() -> None:
+    def program(x: Tensor) -> Tensor:
+        seen = x[0]
+        x.t_()
+        return seen
+
+    found = recorded(program, torch.arange(9.0).view(3, 3))
+    assert views_after(found, semantics()) == []
+
+
 def test_what_nothing_reads_is_no_use_of_what_is_viewed() -> None:
     def program(x: Tensor) -> Tensor:
         _ = x * x
