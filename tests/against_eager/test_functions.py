@@ -455,3 +455,25 @@ def test_a_list_that_is_filled_beside_a_function() -> None:
     cut = foretrace.capture(fn, (x,)).cut("export")
     (gradient,) = torch.autograd.grad(cut(x).sum(), x)
     assert torch.equal(gradient, torch.autograd.grad(fn(x).sum(), x)[0])
+
+
+def test_the_backward_of_a_custom_operator_that_writes_is_refused() -> None:
+    @torch.library.custom_op("ft_functions::counted", mutates_args=())
+    def counted(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with torch.no_grad():
+            ctx.count.add_(1)
+        return gradient * 2, None
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.count = inputs[1]
+
+    counted.register_fake(lambda x, count: torch.empty_like(x))
+    counted.register_autograd(backward, setup_context=keep)
+    x, count = torch.ones(2, requires_grad=True), torch.zeros(2)
+    foretrace.compile(counted, fullgraph=True)(x, count).sum().backward()
+    assert count.tolist() == [1, 1]
+    with pytest.raises(foretrace.Refusal, match="writes to a tensor that was there before it"):
+        foretrace.capture(counted, (x, count)).cut("joint")

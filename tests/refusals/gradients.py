@@ -754,7 +754,7 @@ def writes_in_its_backward(w: Tensor, count: Tensor) -> Any:
     return WritesInItsBackward.apply(w, count)  # here
 
 
-refuses("side effect", "autograd/derivatives/function_backward.py:_check_kept").when(
+refuses("side effect", "autograd/derivatives/formula_tracer.py:check_kept").when(
     cuts(writes_in_its_backward, W, torch.zeros(2)),
     trained(writes_to_a_clone, W, torch.zeros(2), loss=None),
     compiled(writes_in_its_backward, W, torch.zeros(2)),

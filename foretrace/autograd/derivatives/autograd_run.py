@@ -121,6 +121,7 @@ class AutogradRuns:
                 return fit(call.func, registered.backward(backward), placeholders)
 
             gradients = of(arrived) if rows is None else _of_rows(of, arrived, rows)
+        tape.check_kept(f"the backward of {call.func}", formals)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         return Rule(name, operands, results, (), formals, ops_for(values, tape), values)
@@ -202,6 +203,7 @@ class AutogradRuns:
             found = self._grad(func, pairs, wanted, again, rows)
             if func in FIRST_GRADIENT_LIKE_OPERAND and wanted[0] is forward.edges[0]:
                 found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
+        tape.check_kept(f"the backward of {func}", formals)
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()

@@ -4,7 +4,7 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 functional, as in a program.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby
@@ -16,9 +16,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.registry import RuleTable
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Origin
+from foretrace.ir.program.walk import every_op
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
@@ -161,6 +162,25 @@ class Tape(WithoutExample, Recorder):
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor
+
+    def check_kept(self, backward: str, gradients: Collection[Value | None]) -> None:
+        """Refuse a backward that writes to what was there before: what else has it sees the write.
+
+        Args:
+            backward: what ran, in words.
+            gradients: what it got, to which it may write.
+        """
+        written = self.aliasing.overwritten.keys() - set(gradients)
+        if written and not written <= {o for op in every_op(self.scope.ops) for o in op.outs}:
+            raise Refusal(
+                f"{backward} writes to a tensor that was there before it, and a graph leaves that"
+                " as it is",
+                kind="side effect",
+                do=(
+                    "write to a clone of it",
+                    Remedy('or use foretrace.compile(..., backend="eager")', ("capture",)),
+                ),
+            )
 
     def stand_ins(self) -> list[ref[Abstract]]:
         """All stand-ins that it has created."""

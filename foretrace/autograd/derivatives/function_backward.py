@@ -13,10 +13,9 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.formula_tracer import Tape, current_value, flat_ops, ops_for
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_after
-from foretrace.errors import Refusal, Remedy
+from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import RuleName
-from foretrace.ir.program.walk import every_op
 from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.recorder.function_target import FunctionCall, backward_of
@@ -51,7 +50,7 @@ def own_rule(
         pairs = pairs or {token: tape.abstract(Value(token.ft_value.type.with_grad(False)))}
         wanted = [placeholder for placeholder in placeholders.values() if placeholder.requires_grad]
         found = iter(_gradients(call, pairs, wanted))
-    _check_kept(call, tape, formals.values())
+    tape.check_kept(f"{call}.backward", formals.values())
     _check_unwritten(call, [seed for t, seed in seeds.items() if t in waiting], formals.values())
     gradients = tuple(
         current_value(g, tape) if v.type.requires_grad and (g := next(found)) is not None else None
@@ -73,21 +72,6 @@ def _name(call: FunctionCall) -> RuleName:
     if standing:
         return name_of_hook(standing[0], f"on the backward of {call}")
     return RuleName(f"{call.function.__name__}.backward", "registered")
-
-
-def _check_kept(call: FunctionCall, tape: Tape, formals: Collection[Value]) -> None:
-    """Refuse a backward that writes to what was there before: what else has it sees the write."""
-    own = {out for op in every_op(tape.scope.ops) for out in op.outs}.union(formals)
-    if not tape.aliasing.overwritten.keys() <= own:
-        raise Refusal(
-            f"{call}.backward writes to a tensor that was there before it, and a graph leaves that"
-            " as it is",
-            kind="side effect",
-            do=(
-                "write to a clone of it",
-                Remedy('or use foretrace.compile(..., backend="eager")', ("capture",)),
-            ),
-        )
 
 
 def _check_unwritten(
