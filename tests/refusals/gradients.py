@@ -727,6 +727,38 @@ refuses("in-place on view", "session/run/mutations.py:_check_read_once").when(
 )
 
 
+def makes_a_leaf_and_writes(x: Tensor) -> Tensor:
+    x.requires_grad_(True)
+    with torch.no_grad():
+        x.mul_(2)  # here
+    return x * 3
+
+
+def writes_to_a_leaf(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3
+
+
+def by_backend(fn: Any, x: Tensor, backend: Any) -> Any:
+    """A way out: both end with the same leaf."""
+    live, eager = x.clone(), x.clone()
+    for each in (live, eager):
+        each.requires_grad_(fn is writes_to_a_leaf)
+    compiled_by = foretrace.compile(fn, backend=backend, fullgraph=True)
+    same([compiled_by(live), live, live.is_leaf], [fn(eager), eager, eager.is_leaf])
+
+
+refuses("followed write", "runtime/calls/core.py:check_leaves").when(
+    lambda: foretrace.compile(makes_a_leaf_and_writes, backend=by_graphs, fullgraph=True)(
+        torch.ones(2)
+    ),
+    lambda: by_backend(makes_a_leaf_and_writes, torch.ones(2), "eager"),
+    lambda: by_backend(writes_to_a_leaf, torch.ones(2), by_graphs),
+    at=makes_a_leaf_and_writes,
+)
+
+
 class WritesInItsBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, count: Tensor) -> Tensor:

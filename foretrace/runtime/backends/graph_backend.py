@@ -33,7 +33,7 @@ from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
-from foretrace.runtime.calls.core import core_of, views_after
+from foretrace.runtime.calls.core import check_leaves, core_of, views_after
 from foretrace.runtime.calls.epilogue import (
     call_core,
     check_changes,
@@ -96,6 +96,7 @@ def join(
     Raises:
         Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
     """
+    check_leaves(recorded)
     views = views_after(recorded, semantics)
     core = core_of(recorded, views)
     if not core.gives_followed:

@@ -14,6 +14,8 @@ import sympy
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.version_counters import view_positions_of
+from foretrace.errors import Refusal
+from foretrace.ir.program.effects import SetRequiresGrad
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
@@ -57,6 +59,24 @@ def _own(output: Output) -> bool:
 def is_output(recorded: Recording, mutation: Mutation) -> bool:
     """Whether a graph gives what is written as an output of its own, with a history."""
     return mutation.rebound or recorded.writes_followed(mutation)
+
+
+def check_leaves(recorded: Recording) -> None:
+    """Refuse to write to an input that the program makes a leaf.
+
+    Raises:
+        Refusal: it does: the call would copy what the graph gives, and leave no leaf.
+    """
+    switched = {effect.index for effect in recorded.effects_of(SetRequiresGrad)}
+    for mutation in recorded.mutations:
+        if mutation.index in switched and recorded.writes_followed(mutation):
+            raise Refusal(
+                f"the program sets `requires_grad` of {recorded.inputs[mutation.index].role}, and"
+                " writes to it",
+                kind="followed write",
+                at=recorded.defined_at(mutation.value),
+                do=('use backend="eager"', "or set it outside of the compiled program"),
+            )
 
 
 def _numbers_of(recorded: Recording, views: Sequence[Op]) -> list[sympy.Symbol]:

@@ -113,7 +113,11 @@ class StateGuards(Checks):
             self.add(f"not ({' or '.join(none)})", more)
         for here, now, table in zip(names, live, before, strict=True):
             known = [*map(str, table)]
-            found = [(f"[*{here}] == {self.source.bind(known, 'keys')}", more)] if known else []
+            keys, order = (
+                self.source.bind(known, "keys"),
+                self.source.bind(_Order(table).same, "order"),
+            )
+            found = [(f"([*{here}] == {keys} or {order}({here}))", more)] if known else []
             for name, item in table.items():
                 if item is None:
                     words = repr(f"{path}.{name} is no longer None")
@@ -122,23 +126,19 @@ class StateGuards(Checks):
                     module = self.source.bind(item, "module")
                     words = repr(f"{path}.{name} is another module")
                     found.append((f"{here}[{name!r}] is {module}", words))
-            if known:
-                self._unchanged(here, now, found, as_it_was=_ids(now) == _ids(table))
+            if found:
+                self._unchanged(here, now, found, as_it_was=_same(now, table))
 
     def _unchanged(
         self, name: str, table: Any, checks: Sequence[tuple[str, str]], *, as_it_was: bool
     ) -> None:
-        """Checks of one dict, which none of takes place while the dict has the same version.
+        """Checks of one dict: none takes place while it has the same version.
 
-        Args:
-            name: of the dict.
-            table: it.
-            checks: conditions, each with what to say where it fails.
-            as_it_was: whether they hold now.
+        `checks`: conditions, each with what to say where it fails; `as_it_was`: they hold now.
         """
         conditions = " and ".join(condition for condition, _ in checks)
-        reason = checks[-1][1]
-        for condition, words in reversed(checks[:-1]):
+        (_, reason), *others = reversed(checks)
+        for condition, words in others:
             reason = f"({reason} if {condition} else {words})"
         if HAS_VERSIONS and as_it_was and type(table) is dict:
             version = self.source.bind(torch_api.dict_version, "version")
@@ -284,6 +284,28 @@ class _Members:
         return {_by_identity(item) for _, item in own_items(holder)} == self.keys
 
 
+class _Order:
+    """Whether a table has the names that it had, and what is not None in that order.
+
+    A weight that loses its parametrization is registered again, behind a bias that is None.
+    """
+
+    def __init__(self, table: Mapping[Any, object]) -> None:
+        self.names, self.order = table.keys(), _present(table)
+
+    def same(self, table: Mapping[Any, object]) -> bool:
+        """Asked where the names are in another order."""
+        return table.keys() == self.names and _present(table) == self.order
+
+
+def _same(one: Mapping[Any, object], other: Mapping[Any, object]) -> bool:
+    return [*one] == [*other] and all(one[key] is other[key] for key in one)
+
+
+def _present(table: Mapping[Any, object]) -> list[Any]:
+    return [name for name, item in table.items() if item is not None]
+
+
 class _NotInTables:
     """Whether tensors are none of those in modules' tables."""
 
@@ -295,10 +317,6 @@ class _NotInTables:
         """Asked at each call."""
         tensors = chain.from_iterable(table.values() for table in self.tables)
         return self.others.keys().isdisjoint(map(id, tensors))
-
-
-def _ids(table: Mapping[Any, object]) -> list[tuple[Any, int]]:
-    return [(key, id(item)) for key, item in table.items()]
 
 
 def _by_identity(item: object) -> object:
