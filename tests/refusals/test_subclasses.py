@@ -85,8 +85,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "sparse": (lambda x: x * 2, X.to_sparse().requires_grad_(), "x is torch.sparse_coo"),
     "sparse rows": (lambda x: x * 2, quietly(lambda: X.to_sparse_csr().requires_grad_()),
                     "x is torch.sparse_csr"),
-    "sparse rows, batches": (lambda x: x * 2, quietly(torch.ones(2, 3, 3).to_sparse_csr),
-                             "x is torch.sparse_csr"),
+    "sparse rows, batches": (
+        lambda x: x * 2,
+        quietly(lambda: torch.ones(2, 3, 3).to_sparse_csr().requires_grad_()),
+        "x is torch.sparse_csr",
+    ),
     "sparse blocks": (
         lambda x: x * 2,
         quietly(lambda: torch.ones(4, 4).to_sparse_bsr((2, 2)).requires_grad_()),

@@ -9,20 +9,18 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.source.call_site import asked, asking_line
 from foretrace.ir.values.value import Value
-from foretrace.operators.abstract_tensors import tensor_queries
+from foretrace.operators.abstract_tensors import tensor_methods, tensor_queries
 from foretrace.operators.abstract_tensors.index_parts import open_number
 from foretrace.operators.abstract_tensors.indexing import get_item, set_item
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
-from foretrace.operators.abstract_tensors.tensor_methods import cast, refused
 
 TENSOR: Any = torch.Tensor
 """Without torch's stubs, in which its descriptors are plain attributes"""
 FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """torch's own, for callers other than the program"""
-NEW: Any = torch.Tensor.new
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 OURS = (
@@ -220,18 +218,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """Whether `layout` is this."""
         return self.layout is torch.sparse_csr
 
-    def new(self, *args: Any, **kwargs: Any) -> Any:
-        """As `Tensor.new`, of a sparse tensor too."""
-        if not self.is_sparse:
-            return NEW(self, *args, **kwargs)
-        parts = args and isinstance(args[0], (torch.Tensor, torch.Size))
-        return torch.sparse_coo_tensor(
-            *(args if parts else [args or (0,)]), dtype=self.dtype, **kwargs
-        )
-
-    def _nnz(self) -> Any:
-        """As `Tensor._nnz`; in COO layout a symbolic size, which C++ would make a number."""
-        return self._values().shape[0] if self.is_sparse else torch_api.stored_count(self)
+    new, _nnz = tensor_methods.new, tensor_methods.stored_count
+    sparse_dim, dense_dim = tensor_methods.sparse_dim, tensor_methods.dense_dim
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`, recorded as an op."""
@@ -336,10 +324,10 @@ def become_like(tensor: Abstract, other: Abstract) -> None:
 
 
 for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
-    setattr(Abstract, _name, refused(_name, *tensor_queries.READS_VALUES))
+    setattr(Abstract, _name, tensor_methods.refused(_name, *tensor_queries.READS_VALUES))
 for _name in torch_api.CASTS:
-    setattr(Abstract, _name, cast(_name))
-Abstract.register_post_accumulate_grad_hook = refused(  # type: ignore[method-assign]
+    setattr(Abstract, _name, tensor_methods.cast(_name))
+Abstract.register_post_accumulate_grad_hook = tensor_methods.refused(  # type: ignore[method-assign]
     "register_post_accumulate_grad_hook",
     "asks autograd, which does not run while a program is captured",
     "autograd inside",

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.values.value import Tree
-from foretrace.operators.abstract_tensors.sparse_layouts import is_compressed, of_layout
+from foretrace.operators.abstract_tensors.sparse_layouts import SPARSE, of_layout
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 
 Found = tuple[str, str | tuple[str, ...]]
@@ -57,8 +57,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
         return "not initialized yet", FirstCall("call the module once before the capture")
     if torch_api.is_fake(tensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
-    followed = tensor.layout is torch.sparse_coo or is_compressed(tensor)
-    if followed and not tensor.requires_grad and plain_class(kind):
+    if tensor.layout in SPARSE and not tensor.requires_grad and plain_class(kind):
         return _transformed(tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         return _of_another_layout(tensor)
@@ -147,7 +146,7 @@ def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
             do=("use torch.func.jacfwd, jacrev or hessian", "or map by torch.vmap"),
         )
     for leaf in torch_api.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
+        if isinstance(leaf, torch.layout) and leaf not in (torch.strided, *SPARSE):
             raise of_layout(leaf)
         if isinstance(leaf, torch.dtype) and leaf in QUANTIZED:
             raise Refusal(

@@ -1,10 +1,20 @@
-"""Methods of an abstract tensor in place of those of `torch.Tensor` that refuse, or only cast."""
+"""Methods of an abstract tensor in place of those of `torch.Tensor`: refuse, cast, ask a layout.
+
+To C++ an abstract tensor is dense. Source of the methods of sparse tensors:
+aten/src/ATen/native/sparse/SparseTensor.cpp and SparseCsrTensor.cpp.
+"""
 
 from typing import Any, NoReturn
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.operators.abstract_tensors.sparse_layouts import ROWS_AND_COLUMNS, Compressed
+
+NEW: Any = torch.Tensor.new
+SPARSE_DIM: Any = torch.Tensor.sparse_dim
+DENSE_DIM: Any = torch.Tensor.dense_dim
 
 
 def refused(name: str, what: str, kind: str, do: str) -> Any:
@@ -30,3 +40,47 @@ def cast(name: str) -> Any:
 
     method.__name__ = name
     return method
+
+
+def new(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `Tensor.new`, of a sparse tensor too."""
+    if not tensor.is_sparse:
+        return NEW(tensor, *args, **kwargs)
+    parts = args and isinstance(args[0], (torch.Tensor, torch.Size))
+    return torch.sparse_coo_tensor(
+        *(args if parts else [args or (0,)]), dtype=tensor.dtype, **kwargs
+    )
+
+
+def stored_count(tensor: Any) -> Any:
+    """As `Tensor._nnz`: a symbolic size, which C++ would make a number."""
+    if tensor.is_sparse:
+        return torch.ops.aten._values.default(tensor).shape[0]
+    described = _described(tensor)
+    if isinstance(described, str):
+        return tensor.values().shape[tensor.dim() - dense_dim(tensor) - ROWS_AND_COLUMNS]
+    return torch_api.stored_count(tensor)
+
+
+def sparse_dim(tensor: Any) -> int:
+    """As `Tensor.sparse_dim`."""
+    described = _described(tensor)
+    if isinstance(described, str):
+        return ROWS_AND_COLUMNS
+    found: int = described or SPARSE_DIM(tensor)
+    return found
+
+
+def dense_dim(tensor: Any) -> int:
+    """As `Tensor.dense_dim`."""
+    described = _described(tensor)
+    if isinstance(described, str):
+        return Compressed.read(described).dense
+    found: int = tensor.dim() - described if described else DENSE_DIM(tensor)
+    return found
+
+
+def _described(tensor: Any) -> int | str:
+    """The description of its layout; 0 of a dense one."""
+    described: int | str = tensor.ft_value.type.sparse if tensor.ft_value is not None else 0
+    return described

@@ -74,8 +74,14 @@ HIDDEN_VIEWS = Quirk(
 )
 KEPT_OPERANDS = Quirk(
     "gives a sparse tensor that keeps these operands as what it stores; its schema does not say so",
-    _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
-    NATIVE + "sparse/SparseTensor.cpp",
+    {
+        **_each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
+        **_each(
+            ("values", "compressed_indices", "plain_indices"),
+            "sparse_compressed_tensor.comp_plain_value_size",
+        ),
+    },
+    NATIVE + "sparse/SparseTensor.cpp and SparseCsrTensor.cpp",
     "operators/schemas/schema.py",
     since="2.13",
 )
