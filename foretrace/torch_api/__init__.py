@@ -156,6 +156,7 @@ from foretrace.torch_api.fake import (
     has_fake_rule as has_fake_rule,
     is_fake as is_fake,
     load_dynamo as load_dynamo,
+    outside_fake_mode as outside_fake_mode,
     plain_meta_kernel as plain_meta_kernel,
     put_counts as put_counts,
     sized_by_data as sized_by_data,

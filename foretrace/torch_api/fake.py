@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import CodeType
 from typing import Any, Final
@@ -33,12 +33,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode as FakeTensorMode,
     UnsupportedOperatorException as UnsupportedOperatorException,
     torch_decomp_decompositions,
+    unset_fake_temporarily,
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from foretrace.errors import Refusal
 from foretrace.torch_api.clean_room import no_dispatch_modes
-from foretrace.torch_api.dispatch import kernel_for, no_dispatch
+from foretrace.torch_api.dispatch import FAKE_MODE_KEY, kernel_for, no_dispatch
 from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
 
@@ -52,6 +53,12 @@ def is_fake(item: object) -> bool:
     From 2.15 on not each such is an instance of FakeTensor: C++ makes some, and torch is asked.
     """
     return bool(ASKED(item))
+
+
+def outside_fake_mode() -> AbstractContextManager[object]:
+    """Inside, a FakeTensorMode of the caller's that is on sees no calls; a recorder stays on."""
+    mode = torch._C._get_dispatch_mode(FAKE_MODE_KEY)
+    return unset_fake_temporarily() if isinstance(mode, FakeTensorMode) else nullcontext()
 
 
 def symbolic_meta(

@@ -307,3 +307,120 @@ def test_a_gradient_goes_through_the_state_of_several_calls() -> None:
         sum(each(x).sum() for _ in range(3)).backward()
     assert torch.equal(module.get_parameter("w").grad, eager.w.grad)
     assert torch.equal(module.get_buffer("state"), eager.state)
+
+
+@pytest.fixture(scope="module")
+def returns_operands() -> Any:
+    """An operator that writes to its operands and returns them, which its schema does not say."""
+    library = torch.library.Library("tests_export", "FRAGMENT")
+    library.define("shifted(Tensor(a!) x, Tensor(b!) z) -> (Tensor, Tensor, Tensor)")
+
+    def on_cpu(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.add_(5), z.mul_(3), x + z
+
+    library.impl("shifted", on_cpu, "CPU")
+    torch.library.register_fake("tests_export::shifted", lambda x, z: (x, z, x + z), lib=library)
+    yield torch.ops.tests_export.shifted
+    library._destroy()
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("route", ["export", "compile", "graph"])
+def test_an_operator_that_returns_what_it_writes_to(
+    returns_operands: Any, own: bool, route: str
+) -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: torch.Tensor, z: torch.Tensor) -> Any:
+            y = x * 2 if own else x
+            first, second, both = returns_operands(y, z)
+            first.mul_(3)
+            return first, second, both, y
+
+    def operands() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(3), torch.full((3,), 2.0)
+
+    if route == "export":
+        ours = foretrace.export(Shifts(), operands()).module()
+    else:
+        backend = "eager" if route == "compile" else lambda graph, inputs: graph
+        ours = foretrace.compile(Shifts(), fullgraph=True, backend=backend)
+    there, here = operands(), operands()
+    eager, found = Shifts()(*there), ours(*here)
+    assert all(map(torch.equal, (*eager, *there), (*found, *here)))
+    assert found[0] is found[3]
+    assert [found[1] is here[1], found[0] is here[0]] == [True, not own]
+
+
+@pytest.mark.parametrize("route", ["export", "aten", "joint", "compile"])
+def test_numbers_of_data_that_a_branch_alone_has(route: str) -> None:
+    def program(a: torch.Tensor, one: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        def masked(x: torch.Tensor) -> torch.Tensor:
+            return x[x > 1].sum() * one.item()
+
+        def part(x: torch.Tensor) -> torch.Tensor:
+            size = one.item()
+            torch._check(size >= 2)
+            torch._check(size < 8)
+            return x[:size].sum() * size
+
+        return torch.cond(a, masked, part, (x,)) * 2
+
+    def call(answer: bool, number: int) -> tuple[torch.Tensor, ...]:
+        x = torch.arange(10.0).requires_grad_(route == "joint")
+        return torch.tensor(answer), torch.tensor([number]), x
+
+    if route == "compile":
+        ours = foretrace.compile(program, fullgraph=True)
+    else:
+        named = {"loss": 0} if route == "joint" else {}
+        ours = foretrace.capture(program, call(True, 4)).cut(route, **named)
+    for answer, number in ((True, 4), (False, 4), (True, 6), (False, 2)):
+        found = ours(*call(answer, number))
+        args = call(answer, number)
+        eager = program(*args)
+        if route == "joint":
+            assert torch.equal(found[1]["x"], torch.autograd.grad(eager, args[2])[0])
+        assert torch.equal(found[0] if route == "joint" else found, eager)
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")
+def test_a_constant_has_each_name_that_the_module_has_for_it() -> None:
+    class Inner(nn.Module):
+        def __init__(self, table: torch.Tensor) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table
+
+    class Outer(Inner):
+        def __init__(self, table: torch.Tensor) -> None:
+            super().__init__(table)
+            self.inner = Inner(table)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.table
+
+    module, x = Outer(torch.randn(3)), torch.randn(3)
+    ours, theirs = (export(module, (x,)) for export in (foretrace.export, torch.export.export))
+    assert list(ours.constants) == list(theirs.constants) == ["table", "inner.table"]
+    assert ours.graph_signature == theirs.graph_signature
+    assert torch.equal(torch.export.unflatten(ours)(x), module(x))
+
+
+def test_an_assertion_has_the_words_of_torch() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size = x.item()
+            torch._check(size >= 4)
+            torch._check(size <= 7)
+            return torch.ones(size, 4)
+
+    for export in (foretrace.export, torch.export.export):
+        module = export(Sized(), (torch.tensor(5),)).module()
+        assert module(torch.tensor(6)).shape == (6, 4)
+        for size, words in ((30, r"u\d+ <= 7"), (3, r"u\d+ >= 4")):
+            with pytest.raises(
+                RuntimeError, match=f"Runtime assertion failed for expression {words}"
+            ):
+                module(torch.tensor(size))

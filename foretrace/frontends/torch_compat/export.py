@@ -90,7 +90,12 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         Refusal: the program has no exact graph, or none that can be written to a file.
     """
     around = torch.is_grad_enabled()
-    with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
+    with (
+        Asked("export", mod),
+        torch_api.outside_fake_mode(),
+        torch.inference_mode(mode=False),
+        torch.set_grad_enabled(around),
+    ):
         args, named = _called(mod, args, kwargs, values, branches, warm=warm)
         dynamic_shapes = of_function(dynamic_shapes, mod)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)

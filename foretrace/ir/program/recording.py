@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
+from sympy.core.relational import Relational
 
 from foretrace.errors import Frame
 from foretrace.forks import cached_property
@@ -234,10 +236,17 @@ class Recording:
     def _asked(self, guard: Guard, number: int) -> SymbolGuard:
         hint = self.symbols.concrete
         then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
+        asked = _as_torch_writes(guard.condition)
         return SymbolGuard(
-            str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
+            asked, (), False, True, frozenset(), guard.frame, self.again,
             asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip
+
+
+def _as_torch_writes(condition: sympy.Basic) -> str:
+    """A condition with its number on the right: `u0 >= 4`."""
+    turned = isinstance(condition, Relational) and condition.lhs.is_number
+    return str(condition.reversed if turned else condition)
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

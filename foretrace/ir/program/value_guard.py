@@ -103,5 +103,6 @@ class SymbolGuard(ValueGuard):
 
     @property
     def broken(self) -> str:
-        """The message of a call for which it does not hold."""
-        return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
+        """The message of a call for which it does not hold; its first words are torch.export's."""
+        held = f"which held in the capture ({self.then})"
+        return f"Runtime assertion failed for expression {self.asked}, {held}"

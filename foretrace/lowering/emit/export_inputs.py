@@ -105,7 +105,8 @@ def _reached(
                 kind="captured history",
                 do="pass it as an argument, or detach it",
             )
-        name = attributes.get(id(tensor)) or _lifted_name(users.get(value), numbers)
+        names = attributes.get(id(tensor)) or [_lifted_name(users.get(value), numbers)]
+        name = names[0]
         if tensor.requires_grad:
             parameter = isinstance(tensor, nn.Parameter)
             found.lifted.append(Lifted(InputKind.PARAMETER, name, value))
@@ -115,18 +116,18 @@ def _reached(
             found.constants[name] = tensor
         else:
             found.lifted.append(Lifted(InputKind.CONSTANT_TENSOR, name, value))
-            found.constants[name] = tensor
+            found.constants |= dict.fromkeys(names, tensor)
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     found.lifted.sort(key=lambda item: kinds.index(item.kind))
 
 
-def _attributes(module: nn.Module) -> dict[int, str]:
-    """Tensors that are plain attributes of a module, by id, with their dotted names."""
-    names: dict[int, str] = {}
+def _attributes(module: nn.Module) -> dict[int, list[str]]:
+    """Tensors that are plain attributes of a module, by id, with all their dotted names."""
+    names: dict[int, list[str]] = {}
     for path, owner in module.named_modules():
         for name, item in vars(owner).items():
             if isinstance(item, torch.Tensor):
-                names.setdefault(id(item), f"{path}.{name}" if path else name)
+                names.setdefault(id(item), []).append(f"{path}.{name}" if path else name)
     return names
 
 

@@ -48,12 +48,14 @@ SM = re.compile(r"cuda:sm(\d+)(\d)")
 def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
     """The target that `spec` names; for None, the device of the inputs.
 
+    FakeTensors may be on a device that this machine does not have: "cuda" is sm80 there.
+
     Raises:
         Refusal: there is no profile for it.
     """
     if isinstance(spec, Target):
         return spec
-    if spec is None and inputs_device.type == "cuda":
+    if spec is None and inputs_device.type == "cuda" and torch.cuda.is_available():
         return _cuda_here(inputs_device)
     name = inputs_device.type if spec is None else spec
     if name in KEYS:

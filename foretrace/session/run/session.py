@@ -103,7 +103,7 @@ class Session:
         known = self.known.abstract.get(id(tensor))
         if known is not None:
             return known
-        check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
+        check_admitted(tensor, name, fake=self._without_data(tensor))
         value = Value(like or self._type(tensor, name, kind), name)
         check_sparse_here(tensor, value.type.device, name)
         abstract = self.types.abstract(value)
@@ -125,9 +125,15 @@ class Session:
         self.append(item, tensor, abstract)
         if kind == "constant":
             self.questions.constants.add_literal(value, tensor)
-        elif not (tensor.is_meta or value.type.wrapped or self.dynamic.knows(tensor)):
+        elif not (tensor.is_meta or value.type.wrapped or self._without_data(tensor)):
             self.questions.constants.add_input(value, tensor, len(self.inputs) - 1)
         return abstract
+
+    def _without_data(self, tensor: torch.Tensor) -> bool:
+        """Whether it is an input without data: a front end's, or one whose sizes are numbers."""
+        if self.dynamic.knows(tensor) or not torch_api.is_fake(tensor):
+            return self.dynamic.knows(tensor)
+        return not any(isinstance(size, torch.SymInt) for size in (*tensor.shape, *tensor.stride()))
 
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
         """Whether a module's tensor is no stand-in to the program: it is `reached` elsewhere, too.
@@ -135,7 +141,7 @@ class Session:
         On another device than the target it is one: Python would see the wrong device.
         """
         here = self.device is None or tensor.device == self.device
-        plain = plain_class(type(tensor)) and not self.dynamic.knows(tensor)
+        plain = plain_class(type(tensor)) and not self._without_data(tensor)
         if id(tensor) in reached and here and plain:
             self.known.themselves.add(id(tensor))
         return id(tensor) in self.known.themselves

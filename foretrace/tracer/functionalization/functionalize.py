@@ -61,6 +61,7 @@ from foretrace.tracer.functionalization.written_layout import (
     draws_same,
     in_layout,
     lay_out,
+    tensors_of,
 )
 
 aten = torch.ops.aten
@@ -319,7 +320,7 @@ def _write_many(call: Call) -> Any:
         results = as_the_op(call, computed)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
-    result = tuple(targets) if schema.returns.written else tuple(map(recorder.abstract, results))
+    result = tuple(targets) if schema.returns.written else tensors_of(call, results)
     outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):

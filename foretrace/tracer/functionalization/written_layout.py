@@ -11,6 +11,7 @@ from foretrace.ir.values.nested import leaves
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.schemas.dispatch_result import ReturnedOperand
 from foretrace.operators.schemas.quirks import DRAWS_IN_ANY_ORDER
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.builder import RecorderBase
@@ -97,7 +98,22 @@ def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
         return results
     likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
-        new if new.type.same_layout(like) else lay_out(recorder, like, new)
+        new
+        if isinstance(like, ReturnedOperand) or new.type.same_layout(like)
+        else lay_out(recorder, like, new)
+        for new, like in zip(results, likes, strict=True)
+    )
+
+
+def tensors_of(call: Call, results: tuple[Value, ...]) -> tuple[Abstract, ...]:
+    """The results as the program has them: an operand itself where the kernel returns it."""
+    if not results:
+        return ()
+    likes = leaves(call.recorder.semantics.infer(call.func, *call.types))
+    return tuple(
+        call.tensors[like.operand]
+        if isinstance(like, ReturnedOperand)
+        else call.recorder.abstract(new)
         for new, like in zip(results, likes, strict=True)
     )
 

@@ -10,7 +10,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Op, Write
-from foretrace.ir.program.walk import every_op, leaves_that_run, read_outside
+from foretrace.ir.program.walk import binds, every_op, leaves_that_run, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -93,13 +93,14 @@ class Holding:
         return [value for value in dict.fromkeys(read) if value not in known | inside]
 
     def sizes(self, runs: Sequence[Run], params: Iterable[Value]) -> list[sympy.Symbol]:
-        """The symbols in the subgraphs that no parameter has as a size."""
+        """The symbols in the subgraphs that no parameter has as a size, and no op inside binds."""
         leaves = (leaf for run in runs for leaf in leaves_that_run(run.ops))
         named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
         simplify = self.recorder.types.symbols.simplify
         used = {s for symbol in named for s in simplify(symbol).free_symbols}
         there = {simplify(size) for param in params for size in param.type.shape}
-        return sorted(used - there, key=str)
+        bound = {symbol for run in runs for op in every_op(run.ops) for symbol in binds(op)}
+        return sorted(used - there - bound, key=str)
 
     # ---- what torch refuses ---------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import INSIDE
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.inference.communication import communicates
-from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand
 from foretrace.operators.schemas.quirks import READS_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.forward_ad.jvp_queries import (
@@ -287,7 +287,11 @@ def of_kind(
 def _auto_functionalized(recorder: RecorderBase, func: Any, named: dict[str, Tree]) -> Outcome:
     """An operator that writes, by torch's form of it: its results, then new contents."""
     typed = map_values(named, lambda v: v.type.with_grad(False))
-    result = recorder.semantics.infer(func, (), typed)
+    operands = [type for type in typed.values() if isinstance(type, TensorType)]
+    result = map_tree(
+        recorder.semantics.infer(func, (), typed),
+        lambda t: operands[t.operand] if isinstance(t, ReturnedOperand) else t,
+    )
     news = [typed.get(name) for name in schema_of(func).writes]
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     intern = recorder.types.intern
