@@ -77,7 +77,40 @@ class Filled(Made):
         return x * sum(found)
 
 
-PROGRAMS = {kind.__name__: kind for kind in (Counting, Pure, Mask, Filled)}
+class Recipe:
+    """An object without a class of its own for equality."""
+
+    def __init__(self, n: int, parts: list[float]) -> None:
+        self.n, self.parts = n, parts
+
+
+class Recipes(Made):
+    """What is kept is an object, of which there is one for each argument."""
+
+    def kept(self, n: int, *, twice: bool = False) -> Any:
+        return Recipe(n, [0.5, n])
+
+    def __call__(self, x: Tensor, n: int) -> Tensor:
+        same = self.memo(n) is self.memo(n)
+        found: Tensor = x * self.memo(n).n + sum(self.memo(n).parts) * same
+        return found
+
+
+class Nested(Made):
+    """A memo that another calls."""
+
+    def __init__(self, memoize: Memoize) -> None:
+        super().__init__(memoize)
+        self.inner = memoize(lambda n: n + 1)
+
+    def kept(self, n: int, *, twice: bool = False) -> Any:
+        return self.inner(n) > 2
+
+    def __call__(self, x: Tensor, n: int) -> Tensor:
+        return x * 2 if self.memo(n) else x - 1
+
+
+PROGRAMS = {kind.__name__: kind for kind in (Counting, Pure, Mask, Filled, Recipes, Nested)}
 ROUTES: dict[str, Callable[[Any], Any]] = {
     "compile": foretrace.compile,
     "whole": lambda fn: foretrace.compile(fn, fullgraph=True),
@@ -141,6 +174,38 @@ def test_a_capture_refuses_a_first_call_and_leaves_the_memo(name: str, how: str)
     assert same_bits(cut(x, 2), made(x, 2))
     assert made.memo.cache_info().hits == 2
     assert same_bits(cut(x, 2), expected)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["Pure", "Recipes", "Nested"])
+def test_a_capture_takes_the_first_call_of_what_changes_nothing(name: str, how: str) -> None:
+    x = torch.ones(3)
+    for way in ("capture", "export"):
+        made, eager = PROGRAMS[name](HOW[how]), PROGRAMS[name](HOW[how])
+        if way == "capture":
+            program: Any = foretrace.capture(made, (x, 2)).cut("aten")
+        else:
+            program = foretrace.export(Holding(made), (x, 2)).module()
+        assert same_bits(program(x, 2), eager(x, 2))
+        assert made.memo.cache_info().currsize <= 2
+        assert made.calls == 0
+        assert same_bits(made(x, 2), eager(x, 2))
+
+
+def test_an_object_that_leads_to_a_tensor_of_the_run_is_not_kept() -> None:
+    class Tensors(Made):
+        def kept(self, n: int, *, twice: bool = False) -> Any:
+            return Recipe(n, [torch.ones(3) * n])  # type: ignore[list-item]
+
+        def __call__(self, x: Tensor, n: int) -> Tensor:
+            return x * self.memo(n).parts[0]
+
+    made, x = Tensors(functools.cache), torch.ones(3)
+    for way in (foretrace.capture, foretrace.export):
+        with pytest.raises(foretrace.Refusal, match="lru_cache keeps"):
+            way(made if way is foretrace.capture else Holding(made), (x, 2))
+        assert made.memo.cache_info()[:] == (0, 0, None, 0)
+    assert same_bits(foretrace.compile(made)(x, 2), x * 2)
 
 
 class Holding(nn.Module):

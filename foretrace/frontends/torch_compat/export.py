@@ -1,7 +1,8 @@
 """`foretrace.export`: torch.export.export, from one recorded run."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -90,12 +91,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         Refusal: the program has no exact graph, or none that can be written to a file.
     """
     around = torch.is_grad_enabled()
-    with (
-        Asked("export", mod),
-        torch_api.outside_fake_mode(),
-        torch.inference_mode(mode=False),
-        torch.set_grad_enabled(around),
-    ):
+    with Asked("export", mod), torch_api.outside_fake_mode(), _normal_mode(around):
         args, named = _called(mod, args, kwargs, values, branches, warm=warm)
         dynamic_shapes = of_function(dynamic_shapes, mod)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
@@ -104,6 +100,13 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         small = partial(_at_sizes, branches, mod, WithoutSmall(shapes), (args, named), around)
         exported = _exported_program(program, sites, mod, args, named, around, small)
     return _verified(exported, dynamic_shapes)
+
+
+@contextmanager
+def _normal_mode(grad_mode: bool) -> Iterator[None]:
+    """No inference mode, and the grad mode that is on around it."""
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(grad_mode):
+        yield
 
 
 def _verified(exported: ExportedProgram, dynamic_shapes: Any) -> ExportedProgram:

@@ -104,5 +104,5 @@ class SymbolGuard(ValueGuard):
     @property
     def broken(self) -> str:
         """The message of a call for which it does not hold; its first words are torch.export's."""
-        held = f"which held in the capture ({self.then})"
-        return f"Runtime assertion failed for expression {self.asked}, {held}"
+        then = f"which was so in the capture ({self.then})"
+        return f"Runtime assertion failed for expression {self.asked}, {then}"

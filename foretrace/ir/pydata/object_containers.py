@@ -91,13 +91,21 @@ NO_CONTAINER = (str, int, float, type, ModuleType, *LIVE, set, frozenset, deque)
 """What is not looked into: a module of Python's, as `self.torch`, leads to all that is loaded"""
 
 
-def _holds_tensors(item: Any, depth: int) -> bool:
-    if isinstance(item, torch.Tensor):
-        return True
-    if depth == 0 or isinstance(item, NO_CONTAINER):
-        return False
-    below = depth if isinstance(item, (dict, list, tuple)) else depth - 1
-    return any(_holds_tensors(each, below) for _, each in members(item))
+def _holds_tensors(attributes: dict[str, Any], depth: int) -> bool:
+    """Whether there is a tensor within so many steps by attributes; containers are no step."""
+    level, seen = [attributes], dict[int, Any]()
+    for left in range(depth, -1, -1):
+        below = list[Any]()
+        while level:
+            item: Any = level.pop()
+            if isinstance(item, torch.Tensor):
+                return True
+            if left and id(item) not in seen and not isinstance(item, NO_CONTAINER):
+                seen[id(item)] = item
+                inside = (each for _, each in members(item))
+                (level if isinstance(item, (dict, list, tuple)) else below).extend(inside)
+        level = below
+    return False
 
 
 def _leads_back(attributes: dict[str, Any], to: Any) -> bool:

@@ -106,6 +106,10 @@ def _named_in(space: dict[str, Any], names: tuple[str, ...]) -> tuple[object, ..
     return tuple([space.get(name) for name in names])
 
 
+OWN: Final = f"{__name__.partition('.')[0]}."
+"""How the names of foretrace's own files begin"""
+
+
 class Numbered:
     """Gives each class a number: a guard that had the classes themselves would keep them alive."""
 
@@ -114,8 +118,9 @@ class Numbered:
         self._next = itertools.count()
 
     def below(self, kind: type) -> tuple[int, ...]:
-        """The numbers of the classes that inherit from one."""
-        return tuple(map(self._of, type.__subclasses__(kind)))
+        """The numbers of the classes that inherit from one; a compiled module's is foretrace's."""
+        found: list[type] = type.__subclasses__(kind)
+        return tuple(self._of(each) for each in found if not _module_of(each).startswith(OWN))
 
     def _of(self, kind: type) -> int:
         known = self._known.get(id(kind))
@@ -129,6 +134,10 @@ class Numbered:
 
 
 NUMBERED: Final = Numbered()
+
+
+def _module_of(kind: type) -> str:
+    return str(vars(kind).get("__module__", ""))
 
 
 def bases_of(kind: type, mentioned: frozenset[str]) -> Iterator[ShownContent]:

@@ -6,6 +6,8 @@ deep. Plain data is kept as a copy, all else as the object that it is.
 """
 
 import itertools
+import linecache
+import logging
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -79,6 +81,8 @@ OF_MODULES = frozenset({*REGISTERED, "training"})
 DEEPEST = 6
 """How far attributes of attributes are followed"""
 NO_INSIDE = (type, torch.Tensor)
+LOGS = ((logging.Logger, "_cache"), (logging.Manager, "loggerDict"))
+"""What any import or question about a level fills; the levels, by a logger's parents, are facts"""
 Step: TypeAlias = tuple[str, Any, int]
 """What an object is called, the object, and how many steps its attributes are followed from it"""
 SLOT = types.MemberDescriptorType
@@ -211,6 +215,8 @@ class StateReads:
         make: Callable[..., ReadLocation] = ReadLocation,
     ) -> Iterable[Step]:  # fmt: skip
         """Note one place, as what `make` makes; gives the steps that it leads to."""
+        if item is linecache.cache:  # of files, which whoever looks at a line reads
+            return ()
         is_data = self._data(item)
         # a dict of numbers that holds a list which each call fills is no value to compare
         itself = id(item) in self._open or (not is_data and plain(item))
@@ -286,6 +292,8 @@ class StateReads:
             if self._lists(item):
                 self.found.append(names_in(name, space))
             for key in keys:
+                if any(key == filled and issubclass(kind, each) for each, filled in LOGS):
+                    continue
                 make = ReadByLibrary if key in own else ReadLocation
                 yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth, make)
         slots = yield from self._classes(kind, depth)

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import torch
 
 from foretrace.errors import PACKAGE_DIR, FirstCall, Frame, Refusal
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.members import MISSING, cell_content, referents
 from foretrace.ir.pydata.memo import Memo, MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import ShownContent
@@ -24,12 +25,16 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.snapshot.code_references import is_users_memo
 from foretrace.python_state.snapshot.heap import HeapSnapshot, memo_in
 
 Changes = Callable[[], Iterable[Change]]
 BEFORE: Final = FirstCall("or, if no argument is a tensor of the program: call it once before")
 """A way out"""
+MOST: Final = 20_000
+"""How many objects a result may lead to"""
+LEAVES = (str, bytes, int, float, bool, type(None))
 WRAPPING = (staticmethod, classmethod)
 """What a class has in the place of a function that its methods call"""
 
@@ -39,10 +44,12 @@ class Memos:
 
     Args:
         refuse: notes a refusal, in case the program catches it.
+        fills: whether a memo may be called for an object that it keeps, as by a call before; not
+            where a refused first call is one.
     """
 
-    def __init__(self, refuse: Callable[[Refusal], Refusal]) -> None:
-        self.refuse = refuse
+    def __init__(self, refuse: Callable[[Refusal], Refusal], *, fills: bool) -> None:
+        self.refuse, self.fills = refuse, fills
         self.calls = list[MemoCall]()
         """in order"""
         self._computed = dict[tuple[int, Any], Any]()
@@ -50,6 +57,10 @@ class Memos:
         self._refused = dict[tuple[int, Any], Refusal]()
         """what it is refused for where that is no first call of a function of data alone"""
         self._changes: Changes = tuple
+        self._counts = dict[int, Any]()
+        """how often each was called before, by its id"""
+        self._bound = set[int]()
+        """what stands for them where they are bound, by its id"""
 
     @contextmanager
     def replaced(
@@ -72,7 +83,7 @@ class Memos:
         """
         self._changes = changes
         memos = {id(each): each for each in before.memos() if is_users_memo(each)}
-        counts = {key: each.cache_info() for key, each in memos.items()}
+        self._counts = {key: each.cache_info() for key, each in memos.items()}
         places = before.places_with(memos)
         found = {id(memo_in(place.before)) for place in places}
         stand_ins = {key: self._stand_in(memos[key]) for key in found}
@@ -81,14 +92,16 @@ class Memos:
             outside.borrowed.update({id(one): (one, other) for one, other in pairs})
         try:
             for place in places:
-                place.bind(_put(place.before, stand_ins))
+                put = _put(place.before, stand_ins)
+                self._bound.add(id(put))
+                place.bind(put)
             yield
         finally:
             self._changes = tuple
             for place in places:
                 place.bind(place.before)
         self._check_results()
-        _check_uncalled(memos, counts, lines)
+        _check_uncalled(memos, self._counts, lines)
 
     def _check_results(self) -> None:
         """Refuse a program that changes what it was the first to compute: that is kept.
@@ -141,20 +154,35 @@ class Memos:
                 self._refused[id(memo), key] = refusal = self._refusal(memo, what)
                 self._computed[id(memo), key] = self._compute(refusal, memo, args, kwargs)
             result = self._computed[id(memo), key]
+            entry = Memo(memo).table.get(key, MISSING)
         self.calls.append(MemoCall(name, memo, args, kwargs, key, known.table, entry, result))
         return result
 
     def _compute(self, refusal: Refusal, memo: Any, args: Any, kwargs: Any) -> Any:
-        """A result that is plain data, of a function that changes nothing.
+        """A result of a function that changes nothing: plain data, or an object that is kept now.
+
+        Such an object is another at each run of the function, so the memo is called for it now, as
+        a call before the capture would.
 
         Raises:
-            Refusal: it is no such.
+            Refusal: it changes something, or what it returns leads to a tensor of the run.
         """
-        before = _stamp(self._changes())
+        before = self._stamp()
         result = Memo(memo).function(*args, **kwargs)
-        if plain(result) and _stamp(self._changes()) == before:
+        if self._stamp() != before or _leads_to_the_run(result):
+            raise self.refuse(refusal)
+        if plain(result):
             return result
-        raise self.refuse(refusal)
+        if not self.fills:
+            raise self.refuse(refusal)
+        result = memo(*args, **kwargs)
+        self._counts[id(memo)] = memo.cache_info()
+        return result
+
+    def _stamp(self) -> list[Any]:
+        """What is changed, and how; not where one of ours is bound."""
+        changes = (each for each in self._changes() if id(each.after) not in self._bound)
+        return [(each.place.identity, _content(each.after)) for each in changes]
 
     def _refusal(self, memo: Any, what: str) -> Refusal:
         frame = sys._getframe(1)
@@ -192,6 +220,21 @@ def _gives_nothing(memo: Any) -> bool:
         return False
 
 
+def _leads_to_the_run(result: Any) -> bool:
+    """Whether an object leads to a tensor or an open number of the run, or to more than is seen."""
+    seen = dict[int, Any]()
+    found = walk_heap([result], _referents, most=MOST, leaves=LEAVES, seen=seen)
+    return any(isinstance(each, Abstract) or is_open(each) for each in found) or len(seen) >= MOST
+
+
+def _referents(item: Any) -> Iterable[Any]:
+    if isinstance(item, (type, ModuleType, torch.Tensor)):
+        return ()
+    if isinstance(item, FunctionType):
+        return (*map(cell_content, item.__closure__ or ()), item.__defaults__, item.__kwdefaults__)
+    return referents(item)
+
+
 def _put(holds: Any, stand_ins: dict[int, Any]) -> Any:
     """What stands for what a place holds."""
     found = stand_ins[id(memo_in(holds))]
@@ -203,11 +246,6 @@ def _put(holds: Any, stand_ins: dict[int, Any]) -> Any:
 def _number(item: Any) -> Any:
     """Where a memo looks a size up, it is a number, which a guard fixes."""
     return int(item) if isinstance(item, torch.SymInt) else item
-
-
-def _stamp(changes: Iterable[Change]) -> list[Any]:
-    """What is changed, and how."""
-    return [(each.place.identity, _content(each.after)) for each in changes]
 
 
 def _content(item: Any) -> Any:

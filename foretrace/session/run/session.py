@@ -80,7 +80,7 @@ class Session:
         self.leaves = RunLeaves(self)
         self.steps = Steps(self.recorder, self.questions, self.assumed.as_they_are)
         self.arguments = Arguments(self, separate=separate)
-        self.memos = Memos(self.recorder.refused)
+        self.memos = Memos(self.recorder.refused, fills=not self.assumed.first_calls)
         leaves = None if self.outside is None else self.leaves
         answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
         types.queries.answer_by(answers)

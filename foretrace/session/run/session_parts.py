@@ -44,6 +44,8 @@ class Assumed:
     as_they_are: frozenset[str] = frozenset()
     """functions of `math` and of torch, by their full names, for which the program finds no
     stand-ins: it does more with them than to call them"""
+    first_calls: bool = False
+    """whether a refused first call runs as Python, which a memo counts"""
 
 
 @dataclass(slots=True, eq=False)

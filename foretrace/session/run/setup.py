@@ -180,7 +180,14 @@ class Assumptions:
         """What the next run goes on from."""
         moved = [*self.bound.values()]
         return Assumed(
-            self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are
+            self.counts,
+            self.fills,
+            moved,
+            self.own,
+            together,
+            self.switches,
+            self.as_they_are,
+            self.guesses,
         )
 
     def drop(self, run: Session, *, failed: bool) -> bool:
