@@ -196,7 +196,7 @@ def rates_that_decay_layer_by_layer() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-@step()
+@step(first_calls=2)
 def a_group_is_added_later() -> Loop:
     """The head alone at first, the body from the fifth batch on; added outside of the step."""
     model = mlp()

@@ -140,9 +140,9 @@ def trained_and_judged_by_turns() -> Loop:
     return Loop(step_of, batch, model=model, optimizer=optimizer)
 
 
-@step()
+@step(first_calls=2)
 def one_of_two_heads_by_turns() -> Loop:
-    """The other one's gradient is None, or what it was."""
+    """The other one's gradient is None, or what it was; each has its first step."""
     body, heads = nn.Linear(D, 6), nn.ModuleDict({"a": nn.Linear(6, K), "b": nn.Linear(6, K)})
     optimizer = Adam([*body.parameters(), *heads.parameters()], lr=0.01)
 

@@ -19,14 +19,12 @@ WAYS: Mapping[str, tuple[int, str]] = MappingProxyType({
     # optimizers and schedules
     "optimizer_asgd": (3, "max(1, step - t0) is an int; it is a float; mu is below 1"),
     "lbfgs_with_a_closure": (9, "each length of its history"),
-    "a_group_is_added_later": (3, "one group; two, of which one has no state; two"),
     "multi_step_in_the_step": (3, "none; each of two milestones, a key of a dict"),
     "sequential_in_the_step": (4, "one schedule; the change; the first epoch of the other; later"),
     "reduced_on_a_plateau_in_the_step": (3, "a better loss; none; none for long"),
     # sizes and arguments
     "a_last_batch_of_one_row": (3, "batches as the first; of other sizes; of one row"),
     "a_window_that_grows_by_a_counter": (3, "each length: a GRU goes through it step by step"),
-    "one_of_two_heads_by_turns": (3, "one; the other, which has no state; the other"),
     # lists
     "negatives_from_a_deque_of_batches": (4, "none to three batches are put together"),
     "the_last_three_losses": (4, "`sum()` adds up none to two numbers and one more"),

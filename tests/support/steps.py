@@ -259,6 +259,7 @@ def same_cut(
     was = _look(loop, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # once in a process
         cut = foretrace.capture(loop.step, given).cut(level)
     _fail_on("capturing", list(differences(was, _look(loop, None), "after it")))
     for index, expected in enumerate(every[before : before + batches]):
