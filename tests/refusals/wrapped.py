@@ -116,6 +116,23 @@ refuses("unsupported tensor", WRITTEN).when(
 )
 
 
+def goes_on_with_a_leaf(w: Any) -> Any:
+    with torch.no_grad():
+        w.mul_(2)
+    return w * 3  # here
+
+
+def goes_on_with_another(w: Any) -> Any:
+    return (w * 2) * 3
+
+
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_unwritten").when(
+    captures(goes_on_with_a_leaf, two(3, 4, grad=True)),
+    trains(goes_on_with_another, FOLLOWED, by=by_compile),
+    OUTSIDE,
+)
+
+
 def writes_through_a_view(w: Any) -> Any:
     made = w * 2
     made.t().add_(1)  # here

@@ -160,6 +160,8 @@ class Aliasing:
     """tensors that have views"""
     in_subclasses: set[Value] = field(default_factory=set)
     """values of tensors that tensor subclasses wrap"""
+    rewritten_leaves: set[Value] = field(default_factory=set)
+    """what leaves of tensor subclasses are after writes that autograd does not follow"""
     functional_form: Op | None = None
     """the op whose results are being written over what it was computed from"""
 

@@ -69,6 +69,8 @@ def write(call: Call) -> Any:
             note_overwritten(alias, recorder)
     within[0].version.count += 1
     renew(recorder, target, new)
+    if old.type.requires_grad:
+        recorder.aliasing.rewritten_leaves.add(new)
     return tensor
 
 
