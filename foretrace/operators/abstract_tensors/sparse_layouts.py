@@ -121,5 +121,5 @@ def of_layout(layout: torch.layout | None) -> Refusal:
     return Refusal(
         f"the program makes a tensor of layout {layout}",
         kind="unsupported tensor",
-        do="compute with dense tensors, or in torch.sparse_coo, inside of the captured program",
+        do="compute with dense tensors, or with sparse ones, inside of the captured program",
     )
