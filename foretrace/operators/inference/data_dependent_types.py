@@ -9,6 +9,7 @@ from foretrace import torch_api
 from foretrace.ir.values.nested import leaves, map_tree
 from foretrace.ir.values.tensor_type import Size, TensorType
 from foretrace.ir.values.value import Tree
+from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,
@@ -43,9 +44,14 @@ class DataDependentTypes:
             real: the results in the captured run. Each symbol has its number from there. Where a
                 meta kernel says otherwise, dtypes and layouts are those of `real`.
             counts: what earlier calls found of each operand; updated with what this call finds.
+
+        Raises:
+            Refusal: a result is in a compressed layout.
         """
         self.symbols.start()
         tensors = [leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.layout in COMPRESSED for tensor in tensors):  # it has no strides to look at
+            raise depends_on_data(func)
         types = list[TensorType]()
         if compressed_in((args, kwargs)):
             types = types_in(self._of_stored(func, args, kwargs, counts))
