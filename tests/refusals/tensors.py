@@ -117,6 +117,27 @@ refuses("unsupported tensor", "operators/abstract_tensors/sparse_layouts.py:of_l
 )
 
 
+def puts_together_what_does_not_fit(x: Tensor) -> Tensor:
+    places = torch.tensor([0, 1, 1]), torch.tensor([2])
+    return torch.sparse_csr_tensor(*places, x[:1, :1], (2, 8)).to_dense()  # here
+
+
+def puts_together_what_fits(x: Tensor) -> Tensor:
+    places = torch.tensor([0, 1, 1]), torch.tensor([2])
+    return torch.sparse_csr_tensor(*places, x[0, :1], (2, 8)).to_dense()
+
+
+def gets_it(a: Tensor) -> Tensor:
+    return a.to_dense()
+
+
+refuses("unsupported tensor", "operators/inference/sparse_ops.py:_unfit").when(
+    captures(puts_together_what_does_not_fit, X),
+    captured(puts_together_what_fits, X),
+    captured(gets_it, ROWS),
+)
+
+
 def resizes_an_out(x: Tensor) -> Tensor:
     out = torch.empty(3)
     view = out[1:]

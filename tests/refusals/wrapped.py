@@ -126,7 +126,7 @@ def goes_on_with_another(w: Any) -> Any:
     return (w * 2) * 3
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_unwritten").when(
+refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_leaves").when(
     captures(goes_on_with_a_leaf, two(3, 4, grad=True)),
     trains(goes_on_with_another, FOLLOWED, by=by_compile),
     OUTSIDE,

@@ -107,4 +107,4 @@ def _follows(op: Op) -> bool:
     """Whether autograd follows a result of the op back to its operands."""
     if isinstance(op.target, Write) and not op.target.followed:
         return False
-    return op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+    return op.followed

@@ -204,6 +204,11 @@ class Op:
         return self.below is None
 
     @property
+    def followed(self) -> bool:
+        """Whether autograd follows what it gives, by the grad mode that is on around it."""
+        return self.origin.grad_mode and any(out.type.requires_grad for out in self.outs)
+
+    @property
     def late(self) -> bool:
         """Whether it is of the backward that a cut has, and not of one that the program runs."""
         return self.because is not None and not self.asked

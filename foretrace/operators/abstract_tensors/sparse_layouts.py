@@ -116,7 +116,7 @@ def compressed(
     )
 
 
-def of_layout(layout: torch.layout | None) -> Refusal:
+def of_layout(layout: torch.layout) -> Refusal:
     """The refusal of a program that creates a tensor of an unsupported layout."""
     return Refusal(
         f"the program makes a tensor of layout {layout}",

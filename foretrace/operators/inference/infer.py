@@ -28,13 +28,7 @@ from foretrace.operators.inference.eager_strides import as_eager
 from foretrace.operators.inference.fake_kernels import NO_KERNEL, FakeKernels, no_meta_kernel
 from foretrace.operators.inference.meta_kernels import MetaKernels
 from foretrace.operators.inference.numeric_probe import of_any_number, probe
-from foretrace.operators.inference.sparse_ops import (
-    CREATES_COMPRESSED,
-    SIZED_BY_PLACES,
-    compressed_in,
-    created_type,
-    reads_sparse,
-)
+from foretrace.operators.inference.sparse_ops import compressed_in, created, reads_sparse
 from foretrace.operators.schemas.cache import (
     ONE_AT_A_TIME,
     Cache,
@@ -146,10 +140,8 @@ class Inference:
             raise
 
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        if func is CREATES_COMPRESSED:
-            return created_type(args, kwargs)
-        if func is SIZED_BY_PLACES:
-            raise depends_on_data(func)
+        if (type := created(func, args, kwargs)) is not None:
+            return type
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._meta_kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
         run = self._of_compressed if compressed_in((args, kwargs)) else self._run

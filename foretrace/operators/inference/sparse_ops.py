@@ -7,8 +7,12 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.values.tensor_type import Size, TensorType
 from foretrace.ir.values.value import Tree
-from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, Compressed, of_layout
-from foretrace.operators.inference.cpu_kernels import types_in
+from foretrace.operators.abstract_tensors.sparse_layouts import (
+    Compressed,
+    is_layout_description,
+)
+from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
+from foretrace.operators.schemas.schema import schema_of
 
 aten = torch.ops.aten
 PLACES = frozenset({aten._indices.default, aten.indices.default})
@@ -36,24 +40,41 @@ def stored_type(func: Any, type: TensorType, count: Size) -> TensorType:
     return TensorType((count, *type.shape[dims:]), (), type.dtype, type.device).contiguous()
 
 
-def created_type(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> TensorType:
-    """The type of `sparse_compressed_tensor(compressed_indices, plain_indices, values, size)`.
+def created(func: Any, args: Tree, kwargs: dict[str, Tree]) -> TensorType | None:
+    """The type of a compressed tensor by its constructor, whose meta kernel takes no values.
 
-    Its meta kernel takes no values.
+    None for another operator.
 
     Raises:
-        Refusal: it is no compressed layout, its values are converted, or its blocks are symbolic.
+        Refusal: its size follows from data, its values are converted, or they do not fit the size
+            and the layout.
     """
-    places, _, values, size = args
-    layout, dtype = kwargs.get("layout"), kwargs.get("dtype")
+    if func is SIZED_BY_PLACES:
+        raise depends_on_data(func)
+    if func is not CREATES_COMPRESSED:
+        return None
+    named = schema_of(func).bind(args, kwargs)
+    places, values, size = (named[name] for name in ("compressed_indices", "values", "size"))
+    layout, dtype = named.get("layout") or torch.strided, named.get("dtype")
     batch, dense = len(places.shape) - 1, len(size) - len(places.shape) - 1
     block = values.shape[len(places.shape) : len(values.shape) - dense]
     plain = dtype in (None, values.dtype) and all(isinstance(each, int) for each in block)
-    if layout not in COMPRESSED or not plain or min(batch, dense) < 0:
-        raise of_layout(layout)
     described = str(Compressed(layout, places.dtype, tuple(block), dense))
-    return (
-        TensorType(tuple(size), (), values.dtype, values.device).contiguous().but(sparse=described)
+    if not plain or min(batch, dense) < 0 or not is_layout_description(described):
+        raise _unfit(layout)
+    whole = TensorType(tuple(size), (), values.dtype, values.device).contiguous()
+    return whole.but(sparse=described)
+
+
+def _unfit(layout: torch.layout) -> Refusal:
+    return Refusal(
+        f"the program puts a tensor of layout {layout} together of indices and values that do not"
+        " fit it, or its dtype",
+        kind="unsupported tensor",
+        do=(
+            "use indices of int32 or int64, and a number or a block of fixed size for each place",
+            "or put it together outside of the captured program, and pass it",
+        ),
     )
 
 

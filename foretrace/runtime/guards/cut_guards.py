@@ -177,10 +177,7 @@ def _calls_module(op: Op) -> bool:
 
 def follows(ops: Iterable[Op]) -> bool:
     """Whether anything the program did is followed by autograd."""
-    return any(
-        op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        for op in called_in(ops)
-    )
+    return any(op.followed for op in called_in(ops))
 
 
 def _checking(recorded: Recording, reads: PythonGuards | None) -> Callable[[list[Any]], Any]:

@@ -75,7 +75,7 @@ from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.inference_mode import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.recorder.rng import check_states
-from foretrace.tracer.subclasses.dispatch import check_unwritten
+from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
 
 
 def record(
@@ -348,6 +348,7 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
         result = fn(*args, **kwargs)
         recorder.view_rebased()
     check_unwritten(recorder)
+    check_leaves(recorder)
     if recorder.failures.first is not None:  # the program caught it
         raise recorder.failures.first
     return result

@@ -131,8 +131,10 @@ class Session:
 
     def _without_data(self, tensor: torch.Tensor) -> bool:
         """Whether it is an input without data: a front end's, or one whose sizes are numbers."""
-        if self.dynamic.knows(tensor) or not torch_api.is_fake(tensor):
-            return self.dynamic.knows(tensor)
+        if self.dynamic.knows(tensor):
+            return True
+        if not torch_api.is_fake(tensor) or tensor.layout is not torch.strided:
+            return False
         return not any(isinstance(size, torch.SymInt) for size in (*tensor.shape, *tensor.stride()))
 
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:

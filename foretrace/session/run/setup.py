@@ -180,15 +180,9 @@ class Assumptions:
         """What the next run goes on from."""
         moved = [*self.bound.values()]
         return Assumed(
-            self.counts,
-            self.fills,
-            moved,
-            self.own,
-            together,
-            self.switches,
-            self.as_they_are,
-            self.guesses,
-        )
+            self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are,
+            first_calls=self.guesses,
+        )  # fmt: skip
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""

@@ -53,7 +53,7 @@ from foretrace.tracer.functionalization.self_overlap import (
 )
 from foretrace.tracer.functionalization.storage_offsets import FROM_START
 from foretrace.tracer.functionalization.written_layout import (
-    as_the_op,
+    OwnResults,
     check_fits,
     check_not_resized,
     copy_content,
@@ -61,7 +61,6 @@ from foretrace.tracer.functionalization.written_layout import (
     draws_same,
     in_layout,
     lay_out,
-    tensors_of,
 )
 
 aten = torch.ops.aten
@@ -314,13 +313,14 @@ def _write_many(call: Call) -> Any:
     check_not_resized(call)
     grad = recorder.grad_mode()
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
+    own = OwnResults.of(call)
     with recorder.scope.inner(origin.frame) as body:
         contents = _new_contents(call)
         computed = body[0].outs[: len(body[0].outs) - len(targets)]
-        results = as_the_op(call, computed)
+        results = own.laid_out(computed)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
-    result = tuple(targets) if schema.returns.written else tensors_of(call, results)
+    result = tuple(targets) if schema.returns.written else own.tensors(results)
     outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):

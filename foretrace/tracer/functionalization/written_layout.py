@@ -1,6 +1,7 @@
 """New contents in the layout of what they are written over, by ops that have derivatives."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,31 +92,40 @@ def in_layout(recorder: RecorderBase, target: Alias, new: Value) -> Value:
     return lay_out(recorder, like, new)
 
 
-def as_the_op(call: Call, results: tuple[Value, ...]) -> tuple[Value, ...]:
-    """The results of a functional form, beside new contents, in the layout of the op's own."""
-    recorder = call.recorder
-    if not results or call.schema.returns.written:
-        return results
-    likes = leaves(recorder.semantics.infer(call.func, *call.types))
-    return tuple(
-        new
-        if isinstance(like, ReturnedOperand) or new.type.same_layout(like)
-        else lay_out(recorder, like, new)
-        for new, like in zip(results, likes, strict=True)
-    )
+@dataclass(frozen=True, slots=True)
+class OwnResults:
+    """What an operator returns beside what it writes to, by its own kernel."""
 
+    call: Call
+    likes: list[TensorType | ReturnedOperand]
+    """of each result its type, or that it is an operand"""
 
-def tensors_of(call: Call, results: tuple[Value, ...]) -> tuple[Abstract, ...]:
-    """The results as the program has them: an operand itself where the kernel returns it."""
-    if not results:
-        return ()
-    likes = leaves(call.recorder.semantics.infer(call.func, *call.types))
-    return tuple(
-        call.tensors[like.operand]
-        if isinstance(like, ReturnedOperand)
-        else call.recorder.abstract(new)
-        for new, like in zip(results, likes, strict=True)
-    )
+    @classmethod
+    def of(cls, call: Call) -> "OwnResults":
+        """Of a call; none of one that returns what it writes to alone."""
+        if call.schema.returns.written or not call.schema.returns.tensors:
+            return cls(call, [])
+        return cls(call, leaves(call.recorder.semantics.infer(call.func, *call.types)))
+
+    def laid_out(self, computed: tuple[Value, ...]) -> tuple[Value, ...]:
+        """The results of a functional form, in the layout of the operator's own."""
+        if not self.likes:
+            return computed
+        return tuple(
+            new
+            if isinstance(like, ReturnedOperand) or new.type.same_layout(like)
+            else lay_out(self.call.recorder, like, new)
+            for new, like in zip(computed, self.likes, strict=True)
+        )
+
+    def tensors(self, results: tuple[Value, ...]) -> tuple[Abstract, ...]:
+        """The results as the program has them: an operand itself where the kernel returns it."""
+        return tuple(
+            self.call.tensors[like.operand]
+            if isinstance(like, ReturnedOperand)
+            else self.call.recorder.abstract(new)
+            for new, like in zip(results, self.likes, strict=True)
+        )
 
 
 def same_sizes(recorder: RecorderBase, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

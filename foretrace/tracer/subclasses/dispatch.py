@@ -282,22 +282,9 @@ def unshared(what: str) -> Refusal:
 def check_unwritten(recorder: RecorderBase) -> None:
     """Refuse a run in which memory was written that a tensor of its own class holds.
 
-    Also one that goes on with a leaf of such a class which it wrote to: no gradient would come back
-    to the leaf.
-
     Raises:
-        Refusal: with the line that wrote, or that goes on.
+        Refusal: with the line that wrote.
     """
-    for op in recorder.scope.log if recorder.aliasing.rewritten_leaves else ():
-        followed = op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        if followed and not recorder.aliasing.rewritten_leaves.isdisjoint(op.operands):
-            raise Refusal(
-                "the program writes to a leaf of a tensor class of its own, and goes on with it"
-                " where autograd follows",
-                kind="unsupported tensor",
-                at=op.origin.frame,
-                do=("use the operator that returns a new tensor", "or write to it outside"),
-            )
     if not recorder.aliasing.in_subclasses:
         return
     for op in recorder.scope.log:
@@ -307,4 +294,24 @@ def check_unwritten(recorder: RecorderBase) -> None:
                 kind="unsupported tensor",
                 at=op.origin.frame,
                 do=("write to a clone", "or do it outside of the captured program"),
+            )
+
+
+def check_leaves(recorder: RecorderBase) -> None:
+    """Refuse a run that goes on with a leaf of a tensor class of its own, to which it wrote.
+
+    The graph has another value for it, from which no gradient comes back to the leaf.
+
+    Raises:
+        Refusal: with the line that goes on.
+    """
+    leaves = recorder.aliasing.rewritten_leaves
+    for op in recorder.scope.log if leaves else ():
+        if op.followed and not leaves.isdisjoint(op.operands):
+            raise Refusal(
+                "the program writes to a leaf of a tensor class of its own, and goes on with it"
+                " where autograd follows",
+                kind="unsupported tensor",
+                at=op.origin.frame,
+                do=("use the operator that returns a new tensor", "or write to it outside"),
             )

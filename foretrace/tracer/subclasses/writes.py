@@ -116,8 +116,11 @@ def check_not_saved(old: Collection[Value], call: Call) -> None:
     backwards = [op.target for op in log if isinstance(op.target, GradientCall)]
     freed = frozenset[Op]().union(*(each.freed for each in backwards))
     for op in log:
-        followed = op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        if followed and any(value in old for value in op.operands) and not _let_go(op, old, freed):
+        if (
+            op.followed
+            and any(value in old for value in op.operands)
+            and not _let_go(op, old, freed)
+        ):
             kind = call.written[0].type.wrapped
             raise refused(f"{call.func} writes to a {kind} after {op.target} used it")
 
