@@ -102,8 +102,8 @@ class OwnResults:
 
     @classmethod
     def of(cls, call: Call) -> "OwnResults":
-        """Of a call; none of one that returns what it writes to alone."""
-        if call.schema.returns.written or not call.schema.returns.tensors:
+        """Of a call; none of one that returns only what it writes to, or nothing."""
+        if call.schema.returns.written or not call.schema.returns.something:
             return cls(call, [])
         return cls(call, leaves(call.recorder.semantics.infer(call.func, *call.types)))
 
