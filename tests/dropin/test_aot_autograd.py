@@ -188,6 +188,40 @@ def trained_with(aot: Callable[..., Any], make: Callable[..., Any], dynamic: boo
     return seen
 
 
+@pytest.mark.parametrize("options", [{}, {"partition_fn": default_partition}])
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_a_backend_of_foretrace_compile(make, options):
+    """Its own compilers get the halves, as in torch.compile."""
+    seen = [Seen(), Seen()]
+    for compile, each in zip((torch.compile, foretrace.compile), seen, strict=True):
+        torch._dynamo.reset()
+        fn, args = make()
+        expected = run_step(fn, args) if make is not writer else None
+        backend = each.backend(foretrace.aot_autograd, **options)
+        found = run_step(compile(fn, backend=backend, fullgraph=True, dynamic=False), args)
+        if expected is not None:
+            for one, two in zip((*expected[0], *expected[1]), (*found[0], *found[1]), strict=True):
+                assert one is two is None or torch.equal(one, two)
+    assert [name for name, *_ in seen[0].calls] == [name for name, *_ in seen[1].calls]
+    assert [sorted(i) for _, i, _ in seen[0].calls] == [sorted(i) for _, i, _ in seen[1].calls]
+
+
+def test_a_partition_fn_with_open_sizes_gets_zeros_for_a_missing_tangent():
+    def two(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat([a.expand(b.size(0), a.size(0)), b])
+        return both, both @ b.t()
+
+    leaves = [
+        [torch.ones(4, requires_grad=True), torch.ones(3, 4, requires_grad=True)] for _ in "ab"
+    ]
+    backend = Seen().backend(foretrace.aot_autograd, partition_fn=default_partition)
+    compiled = foretrace.compile(two, backend=backend, fullgraph=True, dynamic=True)
+    for fn, (a, b) in zip((two, compiled), leaves, strict=True):
+        fn(a, b)[0].sum().backward()
+    for one, other in zip(*leaves, strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
 @pytest.mark.parametrize("aot", AOT)
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_is_not_trained_goes_to_the_inference_compiler(aot, grad):

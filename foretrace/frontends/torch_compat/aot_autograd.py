@@ -11,11 +11,8 @@ from foretrace.frontends.torch_compat.partitioner import WithPartitioner
 from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
-from foretrace.runtime.backends.compilers import Compiler, TorchCompilers
+from foretrace.runtime.backends.compilers import Compiler, CompilersBackend, TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled
-
-Backend = Callable[..., Callable[..., Any]]
-"""A `backend=` of torch.compile"""
 
 
 @Hiding()
@@ -26,8 +23,10 @@ def aot_autograd(
     partition_fn: Callable[..., Any] | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     inference_compiler: Compiler | None = None,
-) -> Backend:
-    """A backend for torch.compile that compiles forward and backward, as torch's function does.
+) -> CompilersBackend:
+    """A backend that compiles forward and backward, as torch's function of this name gives.
+
+    It is one of `torch.compile`, and of `foretrace.compile`.
 
     Args:
         fw_compiler: takes the forward as (GraphModule, example inputs), returns a callable.
@@ -51,12 +50,12 @@ def aot_autograd(
         else WithPartitioner(*each, decompositions, partition_fn=partition_fn)
     )
 
-    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with Asked("dynamo", first_line(module)):
             program = capture_graph(module, inputs)
             return flat_compiled(program.recorded, program.semantics, compilers)
 
-    return backend
+    return CompilersBackend(compilers, compile)
 
 
 def _check(**functions: Any) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
@@ -23,7 +22,7 @@ from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import make_graph, run_passes
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves
-from foretrace.runtime.backends.autograd_function import Flat, Partial, zeros
+from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of, zeros
 from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
 
 TANGENTS = "tangents_"
@@ -59,7 +58,7 @@ class WithPartitioner(TorchCompilers):
         def partial(tangents: TangentStrides) -> Flat:
             part = make_graph(DERIVED, "joint", replace(context, tangents=tangents))
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
-            return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
+            return _with_zeros(both.backward, parts.pair.backward.inputs, tangents, reached)
 
         return parts.pair, both.forward, both.backward, partial
 
@@ -126,13 +125,19 @@ def _source(name: str, saved: list[str]) -> int:
     return saved.index(name)
 
 
-def _with_zeros(backward: Flat, inputs: Sequence[Input], reached: Sequence[bool]) -> Flat:
-    """The backward with zeros for missing tangents, and None for unreached inputs."""
+def _with_zeros(
+    backward: Flat, inputs: Sequence[Input], tangents: TangentStrides, reached: Sequence[bool]
+) -> Flat:
+    """The backward with zeros for missing tangents, the last inputs; None for unreached inputs."""
+    first = len(inputs) - len(tangents)
+    missing = {place for place, strides in enumerate(tangents, first) if strides is None}
 
     def run(*values: Any) -> list[Any]:
-        pairs = list(zip(inputs, values, strict=True))
-        sizes = {item.size: value for item, value in pairs if isinstance(item.size, sympy.Symbol)}
-        filled = [zeros(item, sizes) if value is None else value for item, value in pairs]
+        sizes = numbers_of(inputs, values)
+        filled = [
+            zeros(item, sizes) if place in missing else value
+            for place, (item, value) in enumerate(zip(inputs, values, strict=True))
+        ]
         found = backward(*filled)
         return [each if there else None for each, there in zip(found, reached, strict=True)]
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
+from foretrace.runtime.backends.compilers import CompilersBackend
 from foretrace.runtime.backends.eager import eager_entry
 from foretrace.runtime.backends.graph_backend import ByBackend, Compile, pair_with
 from foretrace.runtime.backends.inductor import inductor_compilers
@@ -63,6 +65,10 @@ def building(backend: Backend, policy: Policy | None = None) -> Building:
     if isinstance(backend, str) and backend in BACKENDS:
         make = BACKENDS[backend]
         return make if policy is None else partial(make, policy=policy)
+    if isinstance(backend, CompilersBackend):
+        own = backend.compilers
+        chosen = own if policy is None else replace(own, policy=policy)
+        return pair_with(lambda: chosen)
     kept = policy or SAVE_ALL
     if callable(backend):
         return pair_with(lambda: ByBackend(backend, kept))

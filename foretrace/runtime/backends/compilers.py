@@ -120,6 +120,19 @@ class TorchCompilers:
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CompilersBackend:
+    """A backend that is compilers: `torch.compile` calls it, `foretrace.compile` calls these."""
+
+    compilers: TorchCompilers
+    compile: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+    """takes a graph of Dynamo's, and example inputs"""
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A callable of the graph's inputs."""
+        return self.compile(module, inputs)
+
+
 def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """A step's graph: kernels keep what its backward reads, and autograd follows nothing.
 
