@@ -40,7 +40,7 @@ def core_of(recorded: Recording, views: Sequence[Op] = ()) -> Recording:
     """
     after = {out for op in views for out in op.outs}
     passed = {item.value for item in recorded.inputs}
-    own = [output.value for output in recorded.outputs if _own(output)]
+    own = [output.value for output in recorded.outputs if output.computed]
     own += [m.value for m in recorded.mutations if is_output(recorded, m)]
     bases = [base for op in views for base in op.operands if base not in after | passed]
     kept = [value for value in own if isinstance(value, Value) and value not in after]
@@ -49,11 +49,6 @@ def core_of(recorded: Recording, views: Sequence[Op] = ()) -> Recording:
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
     written = [m for m in recorded.mutations if not is_output(recorded, m)]
     return replace(recorded, outputs=outputs, mutations=written)
-
-
-def _own(output: Output) -> bool:
-    """Whether a graph gives it: neither an input, nor a view of a written one."""
-    return output.same_as is None and (output.view_of is None or output.separate)
 
 
 def is_output(recorded: Recording, mutation: Mutation) -> bool:
@@ -111,9 +106,9 @@ def views_after(recorded: Recording, semantics: TargetSemantics) -> list[Op]:
             after.add(op)
     taken = {out for op in after for out in op.outs}
     bases = dict.fromkeys(base for op in ops if op in after for base in op.operands)
-    changed = _changed(recorded)
+    changed, reached = _changed(recorded), _reached(recorded, ops)
     for base in bases:
-        stays = base in changed or not _adds_up(recorded, base, ops, after)
+        stays = base in changed or not _adds_up(recorded, base, _uses(base, ops, after, reached))
         if base not in taken and stays:
             taken -= _drop(base, ops, after)
     return [op for op in ops if op in after]
@@ -127,7 +122,7 @@ def _changed(recorded: Recording) -> set[Value]:
 
 
 def _result(output: Output) -> Value | None:
-    return output.value if _own(output) and isinstance(output.value, Value) else None
+    return output.value if output.computed and isinstance(output.value, Value) else None
 
 
 def _readers(recorded: Recording, ops: Iterable[Op]) -> dict[Value, list[Op | None]]:
@@ -160,16 +155,29 @@ def _is_view(recorded: Recording, op: Op) -> bool:
     )
 
 
-def _adds_up(recorded: Recording, base: Value, ops: Iterable[Op], after: set[Op]) -> bool:
+def _reached(recorded: Recording, ops: Sequence[Op]) -> set[Value]:
+    """The values that a gradient of what a call gives may come to."""
+    values = [
+        *(output.value for output in recorded.outputs),
+        *(m.value for m in recorded.mutations),
+    ]
+    found = {each for each in values_in(values) if each.type.requires_grad}
+    for op in reversed(ops):
+        if not found.isdisjoint(op.outs):
+            found.update(each for each in op.operands if each.type.requires_grad)
+    return found
+
+
+def _adds_up(recorded: Recording, base: Value, uses: Iterable[bool]) -> bool:
     """Whether the gradient of what views are taken of is the same sum, to the last bit.
 
     Eager adds up what comes by way of each use, the last use first. Here the uses outside of the
     graph come first, as one sum. The first two summands may change places, if there is no other
-    before them; uses of an input in a graph are a summand of their own.
+    before them; uses of an input in a graph are a summand of their own. `uses`: as of `_uses`.
     """
     if not base.type.requires_grad:
         return True
-    order = [*_uses(base, ops, after)][::-1]
+    order = [*uses][::-1]
     passed = any(item.value is base for item in recorded.inputs)
     if passed and order.count(False) > 1:
         return False
@@ -179,10 +187,10 @@ def _adds_up(recorded: Recording, base: Value, ops: Iterable[Op], after: set[Op]
     return order == first or (swapped and not shown)
 
 
-def _uses(base: Value, ops: Iterable[Op], after: set[Op]) -> Iterator[bool]:
+def _uses(base: Value, ops: Iterable[Op], after: set[Op], reached: set[Value]) -> Iterator[bool]:
     """For each use of a value that a gradient comes by, in order, whether it is after the graph."""
     for op in ops:
-        if base in op.operands and any(out.type.requires_grad for out in op.outs):
+        if base in op.operands and not reached.isdisjoint(op.outs):
             if op in after:
                 yield True
                 continue
