@@ -668,9 +668,12 @@ def test_inputs_that_share_memory(backend) -> None:
         ours, theirs = torch.ones(4), torch.ones(4)
         same(writes(*views(theirs)), compiled(*views(ours)))
         same(theirs, ours)
-    leaf = torch.ones(4, requires_grad=True)
-    with pytest.raises(foretrace.Refusal) as caught, torch.no_grad():
-        compiled(leaf[:2], leaf[1:3])
+    leaf, other = (torch.ones(4, requires_grad=True) for _ in range(2))
+    with torch.no_grad():
+        same(writes(other[:2], other[1:3]), compiled(leaf[:2], leaf[1:3]))
+    same(other, leaf)
+    with pytest.raises(foretrace.Refusal) as caught:
+        compiled((y := leaf * 1)[:2], y.detach()[1:3])
     assert caught.value.kind == "aliased inputs"
 
 

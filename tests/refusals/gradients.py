@@ -1031,6 +1031,25 @@ refuses("in-place on view", "tracer/functionalization/in_place_checks.py:detach"
 )
 
 
+def detaches_another_shape(w: Tensor) -> tuple[Tensor, Tensor]:
+    made = w * 2
+    row = made[0]
+    made.t_()
+    made.detach_()  # here
+    return made * w.t(), row
+
+
+def detaches_before(w: Tensor) -> tuple[Tensor, Tensor]:
+    made = w * 2
+    row = made[0]
+    return made.t().detach() * w.t(), row
+
+
+refuses("in-place on view", "tracer/functionalization/in_place_checks.py:_check_not_seen").when(
+    captures(detaches_another_shape, W), captured(detaches_before, W)
+)
+
+
 def uses_a_view_of_a_detached(w: Tensor) -> Tensor:
     made = w * 2
     row = made[0]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import foretrace
 from tests.refusals.asks import captures, compiles, exports
-from tests.refusals.follow import captured, compiled, exported, same
+from tests.refusals.follow import captured, compiled, exported, same, trained
 from tests.refusals.registry import refuses
 from tests.support.compare import same_as_eager
 
@@ -473,14 +473,12 @@ refuses("side effect", "tracer/functionalization/written_layout.py:check_not_res
 
 def sees_the_memory_of_another(x: Tensor) -> Tensor:
     y = x * 2
-    y.set_(x * 3)  # here
+    y.set_(x * 3, 0, [4], [1])  # here
     return y
 
 
 def copies_another(x: Tensor) -> Tensor:
-    y = x * 2
-    y.copy_(x * 3)
-    return y
+    return (x * 3).view(-1)[:4]
 
 
 refuses("no functional form", "tracer/functionalization/in_place_checks.py:_sees_another").when(
@@ -488,22 +486,36 @@ refuses("no functional form", "tracer/functionalization/in_place_checks.py:_sees
 )
 
 
-def a_leaf_sees_the_memory_of_another(x: Tensor) -> Tensor:
-    leaf = torch.ones(6, 8, requires_grad=True)
-    with torch.no_grad():
-        leaf.set_(x * 3)  # here
-    return leaf * 2
+def an_input_sees_the_memory_of_another(x: Tensor) -> Tensor:
+    x.set_(x * 3)  # here
+    return x * 2
 
 
-def another_is_copied_into_a_leaf(x: Tensor) -> Tensor:
-    leaf = torch.ones(6, 8, requires_grad=True)
-    with torch.no_grad():
-        leaf.copy_(x * 3)
-    return leaf * 2
+def another_is_copied_into_an_input(x: Tensor) -> Tensor:
+    return x.clone().copy_(x * 3) * 2
 
 
 refuses("no functional form", "tracer/functionalization/in_place_checks.py:_sees_another").when(
-    captures(a_leaf_sees_the_memory_of_another, X), captured(another_is_copied_into_a_leaf, X)
+    exports(an_input_sees_the_memory_of_another, X), captured(another_is_copied_into_an_input, X)
+)
+
+
+def sets_what_is_followed(w: Tensor) -> Tensor:
+    y = w * 2
+    y.set_(w.detach() * 3)  # here
+    return y.sum()
+
+
+def sets_under_no_grad(w: Tensor) -> Tensor:
+    y = (w * 2).detach()
+    with torch.no_grad():
+        y.set_(w * 3)
+    return (w * y).sum()
+
+
+refuses("no derivative", "tracer/functionalization/in_place_checks.py:take").when(
+    captures(sets_what_is_followed, X.clone().requires_grad_()),
+    trained(sets_under_no_grad, X.clone().requires_grad_()),
 )
 
 

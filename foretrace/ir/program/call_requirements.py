@@ -37,15 +37,24 @@ class ModuleState:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of the memory that a tensor lies in, in a row."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    """The memory that a tensor lies in, as one tensor.
+
+    It is what the tensor is a view of, whose history it has, or the tensor itself; where that has
+    not all elements of the memory and autograd follows nothing, it is all of these in a row.
+    """
+    base, count = torch_api.base_of(tensor), tensor.untyped_storage().nbytes()
+    whole = (base.dtype, base.nbytes) == (tensor.dtype, count) and base.is_contiguous()
+    if tensor.requires_grad or (whole and not base.requires_grad):
+        return base
     with torch.no_grad():
-        return tensor.as_strided((count,), (1,), 0)
+        return tensor.as_strided((count // tensor.element_size(),), (1,), 0)
 
 
 def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors share memory."""
-    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    """Whether tensors share memory; those that autograd follows, a history, too."""
+    followed = {id(torch_api.base_of(each)) for each in tensors if each.requires_grad}
+    one = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    return one and len(followed) <= 1
 
 
 @dataclass(slots=True, eq=False)

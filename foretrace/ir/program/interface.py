@@ -12,7 +12,7 @@ from foretrace.ir.program.op import ViewStep
 from foretrace.ir.pydata.state import StateRead, tensor_of
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.values.tensor_type import TensorType
-from foretrace.ir.values.value import Tree, Value
+from foretrace.ir.values.value import Tree, Value, values_in
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
@@ -125,11 +125,17 @@ class Output:
     view_type: TensorType | None = None
     """how the output looks at that memory"""
     separate: bool = False
-    """autograd does not follow it to that input, but as what the graph gives for it"""
+    """autograd has it as no view of that input: as what the graph gives, or as `detach()` does"""
     through: "Output | None" = None
     """the view of that memory that it is a view of, returned or not"""
     step: ViewStep | None = None
     """the call that autograd has it by; None for one that is seen by its strides, or is separate"""
+
+    @property
+    def computed(self) -> bool:
+        """Whether a graph gives it: it is no input, nor a view that a call takes of one."""
+        joined = self.separate and any(v.type.requires_grad for v in values_in(self.value))
+        return self.same_as is None and (self.view_of is None or joined)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -134,7 +134,7 @@ class Recording:
         above = list[Output]()
         for each in self.outputs:
             at: Output | None = each
-            while at and (at := at.through) and at.value not in known:
+            while at and (at := at.through) and at.same_as is None and at.value not in known:
                 above.append(known.setdefault(at.value, at))
         order = sorted(
             [*((None, output) for output in above), *enumerate(self.outputs)],
@@ -203,6 +203,11 @@ class Recording:
         item, quiet = self.inputs[mutation.index], mutation.hidden or mutation.kept
         leaf = item.leaf and item.value.type.requires_grad
         return mutation.value.type.requires_grad and not (quiet or leaf)
+
+    def ends_followed(self, index: int) -> bool:
+        """Whether autograd follows an input, as it was passed or with what is written to it."""
+        written = (m.value.type.requires_grad for m in self.mutations if m.index == index)
+        return self.inputs[index].value.type.requires_grad or any(written)
 
     @cached_property
     def _without_history(self) -> dict[Value, MissingHistory]:

@@ -9,6 +9,8 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+import torch
+
 from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_items, own_kind
 from foretrace.ir.pydata.object_containers import fill_in_place
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
@@ -241,6 +243,15 @@ class OnData(OnTensor):
     """The memory of an input, which becomes that of another tensor."""
 
     attribute, what = "data", "memory"
+
+
+class OnSet(OnData):
+    """The same by `set_`, which autograd counts as a write."""
+
+    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
+        """As `Location` has it."""
+        super().bind_on_call(item, inputs, call)
+        torch.autograd.graph.increment_version(inputs[self.index])
 
 
 class OnArguments(Location):

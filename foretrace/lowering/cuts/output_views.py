@@ -60,10 +60,11 @@ class OutputViews(ABC, Generic[T]):
     ) -> T:
         """View the memory of a written input again."""
         live, followed = self.live(index), self.follows(place, value)
-        if output.separate or not followed:
+        if output.separate or (self.recorded.ends_followed(index) and not followed):
             live = self.detached(live, always=output.separate)
         elif output.through is not None:
-            live = self.views[output.through.value]
+            passed = output.through.same_as
+            live = self.views[output.through.value] if passed is None else self.live(passed)
         if followed and output.step is not None:
             view = self.taken(live, output.step, seen)
         else:

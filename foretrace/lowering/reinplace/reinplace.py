@@ -154,9 +154,7 @@ class _Writing:
 
     def shows_input(self, output: Output) -> bool:
         """Whether an output that is no input would become one by writing in place."""
-        if output.role.kind == "mutation" or output.same_as is not None:
-            return False
-        if output.view_of is not None and not output.separate:
+        if output.role.kind == "mutation" or not output.computed:
             return False
         memories = (self.memories.of.get(value) for value in values_in(output.value))
         return any(m is not None and m.of_input and m.writable for m in memories)

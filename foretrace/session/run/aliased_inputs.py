@@ -171,7 +171,7 @@ def without_views(inputs: Sequence[Any], requires: CallRequirements) -> list[Any
 def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Tensor]]]:
     """Tensors that share memory, and that one tensor in a row may stand for.
 
-    No gradient goes through any, and all are of one dtype.
+    All are of one dtype. A gradient goes through none, or they are views of one that has it.
     """
     groups = dict[int, dict[int, tuple[str, torch.Tensor]]]()
     for name, leaf in leaves:
@@ -184,8 +184,18 @@ def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Ten
 
 def _of_one_form(tensors: Sequence[torch.Tensor]) -> bool:
     whole = tensors[0].untyped_storage().nbytes() % tensors[0].element_size() == 0
-    lazy = any(each.requires_grad or each.is_conj() or each.is_neg() for each in tensors)
-    return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
+    lazy = any(each.is_conj() or each.is_neg() for each in tensors)
+    one = len({(each.dtype, each.device) for each in tensors}) == 1
+    return whole and not lazy and one and _of_one_history(tensors)
+
+
+def _of_one_history(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd follows none, or all to the same tensor, which they lie in."""
+    if not any(each.requires_grad for each in tensors):
+        return True
+    base = torch_api.base_of(tensors[0])
+    followed = all(each.requires_grad and torch_api.base_of(each) is base for each in tensors)
+    return followed and _has_memory(base) and base.dtype == tensors[0].dtype
 
 
 def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:

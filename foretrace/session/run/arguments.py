@@ -127,10 +127,17 @@ class Arguments:
         """One input for the memory of arguments, of which they are views."""
         ids = {id(tensor) for _, tensor in group}
         indices = [i for i, real in enumerate(self.run.real) if id(real) in ids]
-        first = self.run.inputs[indices[0]]
-        memory = self.run.placeholder(memory_of(group[0][1]), "input", f"memory_of_{group[0][0]}")
-        self.run.inputs[-1] = replace(self.run.inputs[-1], argument=first.argument, memory=True)
-        requires.inputs.together[len(self.run.inputs) - 1] = indices
+        bases, count = [id(torch_api.base_of(each)) for _, each in group], len(self.run.inputs)
+        name, first = max(group, key=lambda each: bases.count(id(torch_api.base_of(each[1]))))
+        memory = self.run.placeholder(memory_of(first), "input", f"memory_of_{name}")
+        if len(self.run.inputs) > count:
+            argument = next(
+                self.run.inputs[i].argument for i in indices if self.run.real[i] is first
+            )
+            self.run.inputs[-1] = replace(self.run.inputs[-1], argument=argument, memory=True)
+        place = next(i for i, each in enumerate(self.run.placeholders) if each is memory)
+        indices = [index for index in indices if index != place]
+        requires.inputs.together[place] = indices
         for index in indices:
             self._views[id(self.run.placeholders[index])] = memory, self.run.real[index]
 

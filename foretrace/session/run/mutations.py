@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Iterator, Mapping, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -75,6 +75,32 @@ def mutations_of(
             written = new if alias.moved is None else left
             found.append(Mutation(index, written, hidden=not alias.version.count, kept=kept))
     return [*found, *_rebound(recorder, inputs, placeholders, loan)]
+
+
+def reshaped_views(
+    recorder: Recorder,
+    inputs: list[Input],
+    real: list[Any],
+    current: list[Any],
+    together: Mapping[int, Sequence[int]],
+) -> Iterator[Reshape]:
+    """Inputs that are views of an input of their memory, and got another shape in place.
+
+    Args:
+        recorder: of the run.
+        inputs: those of the program.
+        real: the caller's.
+        current: what the program computes with for each.
+        together: for an input that is a memory, those that are views of it.
+
+    Raises:
+        Refusal: autograd follows one, or it begins elsewhere now.
+    """
+    for index in (index for views in together.values() for index in views):
+        if alias_of(current[index]).before_moving.moved is not None:
+            item, followed = inputs[index], value_of(current[index], recorder)
+            left = _shape_left(item, real[index], current[index], recorder, followed)
+            yield Reshape(index, left.type)
 
 
 def _check_written(item: Input, new: Value, alias: Alias, recorder: Recorder) -> None:
@@ -200,12 +226,13 @@ def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> boo
 
 
 def taken(
-    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder
-) -> tuple[Output | None, ViewStep | None]:
+    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder,
+    stand_ins: Sequence[Any],
+) -> tuple[Output | None, ViewStep | None]:  # fmt: skip
     """How autograd has a view of a written input: the view that it was taken of, and the call.
 
     Without the former it was taken of the input itself; without the latter it is by strides, as
-    after a write.
+    after a write. `stand_ins`: of the inputs, of which one may be a view of another.
     """
     above = alias.parent
     if above is None or above.parent is None or _is_left(above):
@@ -217,7 +244,11 @@ def taken(
     if maker is None or above.last not in maker.operands:
         return None, None  # of the input itself, after a write
     type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
-    through, step = taken(above, above.last, view_of, base, recorder)
+    tensor = above.tensor()
+    passed = next((i for i, each in enumerate(stand_ins) if each is tensor), None)
+    if passed is not None:
+        return Output(above.last, role, passed), _taken_by(alias, recorder)
+    through, step = taken(above, above.last, view_of, base, recorder, stand_ins)
     output = Output(above.last, role, None, view_of, type, through=through, step=step)
     return output, _taken_by(alias, recorder)
 

@@ -135,10 +135,10 @@ class Outputs:
                 at=next(h.origin.frame for h in overwritten if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        separate = followed and alias.own_history
+        separate = alias.own_history if followed else alias.up_to_history()[0] is not alias.root
         through, step = None, None
         if followed and not separate:
-            through, step = taken(alias, value, view_of, base, recorder)
+            through, step = taken(alias, value, view_of, base, recorder, placeholders)
         return Output(value, role, None, view_of, seen, separate, through, step)
 
     def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:

@@ -65,6 +65,7 @@ from foretrace.session.run.mutations import (
     idle,
     line_of,
     mutations_of,
+    reshaped_views,
 )
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
@@ -293,10 +294,14 @@ def _mutations(
         recorder, capture.inputs, capture.real, placeholders, loan, requires.notes.effects,
         capture.leaves,
     )  # fmt: skip
+    requires.notes.effects += reshaped_views(
+        recorder, capture.inputs, capture.real, capture.arguments.current(),
+        requires.inputs.together,
+    )  # fmt: skip
     requires.inputs.whole |= {each.index: None for each in mutations if each.unwritten}
     requires.inputs.begins = begins_read(recorder, placeholders, mutations)
-    for views in requires.inputs.together.values():
-        requires.inputs.begins |= dict.fromkeys(views, requires.defined)
+    for memory, views in requires.inputs.together.items():
+        requires.inputs.begins |= dict.fromkeys((memory, *views), requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
     read = idle(recorder.scope.log, capture.inputs, placeholders, returned)
     requires.inputs.idle = read.difference(written)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.program.interface import Input
+from foretrace.ir.pydata.location import OnData, OnSet
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.tensor_type import Size
@@ -110,10 +111,10 @@ class RunAnswers(TensorAnswers):
         """As `RunLeaves.switch`."""
         return self._leaves is not None and self._leaves.switch(tensor, wanted)
 
-    def set_data(self, tensor: Abstract, other: torch.Tensor) -> bool:
+    def set_data(self, tensor: Abstract, other: torch.Tensor, *, counted: bool = False) -> bool:
         """As `RunLeaves.take`."""
         if self._leaves is not None:
-            self._leaves.take(tensor, other)
+            self._leaves.take(tensor, other, OnSet if counted else OnData)
         return self._leaves is not None
 
     def is_inference(self, tensor: Abstract) -> bool:

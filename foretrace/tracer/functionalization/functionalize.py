@@ -34,6 +34,7 @@ from foretrace.tracer.functionalization.in_place_checks import (
     detach,
     note_overwritten,
     reshape,
+    take,
 )
 from foretrace.tracer.functionalization.inner_view_base import note_written, open_to_base
 from foretrace.tracer.functionalization.op_call import Call, form_of
@@ -117,6 +118,7 @@ OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
     {
         aten.detach_.default: detach,
         aten.copy_.default: _fill,
+        aten.set_.source_Tensor: take,
         **dict.fromkeys(RESIZES, resize),
     }
 )

@@ -7,6 +7,7 @@ from foretrace.errors import Refusal, Remedy
 from foretrace.ir.program.op import Op, ViewStep
 from foretrace.ir.program.origin import Origin
 from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, become_like, follow
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.alias import Alias, StorageAliases, alias_of, cut_off
@@ -137,11 +138,13 @@ def detach(call: Call) -> Abstract:
         return tensor
     alias = alias_of(tensor)
     gradient = tensor.ft_gradient  # of an input; a later call's may be a view
-    if alias.is_view or (gradient is not None and not gradient[0].is_whole(tensor)):
+    if alias.before_moving.is_view or (gradient is not None and not gradient[0].is_whole(tensor)):
         raise Refusal(
             "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
         )
     old, origin = current(alias, recorder), recorder.origin()
+    if old.type.requires_grad:
+        _check_not_seen(alias)
     op = recorder.call(DETACH, (old,))
     alias.become(op.outs[0])
     if old in recorder.autograd.fresh:  # `torch.tensor` sets the flag after this
@@ -154,6 +157,38 @@ def detach(call: Call) -> Abstract:
             old, StorageAliases(saved, alias.since, origin, None, detached=True)
         )
     follow(tensor, requires_grad=False)
+    return tensor
+
+
+def _check_not_seen(alias: Alias) -> None:
+    """Refuse to detach what operators in place gave another shape, and views see as it was."""
+    members = alias.root.members() if alias.before_moving is not alias else ()
+    if any(each is not alias and each.tensor() is not None for each in members):
+        raise Refusal(
+            "detach_() of a tensor that has another shape now than its views have seen",
+            kind="in-place on view",
+            do="use detach()",
+        )
+
+
+def take(call: Call) -> Abstract:
+    """`set_` of another tensor: `tensor.data = other`, counted as a write.
+
+    Raises:
+        Refusal: autograd follows one of them, as in eager; or the memory is that of no tensor that
+            each call has.
+    """
+    tensor, other = call.tensors
+    if call.recorder.grad_mode() and any(value.type.requires_grad for value in call.values):
+        raise Refusal(
+            f"{call.func} has no derivative, and autograd follows one of the tensors",
+            kind="no derivative",
+            do="call it under torch.no_grad()",
+        )
+    answers = tensor.ft_queries.answers
+    if other is not tensor and not answers.set_data(tensor, other, counted=True):
+        raise _sees_another(call.func)
+    alias_of(tensor).version.count += 1
     return tensor
 
 
@@ -170,8 +205,8 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
         Refusal: the other is of another type, or autograd has a history of the tensor.
     """
     old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
-    _check_takes(tensor, before.type, its.type)
-    seen: Any = DETACH(other)
+    _check_takes(tensor, before, its.type)
+    seen: Any = recorder.again(DETACH, (other,))
     like = alias_of(seen)
     value, tensor.ft_value = seen.ft_value, seen.ft_value
     tensor.ft_alias = new = Alias(tensor, like.parent, like.step)
@@ -189,15 +224,23 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     return cast("Abstract", seen)
 
 
-def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
+def _check_takes(tensor: Abstract, before: Value, its: TensorType) -> None:
+    mine = before.type
     special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
     same = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
-    if special or not same or (mine.requires_grad and not tensor.ft_leaf):
+    inside = mine.requires_grad and not (tensor.ft_leaf or _from_outside(tensor, before))
+    if special or not same or inside:
         raise Refusal(
-            f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
+            f"the program gives {mine!r} the memory of {its!r}",
             kind="side effect",
             do="use copy_, or a new tensor",
         )
+
+
+def _from_outside(tensor: Abstract, value: Value) -> bool:
+    """Whether its history is all the caller's: it is an input, in later calls no view, too."""
+    own = tensor.ft_gradient is not None and value is alias_of(tensor).initial
+    return own and bool(tensor.ft_gradient[0].is_whole(tensor))
 
 
 def note_overwritten(alias: Alias, recorder: RecorderBase, origin: Origin | None = None) -> None:

@@ -1,0 +1,112 @@
+"""`Tensor.set_`: a tensor sees the memory of another from then on, and autograd counts a write."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+
+BACKENDS = {
+    "eager": "eager",
+    "graphs": lambda module, inputs: module,
+    "compilers": foretrace.aot_autograd(fw_compiler=lambda module, inputs: module),
+}
+
+
+def of_another_argument(a: Tensor, b: Tensor) -> Tensor:
+    with torch.no_grad():
+        a.set_(b)
+        b.mul_(2)
+    return a + b
+
+
+def of_a_new_tensor(a: Tensor, b: Tensor) -> Tensor:
+    new = torch.arange(9.0).reshape(3, 3)
+    with torch.no_grad():
+        a.set_(new)
+    return a * b + new
+
+
+def of_a_view(a: Tensor, b: Tensor) -> Tensor:
+    with torch.no_grad():
+        a.set_(b.t())
+        b[0].zero_()
+    return a * 2 + b
+
+
+def of_what_is_created(a: Tensor, b: Tensor) -> Tensor:
+    made = torch.empty(3, 3)
+    made.set_(a.detach())
+    made.mul_(3)
+    return made + b
+
+
+def there_and_back(a: Tensor, b: Tensor) -> Tensor:
+    before = a.detach()
+    with torch.no_grad():
+        a.set_(b)
+        a.set_(before)
+        a.add_(1)
+    return a * b
+
+
+PROGRAMS = (of_another_argument, of_a_new_tensor, of_what_is_created)
+
+
+def seen(function: Callable[..., Tensor], *, followed: bool) -> list[Any]:
+    """All that a caller sees of a call, of its arguments and their gradients."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(3, 3, requires_grad=followed) for _ in range(2)]
+    a, b = (leaf * 1 for leaf in leaves)
+    out = function(a, b)
+    found: list[Any] = [out.detach(), a.detach().clone(), b.detach().clone()]
+    found += [a.data_ptr() == b.data_ptr(), a._version > 0, b._version > 0, a.stride()]
+    found += [each.requires_grad for each in (out, a, b)]
+    if out.requires_grad:
+        loss = (out * torch.arange(9.0).reshape(3, 3)).sum() + (a * 3).sum()
+        found += torch.autograd.grad(loss, leaves)
+    with torch.no_grad():
+        a.add_(1)
+    return [*found, a.detach().clone(), b.detach().clone()]
+
+
+def check(program: Callable[..., Tensor], backend: Any, *, followed: bool) -> None:
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        for one, other in zip(
+            seen(program, followed=followed), seen(compiled, followed=followed), strict=True
+        ):
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+    assert not compiled.recaptures
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_as_eager(program: Callable[..., Tensor], backend: str, followed: bool) -> None:
+    check(program, BACKENDS[backend], followed=followed)
+
+
+@pytest.mark.parametrize("program", [of_a_view, there_and_back])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_a_view(program: Callable[..., Tensor], backend: str) -> None:
+    check(program, BACKENDS[backend], followed=False)
+
+
+def test_what_the_caller_has_saved_of_it_is_another_now() -> None:
+    for function in (of_another_argument, foretrace.compile(of_another_argument, fullgraph=True)):
+        a, b = (torch.ones(3, 3, requires_grad=True) * 1 for _ in range(2))
+        saved = a * a
+        function(a, b)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+
+
+def test_a_view_that_autograd_follows_is_refused() -> None:
+    compiled = foretrace.compile(of_a_new_tensor, fullgraph=True)
+    a = (torch.ones(4, 3, requires_grad=True) * 1)[1:]
+    with pytest.raises(foretrace.Refusal, match="the memory of"):
+        compiled(a, torch.ones(3, 3))
