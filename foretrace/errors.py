@@ -2,8 +2,8 @@
 
 import linecache
 import sysconfig
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Any, Final, Self
@@ -40,6 +40,14 @@ class Frame:
         """A dict for JSON."""
         place = {"file": self.file, "line": self.line, "function": self.function}
         return {**place, "code": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFrame(Frame):
+    """The line behind a node of a torch.fx graph that is the program, or called by it."""
+
+    meta: Mapping[str, Any] = field(compare=False, repr=False)
+    """what is copied of the node's `meta` to those of later graphs"""
 
 
 class LazyFrame:

@@ -41,6 +41,7 @@ from foretrace.torch_api.compilers.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
     Nodes as Nodes,
+    graph_node_at as graph_node_at,
     log_graph as log_graph,
     set_meta as set_meta,
 )

@@ -248,6 +248,73 @@ def test_exported_again() -> None:
             assert [t for _, _, t in found[1:]].count(None) == 1  # the buffer's
 
 
+class Doubles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x *= 2.0
+        return self.second(x).relu()
+
+
+def test_exported_again_with_the_metadata_of_before() -> None:
+    """Lines, modules and `custom` of the nodes of a graph that is the program, and its own."""
+    x = torch.randn(2, 3)
+    before = foretrace.export(Doubles(), (x,))
+    graph = copy.deepcopy(before.graph_module)
+    graph.meta["custom"] = {"whole": 1}
+    tagged = next(n for n in graph.graph.nodes if n.target is torch.ops.aten.linear.default)
+    tagged.meta["custom"] = {"tag": "int8"}
+    after = foretrace.export(before._update(graph, before.graph_signature).module(), (x,))
+    assert after.graph_module.meta["custom"] == {"whole": 1}
+    assert [n.meta.get("custom") for n in after.graph.nodes if "custom" in n.meta] == [
+        {"tag": "int8"}
+    ]
+    for name in ("stack_trace", "nn_module_stack"):
+        one, other = ([n.meta.get(name) for n in e.graph.nodes] for e in (before, after))
+        assert one == other
+    (written,) = (n for n in after.graph.nodes if n.target is torch.ops.aten.mul.Tensor)
+    assert written.meta["stack_trace"].endswith("in forward\n    x *= 2.0\n")
+
+
+class Row(nn.Module):
+    def forward(self, n: Tensor, x: Tensor) -> Tensor:
+        number = n.item()
+        torch._check(number < x.size(0))
+        return x[:number]
+
+
+class TwoRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Row(), Row()
+
+    def forward(self, n: Tensor, x: Tensor) -> Tensor:
+        return self.one(n, x) + self.other(n, x) * 2
+
+
+def test_unflatten_with_conditions_inside_of_modules() -> None:
+    """Each is asserted in the module that computes the number."""
+    call = torch.tensor(3), torch.randn(10)
+    shapes = {"n": None, "x": (torch.export.Dim("rows"),)}
+    exported = foretrace.export(TwoRows(), call, dynamic_shapes=shapes)
+    again = torch.export.unflatten(exported)
+    assert torch.equal(again(*call), TwoRows()(*call))
+
+
+class CreatesAModule(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.ReLU()(x) * x
+
+
+def test_a_module_that_the_program_creates_is_in_no_stack() -> None:
+    exported = foretrace.export(CreatesAModule(), (torch.randn(3),))
+    stacks = [n.meta["nn_module_stack"] for n in exported.graph.nodes if n.op == "call_function"]
+    assert [[path for path, _ in each.values()] for each in stacks] == [[""], [""]]
+
+
 class Plain(nn.Module):
     """Attention, a norm in eval, a buffer, a dict and None among the results."""
 

@@ -33,6 +33,7 @@ from foretrace.frontends.torch_compat.stateless_check import (
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
+from foretrace.ir.source.graph_lines import copied_meta
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.input_symbols import WithoutSmall
 from foretrace.ir.symbols.shapes_spec import of_function
@@ -253,6 +254,7 @@ def _exported_program(
         constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )
+    exported_program.graph_module.meta.update(copied_meta(mod.__dict__.get("meta")))
     pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
     paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
     where = places(recorded, leaves, paths)
@@ -311,9 +313,9 @@ LEVEL = Level(written=True, open=(_not_followed, _for_hooks))
 
 
 def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:
-    recorded, kind = program.recorded, type(mod)
-    outermost = ("", f"{kind.__module__}.{kind.__qualname__}")
-    fakes = program.semantics.fakes
-    emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
+    recorded, fakes = program.recorded, program.semantics.fakes
+    named = ((path, type(each)) for path, each in mod.named_modules(remove_duplicate=False))
+    modules = {path: f"{kind.__module__}.{kind.__qualname__}" for path, kind in named}
+    emitter = emitter_for(recorded.symbols, fakes, needs, modules)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
     return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)

@@ -14,11 +14,11 @@ from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.source.call_site import LIBRARY_DIRS, Sources
+from foretrace.ir.source.graph_lines import line_of_node
 from foretrace.tracer.recorder.recorder import Recorder
 
 ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 """The head of Dynamo's module paths: the variable of the outermost module."""
-LINE = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 
 
 class NodeSources(Sources):
@@ -37,20 +37,14 @@ class NodeSources(Sources):
         """The innermost line of the user in the node's stack, else that of the program."""
         node = self.node
         if node is not None and node not in self._known:
-            self._known[node] = _line_of(node)
+            self._known[node] = line_of_node(node, LIBRARY_DIRS)
         return (self._known[node] if node is not None else None) or self.defined
 
 
 def first_line(module: fx.GraphModule) -> Frame | None:
     """The first line of the user in a graph."""
-    return next(filter(None, map(_line_of, module.graph.nodes)), None)
-
-
-def _line_of(node: fx.Node) -> Frame | None:
-    found = LINE.findall(node.stack_trace or "")
-    frames = [Frame(file, int(line), name) for file, line, name in found]
-    users = [frame for frame in frames if not frame.file.startswith(LIBRARY_DIRS)]
-    return (users or frames)[-1] if frames else None
+    lines = (line_of_node(node, LIBRARY_DIRS) for node in module.graph.nodes)
+    return next(filter(None, lines), None)
 
 
 class Replay(fx.Interpreter):

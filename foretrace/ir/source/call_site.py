@@ -15,6 +15,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal, is_library
+from foretrace.ir.source.graph_lines import is_of_graph, line_of_running
 from foretrace.ir.source.short_tracebacks import Hiding
 
 NAMED = (ModuleType, FunctionType, BuiltinFunctionType)
@@ -36,7 +37,8 @@ class Sources:
         """
         self._noted: set[int] = set()
         """ids of those that were looked at for `ran`"""
-        self._frames: dict[tuple[int, int], Frame] = {}
+        self._frames: dict[tuple[int, int], Frame | None] = {}
+        """by code and instruction; None of a graph's node that has no line"""
         self.ran: dict[CodeType, Mapping[str, Any]] = {}
         """the user's functions that were running at an op, with what their names are"""
         self._codes: list[CodeType] = []
@@ -62,20 +64,27 @@ class Sources:
                 if code is self._last:
                     return self.defined
                 if id(code) in self._others or not self._meet(code):
-                    return self._frames.get((id(code), at.f_lasti)) or self._frame(at)
+                    key = id(code), at.f_lasti
+                    found = self._frames[key] if key in self._frames else self._frame(at)
+                    if found is not None:
+                        return found
             at = at.f_back
         return None
 
     def _meet(self, code: CodeType) -> bool:
         """Whether it is a library's."""
         self._codes.append(code)
-        found = is_library(code, LIBRARY_DIRS)
+        found = is_library(code, LIBRARY_DIRS) and not is_of_graph(code)
         (self._library if found else self._others).add(id(code))
         return found
 
-    def _frame(self, at: FrameType) -> Frame:
+    def _frame(self, at: FrameType) -> Frame | None:
         code = at.f_code
-        frame = Frame(code.co_filename, at.f_lineno, code.co_qualname)
+        frame = (
+            line_of_running(at, LIBRARY_DIRS)
+            if is_of_graph(code)
+            else Frame(code.co_filename, at.f_lineno, code.co_qualname)
+        )
         self._frames[id(code), at.f_lasti] = frame
         self._note(at)
         return frame

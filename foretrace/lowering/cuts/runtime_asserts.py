@@ -45,7 +45,8 @@ class _Asserting:
             for guard, asked in [w for w in self.waiting if found and self._known(w[0])]:
                 self.waiting.remove((guard, asked))
                 check = (guard.condition, asked.text)
-                yield Op(ASSERT_NUMBER, check, {}, None, (), origin=Origin(guard.frame, None))
+                origin = Origin(guard.frame, op.origin.module)  # it reads what this module computes
+                yield Op(ASSERT_NUMBER, check, {}, None, (), origin=origin)
 
     def _subgraph(self, subgraph: Subgraph) -> Subgraph:
         """A subgraph of an op: its numbers are known in it alone."""

@@ -29,8 +29,10 @@ from torch.export.graph_signature import (
 
 from foretrace import torch_api
 from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.value import Tree, Value
+from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.emit.fake_vals import Vals
 from foretrace.lowering.emit.fx import Emitter, Needs
 from foretrace.lowering.emit.module_stack import ModuleStacks
@@ -83,16 +85,18 @@ class ExportEmitter(Emitter):
     """Emits nodes that carry what torch.export's consumers read from `meta`."""
 
     def __init__(
-        self, symbols: Symbols, vals: Vals, needs: Needs, outermost: tuple[str, str]
+        self, symbols: Symbols, vals: Vals, needs: Needs, modules: Mapping[str, str]
     ) -> None:
         super().__init__(symbols, vals, needs)
-        self.outermost = {"L__self__": outermost}
+        self.modules, self.stacks = modules, ModuleStacks(modules)
+        self.outermost = {"L__self__": ("", modules[""])}
         self._calls = Counter[str]()
+        self._asserting: ModuleCall | None = None
+        """the module in which a condition is asserted, while it is"""
 
     def inner(self) -> "ExportEmitter":
         """An emitter for a subgraph of an operator."""
-        ((outermost),) = self.outermost.values()
-        return ExportEmitter(self.symbols, self.vals, self.needs, outermost)
+        return ExportEmitter(self.symbols, self.vals, self.needs, self.modules)
 
     def lifted(self, item: Lifted, name: str) -> None:
         """One input."""
@@ -108,11 +112,13 @@ class ExportEmitter(Emitter):
     def emit(self, op: Op) -> None:
         """One op; `torch_fn` says which call its nodes belong to."""
         self._calls[target_name(op.target)] += 1
+        self._asserting = op.origin.module if op.target is ASSERT_NUMBER else None
         function = getattr(op.target, "function", None)
         if function is None:
             super().emit(op)
         else:
             self._function(op, function)
+        self._asserting = None
 
     def _function(self, op: Op, function: Any) -> None:
         """A call of a Function that torch knows by name."""
@@ -141,8 +147,12 @@ class ExportEmitter(Emitter):
         return meta
 
     def describe_size(self, node: fx.Node) -> None:
-        """A size is computed by the outermost module."""
-        node.meta["nn_module_stack"] = dict(self.outermost)
+        """A size is computed by the outermost module; that of a condition, where it is asserted.
+
+        `unflatten` cuts a module in two where nodes of another one stand between its own.
+        """
+        at = self._asserting
+        node.meta["nn_module_stack"] = dict(self.outermost) if at is None else self.stacks.of(at)
 
     def results(self, outputs: Iterable[Tree]) -> list[Any]:
         """Close the graph; gives its outputs, as nodes and constants."""
@@ -239,7 +249,7 @@ def returnable(value: Tree) -> bool:
 
 
 def emitter_for(
-    symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs, outermost: tuple[str, str]
+    symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs, modules: Mapping[str, str]
 ) -> ExportEmitter:
     """An emitter whose fake tensors are followed by autograd as the program's are."""
-    return ExportEmitter(symbols, Vals(fakes, symbols, followed=True), needs, outermost)
+    return ExportEmitter(symbols, Vals(fakes, symbols, followed=True), needs, modules)

@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -13,6 +14,7 @@ from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.errors import NodeFrame
 from foretrace.ir.program.interface import Input, Output
 from foretrace.ir.program.names import Names, calls_target
 from foretrace.ir.program.op import Op, Subgraph, target_name
@@ -183,6 +185,8 @@ class Emitter:
         meta["foretrace"] = op
         if origin.module is not None:
             meta["nn_module_stack"] = self.stacks.of(origin.module)
+        if type(origin.frame) is NodeFrame:
+            meta.update({name: copy(item) for name, item in origin.frame.meta.items()})
         if op.because is not None:
             meta["autograd_backward"] = True  # as torch has it, and its tools read
         torch_api.set_meta(node, meta)

@@ -1,15 +1,22 @@
 """The origin of a node, in torch.export's form in `node.meta`."""
 
 from collections import Counter
+from collections.abc import Container
 
 from foretrace.errors import Frame
 from foretrace.ir.program.origin import ModuleCall
 
 
 class ModuleStacks:
-    """`nn_module_stack` and `stack_trace` of nodes; each call and line is formatted once."""
+    """`nn_module_stack` and `stack_trace` of nodes; each call and line is formatted once.
 
-    def __init__(self) -> None:
+    Args:
+        registered: the paths of the program's modules: a module that it creates is in no stack.
+            None: all are.
+    """
+
+    def __init__(self, registered: Container[str] | None = None) -> None:
+        self._registered = registered
         self._keys: dict[ModuleCall, str] = {}
         self._counts = Counter[str]()
         self._stacks: dict[ModuleCall, dict[str, tuple[str, str]]] = {}
@@ -20,7 +27,11 @@ class ModuleStacks:
         """From the outermost call to this one: key -> (path, class); a dict of the caller's own."""
         known = self._stacks.get(call)
         if known is None:
-            known = {self.key(each): (each.path, each.qualified_class) for each in call.stack()}
+            named, calls = self._registered, call.stack()
+            known = {
+                self.key(each): (each.path, each.qualified_class)
+                for each in calls if named is None or each.path in named
+            }  # fmt: skip
             self._stacks[call] = known
         return known.copy()
 
@@ -43,5 +54,6 @@ class ModuleStacks:
 def _formatted(frame: Frame | None) -> dict[str, str]:
     if frame is None:
         return {}
-    head = f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+    function = frame.function.rpartition(".")[2]
+    head = f'  File "{frame.file}", line {frame.line}, in {function}'
     return {"stack_trace": f"{head}\n    {frame.text}\n"}

@@ -3,6 +3,7 @@
 import linecache
 import logging
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import finalize
 
@@ -59,6 +60,18 @@ def set_meta(node: fx.Node, meta: dict[str, Any]) -> None:
     Source: torch/fx/node.py, 2.13.
     """
     object.__setattr__(node, "meta", meta)
+
+
+def graph_node_at(module: fx.GraphModule, at: FrameType) -> fx.Node | None:
+    """The node of a graph whose code runs in a frame; None of a frame that calls it.
+
+    `_lineno_map` has the place of the node for each line of `forward`, counted from its first.
+    Source: torch/fx/graph.py, 2.13 and 2.15.
+    """
+    lines = getattr(module, "_lineno_map", None) or {}
+    place = lines.get(at.f_lineno - at.f_code.co_firstlineno)
+    nodes = [*module.graph.nodes] if place is not None else []
+    return nodes[place] if place is not None and place < len(nodes) else None
 
 
 class LazyGraphModule(_LazyGraphModule):
