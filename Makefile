@@ -6,6 +6,7 @@
 #   make test-all     the slow ones too
 #   make test-bits    those that compare with eager, under settings that choose other kernels
 #   make test-gpu     what only a GPU can show; OUT= says where it is written
+#   make test-peers   torch's own test files with foretrace in torch's place, against a list
 #   make reliability  torch's test databases by every route; writes RELIABILITY.md
 #   make bench        capture times and saved bytes, side by side with torch's own tools
 #
@@ -39,7 +40,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test test-all test-bits test-gpu reliability bench lint types clean
+.PHONY: demo test test-all test-bits test-gpu test-peers reliability bench lint types clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -59,6 +60,12 @@ test-gpu:
 	@if python3 -c '$(HAS_GPU)' 2>/dev/null; then python=python3; \
 	  else $(MAKE) --no-print-directory $(READY) && python=$(BIN)/python || exit 1; fi; \
 	  PYTHONPATH=".:out/site:$$PYTHONPATH" $$python -m tests.gpu --out $(OUT)
+
+# Fetches the files once. ONLY= names some: make test-peers ONLY=dynamo/test_hooks.
+test-peers: $(READY)
+	$(PIP) install --quiet 'pytest-timeout>=2.3' 'parameterized>=0.9'
+	bash tests/peers/fetch.sh out/peers
+	$(BIN)/python -m tests.peers out/peers $(if $(ONLY),--only $(ONLY))
 
 # Stopped, it goes on where it was: the records are kept by commit. The exit code says of faults.
 reliability: $(READY)

@@ -1,0 +1,1 @@
+"""Torch's own test files, run with foretrace in torch's place: see README.md."""
