@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import default_partition, make_boxed_func
+from functorch.compile import (
+    default_partition,
+    make_boxed_func,
+    min_cut_rematerialization_partition,
+)
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd as torch_aot_autograd
 from torch.fx.graph_module import GraphModule
@@ -220,6 +224,37 @@ def test_a_partition_fn_with_open_sizes_gets_zeros_for_a_missing_tangent():
         fn(a, b)[0].sum().backward()
     for one, other in zip(*leaves, strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+def test_results_that_a_partitioner_merges_are_copies():
+    def twice(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sin(), x.sin(), x.sin().view(-1)
+
+    backend = Seen().backend(
+        foretrace.aot_autograd, partition_fn=min_cut_rematerialization_partition
+    )
+    compiled = foretrace.compile(twice, backend=backend, fullgraph=True)
+    first, second, third = compiled(torch.randn(2, 3, requires_grad=True))
+    assert len({each.data_ptr() for each in (first, second, third)}) == 3
+
+
+def test_a_written_input_that_a_partitioner_saves_is_copied():
+    def writes(b: Tensor, c: Tensor, x: Tensor) -> Tensor:
+        y = x * (b.t() * 2).sin() * (c * 3)
+        b.mul_(x.detach())
+        c.mul_(x)
+        return y.sin() + c
+
+    for partition_fn in (default_partition, min_cut_rematerialization_partition):
+        backend = Seen().backend(foretrace.aot_autograd, partition_fn=partition_fn)
+        compiled = foretrace.compile(writes, backend=backend, fullgraph=True)
+        found = []
+        for fn in (writes, compiled):
+            torch.manual_seed(0)
+            x = torch.randn(3, 3, requires_grad=True)
+            fn(torch.randn(3, 3), torch.randn(3, 3), x).sum().backward()
+            found.append(x.grad)
+        assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("aot", AOT)

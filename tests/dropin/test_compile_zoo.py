@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from functorch.compile import default_partition
 
 import foretrace
 from tests.programs import CASES, Case
@@ -19,7 +20,18 @@ ONE_NODE = {
     *("reshapes_that_do_nothing", "returned_itself_after_writes_unseen"),
     "parameter_returned_after_a_write_unseen",
 }
-BACKENDS = {"eager": "eager", "graph modules": lambda gm, inputs: gm}
+PARTITIONED = {
+    "drawn_but_not_used": "the partitioner leaves a draw out: refused",
+    "drawn_over_memory_with_gaps": "torch.fx writes `random_.from`, which is no Python",
+}
+BACKENDS = {
+    "eager": "eager",
+    "graph modules": lambda gm, inputs: gm,
+    "compilers": foretrace.aot_autograd(fw_compiler=lambda gm, inputs: gm),
+    "partitioner": foretrace.aot_autograd(
+        fw_compiler=lambda gm, inputs: gm, partition_fn=default_partition
+    ),
+}
 WITH_GRAD = {"grad": True, "no_grad": False}
 BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
 WAYS = [
@@ -87,6 +99,8 @@ def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
         pytest.skip("eager raises")
     if case.name in ONE_NODE and grad and backend != "eager":
         pytest.xfail("an input that is an output too: its gradients are added in another order")
+    if case.name in PARTITIONED and grad and backend == "partitioner":
+        pytest.xfail(PARTITIONED[case.name])
     if case.name in own_leaves.NAMES and grad and backend != "eager":
         own_leaves.check_refused(lambda: run_both(case, BACKENDS[backend], grad=grad))
         return

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from functorch.compile import default_partition
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -518,6 +519,41 @@ refuses("wrong call", "frontends/torch_compat/export_calls.py:_argument").when(
 
 def doubles(x: Tensor) -> Tensor:  # here
     return x * 2
+
+
+def draws_what_nothing_reads(w: Tensor) -> Tensor:
+    torch.rand(3)  # here
+    return (w * 2).sum()
+
+
+def uses_what_it_draws(w: Tensor) -> Tensor:
+    return (w * 2).sum() + torch.rand(3).sum()
+
+
+def split(**options: Any) -> Any:
+    return foretrace.aot_autograd(fw_compiler=lambda module, inputs: module, **options)
+
+
+def drawn_as_eager(fn: Callable[[Tensor], Tensor], backend: Any) -> Callable[[], None]:
+    def follow() -> None:
+        found = []
+        for call in (fn, foretrace.compile(fn, backend=backend, fullgraph=True)):
+            torch.manual_seed(0)
+            call(X.clone().requires_grad_()).backward()
+            found.append(torch.rand(3))
+        assert torch.equal(*found)
+
+    return follow
+
+
+refuses("wrong backend", "lowering/partition/partitioned_halves.py:check_draws").when(
+    compiles(
+        draws_what_nothing_reads, X.clone().requires_grad_(),
+        backend=split(partition_fn=default_partition),
+    ),
+    drawn_as_eager(draws_what_nothing_reads, split()),
+    drawn_as_eager(uses_what_it_draws, split(partition_fn=default_partition)),
+)  # fmt: skip
 
 
 refuses("wrong backend", "runtime/backends/graph_backend.py:_compiled").when(

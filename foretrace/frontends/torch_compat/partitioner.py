@@ -3,9 +3,9 @@
 torch's own are `default_partition` and `min_cut_rematerialization_partition` of functorch.compile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -15,17 +15,19 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
 from foretrace.ir.program.interface import Input, Output, Role, size_input
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import Pair
+from foretrace.lowering.partition.partitioned_halves import check_draws, separate_results
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import make_graph, run_passes
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of, zeros
 from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
 
-TANGENTS = "tangents_"
+PRIMALS, TANGENTS = "primals_", "tangents_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class WithPartitioner(TorchCompilers):
     """Compilers of graphs that `partition_fn` splits."""
 
     partition_fn: Callable[..., Any] = field(kw_only=True)
+    saves_written: ClassVar[bool] = True
 
     def halves(
         self, joint: Graph, recorded: Recording, semantics: TargetSemantics
@@ -52,6 +55,7 @@ class WithPartitioner(TorchCompilers):
                 found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
             )
         parts = Parts(found, joint, semantics, *modules)
+        check_draws(joint, *modules)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
 
@@ -75,11 +79,13 @@ class Parts:
         backward: fx.GraphModule,
     ) -> None:
         self.types = semantics.inference.types
-        returned: Any = forward.graph.output_node().args[0]
-        saved = [(node.name, node.meta["val"]) for node in returned[found.num_fwd_outputs :]]
-        inputs = [self._input(name, val) for name, val in saved]
-        tangents = [item for item in joint.inputs if item.role.kind == "tangent"]
         results = [output for output in joint.outputs if output.role.kind != "gradient"]
+        separate_results(forward, zip(_places(results, 0), results, strict=True), joint)
+        returned: Any = forward.graph.output_node().args[0]
+        primal = {f"{PRIMALS}{n}": joint.inputs[i].value for n, i in enumerate(found.primals, 1)}
+        saved = [(node.name, node.meta["val"]) for node in returned[found.num_fwd_outputs :]]
+        inputs = [self._input(node, primal) for node in returned[found.num_fwd_outputs :]]
+        tangents = [item for item in joint.inputs if item.role.kind == "tangent"]
         gradients = [output for output in joint.outputs if output.role.kind == "gradient"]
         outputs = [
             Output(item.value if item.size is None else item.size, item.role) for item in inputs
@@ -101,11 +107,15 @@ class Parts:
             tuple(found.primals.index(i) for i in primal_of),
         )
 
-    def _input(self, name: str, val: Any) -> Input:
-        role = Role("saved", name)
-        if isinstance(val, torch.Tensor):
-            return Input(Value(self.types.of(val), name), role)
-        return size_input(self.types.symbols.size(val), role)
+    def _input(self, node: fx.Node, primal: Mapping[str, Value]) -> Input:
+        """What the backward gets of a node: a value of the joint graph, whose memory is known."""
+        role, val, op = Role("saved", node.name), node.meta["val"], node.meta.get("foretrace")
+        if not isinstance(val, torch.Tensor):
+            return size_input(self.types.symbols.size(val), role)
+        value = primal.get(node.name)
+        if value is None and isinstance(op, Op) and op.target is node.target and len(op.outs) == 1:
+            (value,) = op.outs
+        return Input(value or Value(self.types.of(val), node.name), role)
 
 
 def _places(results: Sequence[Output], saved: int) -> tuple[int, ...]:

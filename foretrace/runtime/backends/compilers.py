@@ -56,6 +56,7 @@ class TorchCompilers:
     retypes: bool = False
     """the compiler asks FakeTensor again for the types of a graph"""
     relaid: ClassVar[bool] = False
+    saves_written: ClassVar[bool] = False
 
     @property
     def passes(self) -> tuple[Pass, ...]:

@@ -105,7 +105,9 @@ def join(
     context = Context(core, semantics, Level(False))
     joint = make_graph(DERIVED, "joint", context)
     rewritten = [
-        recorded.inputs[m.index].value for m in recorded.mutations if recorded.writes_followed(m)
+        recorded.inputs[m.index].value
+        for m in recorded.mutations
+        if recorded.writes_followed(m) or (backend.saves_written and not m.rebound)
     ]
     halves = backend.halves(joint, core, semantics)
     return TrainableCall(core, *halves, relaid=backend.relaid, rewritten=rewritten, views=views)
@@ -117,6 +119,10 @@ class Compilers(Protocol):
     @property
     def relaid(self) -> bool:
         """Whether a tangent with other strides than its output's has a backward of its own."""
+
+    @property
+    def saves_written(self) -> bool:
+        """Whether the first half may hand over memory of an input that the call writes to."""
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """The callable of a forward that is not trained."""
@@ -134,6 +140,7 @@ class ByBackend:
     """A torch.compile backend: called with the forward, and with the backward of a pair."""
 
     relaid: ClassVar[bool] = True
+    saves_written: ClassVar[bool] = False
 
     def __init__(self, compile: Compile, policy: Policy = SAVE_ALL) -> None:
         self.compile, self.policy = compile, policy
