@@ -48,14 +48,14 @@ def _backend(forward: Any = None, backward: Any = None, **options: Any) -> Any:
     return foretrace.aot_autograd(fw_compiler=forward or _given, bw_compiler=backward, **chosen)
 
 
-def _compile(mode: str, model: Any = None, *, disable: bool = False, **options: Any) -> Any:
+def _compile(stand_in: str, model: Any = None, *, disable: bool = False, **options: Any) -> Any:
     if model is None:
-        return functools.partial(_compile, mode, disable=disable, **options)
+        return functools.partial(_compile, stand_in, disable=disable, **options)
     if disable:
         return model
     return foretrace.compile(
         model,
-        backend=_backend() if mode == "compilers" else "eager",
+        backend=_backend() if stand_in == "compilers" else "eager",
         dynamic=options.get("dynamic"),
         fullgraph=bool(options.get("fullgraph")),
     )

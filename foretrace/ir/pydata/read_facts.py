@@ -1,5 +1,6 @@
 """What a program's code may have read outside of its arguments, as it was when it ran."""
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -88,8 +89,8 @@ class ReadLocation(ReadFact):
 
     @property
     def compared(self) -> tuple[object, ...]:
-        """As `ReadFact` has it."""
-        return self.before, self.key
+        """As `ReadFact` has it; a key may be a weak reference, and leads to an object."""
+        return self.before, self.key, *led_to(self.key)
 
     @property
     def location(self) -> Location | None:
@@ -165,6 +166,25 @@ class ContainerKeys(ContainerLength):
 
 
 @dataclass(slots=True, eq=False)
+class ContainerItems(ContainerLength):
+    """What a dict had by keys that are not looked up: it may call their class."""
+
+    items: tuple[tuple[object, object], ...]
+    """the very keys, and what was there: plain data as a copy, else the object that it was"""
+
+    @property
+    def objects(self) -> tuple[object, ...]:
+        """As `ReadFact` has it."""
+        return tuple(item for _, item in self.items)
+
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """As `ReadFact` has it; a key may be a weak reference, and leads to an object."""
+        keys = [key for key, _ in self.items]
+        return *self.objects, *keys, *(each for key in keys for each in led_to(key))
+
+
+@dataclass(slots=True, eq=False)
 class ContainerMembers(ContainerLength):
     """What a set had in it, that is no plain data: the very objects."""
 
@@ -202,6 +222,11 @@ class ShownContent(ReadFact):
         """As `ReadFact` has it."""
         return (self.before,)
 
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """What it showed, and the object that a weak reference leads to."""
+        return self.before, *led_to(self.holder)
+
 
 def ids_compared(reads: Iterable[ReadFact]) -> set[int]:
     """The ids of all objects with which the code may compare another."""
@@ -210,6 +235,14 @@ def ids_compared(reads: Iterable[ReadFact]) -> set[int]:
         if isinstance(each, ReadLocation):  # nearly all of them
             found.add(id(each.before))
             found.add(id(each.key))
+            found.update(map(id, led_to(each.key)))
         else:
             found.update(map(id, each.compared))
     return found
+
+
+def led_to(item: object) -> tuple[object, ...]:
+    """What an object leads to if it is a weak reference: a call of it gives that."""
+    if not issubclass(type(item), weakref.ref):
+        return ()
+    return (weakref.ref.__call__(item),)  # type: ignore[arg-type]

@@ -11,7 +11,13 @@ from typing import Any, Final, TypeGuard
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, is_generated
 
-LAYERS: Final = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
+LAYERS: Final = tuple(
+    torch_api.TORCH_DIR + room
+    for room in (
+        "nn/", "optim/", "amp/", "ao/", "distributions/", "masked/", "utils/weak.py",
+        "utils/_ordered_set.py",
+    )
+)  # fmt: skip
 """Where torch's own Python computes with what objects of the program's hold"""
 BELOW_TORCH: Final = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""

@@ -50,6 +50,13 @@ LIBRARY: Final = sys.stdlib_module_names - {"builtins", "__main__"}
 """Modules of Python's own library, of whose objects the methods read what nobody else names"""
 
 
+def slots_of_layer(kind: type, mentioned: frozenset[str]) -> list[str]:
+    """The slots among these names of a class whose objects hold state in torch's own Python."""
+    space = vars(kind)
+    named = mentioned & space.keys() if origin_of_class(kind) == "layer" else ()
+    return [key for key in sorted(named) if isinstance(space[key], types.MemberDescriptorType)]
+
+
 def shown_key(key: Any) -> str | None:
     """A key of a dict in words; None if to look it up may call its class."""
     if plain(key):

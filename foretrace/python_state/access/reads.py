@@ -36,6 +36,7 @@ from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
+    ContainerItems,
     ContainerMembers,
     How,
     ObjectClass,
@@ -64,6 +65,7 @@ from foretrace.python_state.access.object_parts import (
     parts_in_c,
     reads_itself,
     shown_key,
+    slots_of_layer,
     state_of,
 )
 from foretrace.python_state.access.process_state import process_state
@@ -343,6 +345,7 @@ class StateReads:
             return known
         slots = self._slots[kind] = list[str]()
         for each in kind.__mro__:
+            slots += slots_of_layer(each, self.mentioned)
             if not of_a_library(each):
                 every = vars(each).keys()
                 own = OF_ENUMS if isinstance(each, EnumMeta) else frozenset()
@@ -384,9 +387,23 @@ class StateReads:
                 yield from self._to(f"a member of {name}", content, depth - 1)
             return
         self.found.append(container_fact(name, item, items))
+        own = list[tuple[Any, Any]]()
         for key, content in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := shown_key(key)) is not None:
                 yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
+            else:
+                own.append((key, content))
+        if own:
+            yield from self._unasked(name, item, own, depth)
+
+    def _unasked(
+        self, name: str, table: Any, items: list[tuple[Any, Any]], depth: int
+    ) -> Iterator[Step]:
+        """Items of a dict by keys whose class says itself what they are equal to."""
+        before = [(key, snapshot(item) if self._data(item) else item) for key, item in items]
+        self.found.append(ContainerItems(name, table, own_length(table), tuple(before)))
+        for key, item in items:
+            yield from self._to(f"{name}[a {type(key).__name__}]", item, max(depth - 1, 0))
 
     def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
         states = [

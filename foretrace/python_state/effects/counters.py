@@ -113,7 +113,7 @@ def scheduled(places: Sequence[ReadLocation]) -> Iterator[tuple[Change, int]]:
     found = (each.before for each in places if isinstance(each.before, LRScheduler))
     groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
     for each in places:
-        if type(each.holder) is not dict:
+        if type(each.holder) is not dict or type(each.key) is not str:
             continue
         marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
         if marked or (each.key == "lr" and id(each.holder) in groups):

@@ -23,7 +23,13 @@ from foretrace.ir.pydata.location import (
     OnTensor,
 )
 from foretrace.ir.pydata.members import MISSING, own_kind
-from foretrace.ir.pydata.read_facts import ContainerMembers, ReadFact, ReadLocation, ShownContent
+from foretrace.ir.pydata.read_facts import (
+    ContainerItems,
+    ContainerMembers,
+    ReadFact,
+    ReadLocation,
+    ShownContent,
+)
 from foretrace.ir.pydata.state import Change, StateRead
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -208,11 +214,11 @@ def _elsewhere(fact: ReadFact, tensor: torch.Tensor) -> StateRead:
     Raises:
         Refusal: it is one of a set.
     """
-    if isinstance(fact, (ContainerMembers, ShownContent)):
+    if isinstance(fact, (ContainerItems, ContainerMembers, ShownContent)):
         raise Refusal(
             f"the program leaves another tensor in the place of one that {fact.name} holds",
             kind="side effect",
-            do="keep them in a list, or in a dict",
+            do="keep them in a list, or in a dict by names or numbers",
         )
     location = fact.location if isinstance(fact, ReadLocation) else None
     if location is not None:

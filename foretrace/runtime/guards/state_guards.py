@@ -21,6 +21,7 @@ from foretrace.ir.pydata.members import MISSING, OWN, is_special, own_items, own
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
+    ContainerItems,
     ContainerKeys,
     ContainerLength,
     ContainerMembers,
@@ -203,6 +204,9 @@ class StateGuards(Checks):
             if isinstance(guard, ContainerMembers):
                 same = self.source.bind(_Members(guard.members).same, "members")
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
+            if isinstance(guard, ContainerItems):
+                same = self.source.bind(_Items(guard.items).same, "items")
+                self.add(f"{same}({holder})", repr(f"{guard.name} has other items"))
         elif isinstance(guard, ReadLocation):
             self._location(guard, holder)
 
@@ -282,6 +286,22 @@ class _Members:
     def same(self, holder: Any) -> bool:
         """Asked of Python's own type: a class may say otherwise."""
         return {_by_identity(item) for _, item in own_items(holder)} == self.keys
+
+
+class _Items:
+    """Whether a dict has the items that it had, by keys that are not looked up."""
+
+    def __init__(self, items: tuple[tuple[object, object], ...]) -> None:
+        self.keys = {id(key): key for key, _ in items}
+        self.before = {id(key): (item, plain(item)) for key, item in items}
+
+    def same(self, table: Any) -> bool:
+        """Asked of Python's own type: a class may say otherwise."""
+        now = {id(key): item for key, item in own_items(table) if id(key) in self.keys}
+        return len(now) == len(self.keys) and all(
+            item is before or (is_data and same(item, before))
+            for item, (before, is_data) in ((now[key], each) for key, each in self.before.items())
+        )
 
 
 class _Order:

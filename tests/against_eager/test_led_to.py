@@ -1,0 +1,151 @@
+"""What leads to an object without holding it, or by a key that says itself what it equals.
+
+Weak references, keys with an `__eq__` of their own, objects of torch's own Python.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions.transforms import AffineTransform
+from torch.utils._ordered_set import OrderedSet
+from torch.utils.weak import WeakIdKeyDictionary
+
+import foretrace
+
+ONE, OTHER, Y = torch.randn(4), torch.randn(4), torch.randn(4)
+OF_ONE, OF_OTHER = weakref.ref(ONE), weakref.ref(OTHER)
+
+
+def is_led_to(reference: Any, x: Tensor, y: Tensor) -> Tensor:
+    if reference is not None and reference() is not x:
+        return torch.sin(y)
+    return torch.cos(y)
+
+
+CALLS = (
+    (OF_ONE, ONE, Y), (OF_ONE, OTHER, Y), (OF_OTHER, OTHER, Y), (OF_OTHER, ONE, Y), (None, ONE, Y),
+    (OF_ONE, Y, Y),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [*permutations(range(len(CALLS)), 3)][::4])
+def test_a_weak_reference_to_an_argument(order: tuple[int, ...]) -> None:
+    compiled = foretrace.compile(is_led_to, fullgraph=True)
+    for place in order:
+        assert torch.equal(compiled(*CALLS[place]), is_led_to(*CALLS[place]))
+
+
+def test_a_cut_with_a_weak_reference() -> None:
+    for call in CALLS[:4]:
+        assert torch.equal(
+            foretrace.capture(is_led_to, call).cut("export")(*call), is_led_to(*call)
+        )
+
+
+HELD: dict[str, Any] = {"reference": OF_ONE}
+BY_NAME = weakref.WeakValueDictionary[str, Tensor]()
+BY_ID = WeakIdKeyDictionary()
+
+
+def reads_a_reference(x: Tensor) -> Tensor:
+    return x.sin() if HELD["reference"]() is not x else x.cos()
+
+
+def reads_a_weak_value(x: Tensor) -> Tensor:
+    return x.sin() if BY_NAME.get("x") is not x else x.cos()
+
+
+def looks_for_a_weak_key(x: Tensor) -> Tensor:
+    return x.sin() if x not in BY_ID else x.cos() * BY_ID[x]
+
+
+def leads_to(tensor: Tensor) -> None:
+    HELD["reference"] = weakref.ref(tensor)
+    BY_NAME["x"] = tensor
+    BY_ID.clear()
+    BY_ID[tensor] = 2.0
+
+
+@pytest.mark.parametrize("program", [reads_a_reference, reads_a_weak_value, looks_for_a_weak_key])
+def test_what_is_read_leads_to_an_argument(program: Callable[[Tensor], Tensor]) -> None:
+    compiled = foretrace.compile(program, fullgraph=True)
+    for there, x in ((ONE, ONE), (ONE, OTHER), (OTHER, OTHER), (OTHER, ONE), (ONE, ONE)):
+        leads_to(there)
+        assert torch.equal(compiled(x), program(x))
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
+NUMBERS: dict[Any, Any] = {Key("a"): 2.0, "plain": 3.0}
+TENSORS = {(Key("a"), 1): torch.ones(4)}
+
+
+def looks_up_a_number(x: Tensor) -> Tensor:
+    return x * NUMBERS[Key("a")] * NUMBERS["plain"]
+
+
+def looks_up_a_tensor(x: Tensor) -> Tensor:
+    return x * TENSORS[Key("a"), 1]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_items_by_keys_with_an_equality_of_their_own(fullgraph: bool) -> None:
+    for program, table, values in (
+        (looks_up_a_number, NUMBERS, (2.0, 5.0, 5.0, torch.ones(4))),
+        (looks_up_a_tensor, TENSORS, (torch.ones(4), torch.zeros(4))),
+    ):
+        compiled = foretrace.compile(program, fullgraph=fullgraph)
+        for value in values:
+            table[next(iter(table))] = value
+            assert torch.equal(compiled(ONE), program(ONE))
+
+
+NORMAL = torch.distributions.Normal(torch.zeros(4), torch.ones(4))
+SCALED, NAMES = AffineTransform(1.0, 2.0), OrderedSet([1, 2])
+
+
+def change_normal(number: float) -> None:
+    NORMAL.loc = NORMAL.loc + number
+
+
+def change_transform(number: float) -> None:
+    SCALED.scale = number
+
+
+def change_names(number: float) -> None:
+    NAMES.add(number)
+
+
+def asks_normal(x: Tensor) -> Tensor:
+    return NORMAL.log_prob(x)
+
+
+def transforms(x: Tensor) -> Tensor:
+    return SCALED(x) + 1
+
+
+def asks_names(x: Tensor) -> Tensor:
+    return x * 2 if 3.0 in NAMES else x * 3
+
+
+@pytest.mark.parametrize(
+    ("program", "change"),
+    [(asks_normal, change_normal), (transforms, change_transform), (asks_names, change_names)],
+)
+def test_objects_of_torchs_own_python(
+    program: Callable[[Tensor], Tensor], change: Callable[[float], None]
+) -> None:
+    compiled = foretrace.compile(program, fullgraph=True)
+    for number in (0.5, 3.0, 4.0):
+        assert torch.equal(compiled(ONE), program(ONE))
+        change(number)
+    assert torch.equal(compiled(ONE), program(ONE))
