@@ -210,7 +210,8 @@ def test_a_backend_of_foretrace_compile(make, options):
     assert [sorted(i) for _, i, _ in seen[0].calls] == [sorted(i) for _, i, _ in seen[1].calls]
 
 
-def test_a_partition_fn_with_open_sizes_gets_zeros_for_a_missing_tangent():
+@pytest.mark.parametrize("split", [default_partition, min_cut_rematerialization_partition])
+def test_a_partition_fn_with_open_sizes_gets_zeros_for_a_missing_tangent(split):
     def two(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.cat([a.expand(b.size(0), a.size(0)), b])
         return both, both @ b.t()
@@ -218,7 +219,7 @@ def test_a_partition_fn_with_open_sizes_gets_zeros_for_a_missing_tangent():
     leaves = [
         [torch.ones(4, requires_grad=True), torch.ones(3, 4, requires_grad=True)] for _ in "ab"
     ]
-    backend = Seen().backend(foretrace.aot_autograd, partition_fn=default_partition)
+    backend = Seen().backend(foretrace.aot_autograd, partition_fn=split)
     compiled = foretrace.compile(two, backend=backend, fullgraph=True, dynamic=True)
     for fn, (a, b) in zip((two, compiled), leaves, strict=True):
         fn(a, b)[0].sum().backward()

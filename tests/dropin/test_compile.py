@@ -6,6 +6,7 @@ import linecache
 import pickle
 import threading
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -678,6 +679,48 @@ def test_inputs_that_share_memory(backend) -> None:
 
 
 # ---- the callable itself
+
+
+def test_of_what_is_compiled_already() -> None:
+    module, x = nn.Linear(3, 3), torch.randn(2, 3)
+    compiled, function = module, torch.sin
+    for _ in range(3):
+        compiled, function = foretrace.compile(compiled), foretrace.compile(function)
+    same(module(x), compiled(x))
+    same(x.sin(), function(x))
+    assert [*compiled.state_dict()] == [*module.state_dict()]
+
+
+class AsksItself(torch.Tensor):
+    """Its functions call themselves: who asks a tensor of it anything does not return."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_tensor_class_is_asked_nothing() -> None:
+    def asks(x):
+        return torch.overrides.has_torch_function_unary(x)
+
+    compiled = foretrace.compile(asks)
+    with pytest.warns(UserWarning, match="a tensor class of its own"):
+        assert compiled(AsksItself())
+    assert not compiled(4)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(
+    "backend",
+    ["eager", lambda gm, inputs: gm, foretrace.aot_autograd(fw_compiler=lambda gm, inputs: gm)],
+)
+def test_an_argument_is_let_go_of(backend, fullgraph) -> None:
+    compiled = foretrace.compile(lambda x: x + x, backend=backend, fullgraph=fullgraph)
+    x = torch.rand(4)
+    known = weakref.ref(x)
+    compiled(x)
+    del x
+    assert known() is None
 
 
 def test_decorators_and_methods() -> None:

@@ -19,7 +19,7 @@ from foretrace.python_state.effects.counters import SymbolicCounters, of_optimiz
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.automatic_dynamic import Found, Sizes, Varying
 from foretrace.runtime.calls.compiled import Building, Compiled
-from foretrace.runtime.calls.compiled_module import compiled_module
+from foretrace.runtime.calls.compiled_module import CompiledModule, compiled_module
 from foretrace.runtime.graph_breaks.partial_capture import in_pieces
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
@@ -73,11 +73,19 @@ def compile(
     if fn is None:
         return again
     _check(fn, dynamic, fullgraph)
+    fn = _uncompiled(fn)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
     of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
     parts = partial(_parts, *of, again)
     compiled = Compiled(*parts(fn)) if fullgraph else in_pieces(fn, parts)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
+
+
+def _uncompiled(fn: Any) -> Any:
+    """What is compiled in something compiled already, as `torch.compile` takes it."""
+    while isinstance(fn, (CompiledModule, Compiled)):
+        fn = fn.original if isinstance(fn, CompiledModule) else fn.fn
+    return fn
 
 
 def _parts(

@@ -145,10 +145,18 @@ def _with_zeros(
     def run(*values: Any) -> list[Any]:
         sizes = numbers_of(inputs, values)
         filled = [
-            zeros(item, sizes) if place in missing else value
+            _of_zeros(item, value, sizes) if place in missing else value
             for place, (item, value) in enumerate(zip(inputs, values, strict=True))
         ]
         found = backward(*filled)
         return [each if there else None for each, there in zip(found, reached, strict=True)]
 
     return run
+
+
+def _of_zeros(item: Input, sized: torch.Tensor | None, sizes: Mapping[Any, Any]) -> torch.Tensor:
+    """A missing tangent; `sized` has its sizes, where these are open."""
+    if sized is None:
+        return zeros(item, {**sizes})
+    type = item.value.type
+    return torch.zeros(sized.shape, dtype=type.dtype, device=type.device)

@@ -50,14 +50,13 @@ def containers_of(
             found.append(node)
         return id(node) in whole
 
-    def look(tree: Any) -> None:
-        for leaf in torch_api.tree_leaves(tree, note):
+    waiting = [(*args, *kwargs.values())]
+    while waiting:
+        for leaf in torch_api.tree_leaves(waiting.pop(), note):
             if id(leaf) in whole or type(leaf) in LEAVES:
                 continue
             if attributes := object_attributes(leaf):
-                look(tuple(attributes.values()))
-
-    look((*args, *kwargs.values()))
+                waiting.append(tuple(attributes.values()))
     return [each for each in found if not isinstance(each, tuple)]
 
 

@@ -185,10 +185,8 @@ def shared_in(tree: Any) -> bool:
             seen[id(node)] = node
         return twice
 
-    def look(tree: Any) -> None:
-        for leaf in torch_api.tree_leaves(tree, note):
-            if not twice:
-                look(tuple((object_attributes(leaf) or {}).values()))
-
-    look(tree)
+    waiting = [tree]
+    while waiting and not twice:
+        objects = map(object_attributes, torch_api.tree_leaves(waiting.pop(), note))
+        waiting += [tuple(attributes.values()) for attributes in objects if attributes]
     return twice

@@ -57,14 +57,14 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
         return "not initialized yet", FirstCall("call the module once before the capture")
     if torch_api.is_fake(tensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
-    if tensor.layout in SPARSE and not tensor.requires_grad and plain_class(kind):
+    if not plain and not wraps(kind):  # to ask it more may run what its class has for that
+        return f"a {kind.__name__}, a tensor class of its own", _remedy(kind)
+    if tensor.layout in SPARSE and not tensor.requires_grad and plain:
         return _transformed(tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         return _of_another_layout(tensor)
     if not plain:
-        if wraps(kind):
-            return _unlike_inside(tensor, kind.__name__, fake=fake)
-        return f"a {kind.__name__}, a tensor class of its own", _remedy(kind)
+        return _unlike_inside(tensor, kind.__name__, fake=fake)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"
     return _transformed(tensor)

@@ -1,11 +1,12 @@
 """Automatic dynamic shapes: sizes, numbers and tensors that have differed between calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.arguments import named_arguments
@@ -85,7 +86,11 @@ class Varying:
         return self.capture(fn, args, kwargs, {}, self._found) if kept else captured
 
     def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
-        leaves, _ = named_arguments(fn, args, kwargs)
+        """The open sizes; a tensor class of the user's is not asked by its own functions."""
+        with torch_api.no_torch_function():
+            return self._of_leaves(named_arguments(fn, args, kwargs)[0])
+
+    def _of_leaves(self, leaves: Sequence[tuple[str, Any]]) -> Sizes:
         tensors = {n: t for n, t in leaves if isinstance(t, torch.Tensor) and not t.is_nested}
         if self.dynamic is not None:
             every = {name: Asked(name, (FREE,) * t.dim()) for name, t in tensors.items()}

@@ -7,7 +7,7 @@ that answers none was for nothing: a list grows at each call, a number is always
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
@@ -34,6 +34,8 @@ NOT_OF_PROGRAMS = frozenset({"wrong backend"})
 """Kinds of refusals that are not about the program"""
 RAISED = "raised before"
 """Kind of a refusal: the last capture raised, so this call is not captured"""
+PLAIN: Final = frozenset({Tensor, nn.Parameter})
+"""What answers by torch's own code; a class of the user's may have other functions"""
 Key = tuple[Any, ...]
 """The kind of a call: its modes, and the types of its arguments"""
 
@@ -41,7 +43,7 @@ Key = tuple[Any, ...]
 def key_of(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
     """The kind of a call; calls of other kinds are captured again."""
     kinds = [
-        (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
+        (item.dtype, item.requires_grad) if type(item) in PLAIN else type(item)
         for item in ((*args, *kwargs.values()) if kwargs else args)
     ]
     return module is not None and module.training, grad_enabled(), *kinds

@@ -262,7 +262,8 @@ def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> to
     parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
     leaves = chain([*leaves_of(args, kwargs or {})], parameters)
     tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    with torch_api.no_torch_function():  # of a class of the user's
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def prepare(  # noqa: PLR0913 - a call, and how it is captured
