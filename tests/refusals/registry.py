@@ -56,7 +56,7 @@ EXCUSED: dict[str, str] = {
     "runtime/graph_breaks/partial_capture.py:_check_count": (
         "nobody sees it: that call runs as Python"
     ),
-    "frontends/torch_compat/compile.py:_check": "a wrong call",
+    "frontends/torch_compat/compile.py:_checked": "a wrong call",
     "frontends/torch_compat/dynamo.py:_check": "a wrong call",
     "frontends/torch_compat/export.py:_check_call": "a wrong call",
     "session/run/setup.py:_check_call": "a wrong call",

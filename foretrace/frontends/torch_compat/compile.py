@@ -72,20 +72,12 @@ def compile(
     )  # fmt: skip
     if fn is None:
         return again
-    _check(fn, dynamic, fullgraph)
-    fn = _uncompiled(fn)
+    fn = _checked(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
     of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
     parts = partial(_parts, *of, again)
     compiled = Compiled(*parts(fn)) if fullgraph else in_pieces(fn, parts)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
-
-
-def _uncompiled(fn: Any) -> Any:
-    """What is compiled in something compiled already, as `torch.compile` takes it."""
-    while isinstance(fn, (CompiledModule, Compiled)):
-        fn = fn.original if isinstance(fn, CompiledModule) else fn.fn
-    return fn
 
 
 def _parts(
@@ -146,7 +138,8 @@ def _check_options(options: dict[str, Any]) -> None:
         )
 
 
-def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
+def _checked(fn: Any, dynamic: object, fullgraph: object) -> Any:
+    """Check the arguments; gives what is to be compiled, also of what is compiled already."""
     for good, what, do in (
         (callable(fn), f"a {type(fn).__name__} is not callable", "give a function or an nn.Module"),
         (
@@ -162,3 +155,6 @@ def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
     ):
         if not good:
             raise Refusal(what, kind="wrong call", do=do)
+    while isinstance(fn, (CompiledModule, Compiled)):
+        fn = fn.original if isinstance(fn, CompiledModule) else fn.fn
+    return fn
