@@ -9,6 +9,7 @@ from typing import Final
 from tests.fuzz.grammar import each
 from tests.fuzz.thing import thing
 from tests.fuzz.things_in_c import IN_C
+from tests.fuzz.things_led_to import LED_TO
 
 OBJECTS: Final = (
     thing("global", "SCALE = 2.0", "x * SCALE", "names['SCALE'] = 3.0 ; names['SCALE'] = 3"),
@@ -325,7 +326,7 @@ OF_TORCH: Final = (
           "hooked(x)", "names['HOOK_SCALE'] = 5.0"),
 )  # fmt: skip
 
-THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH, *IN_C)
+THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH, *IN_C, *LED_TO)
 
 AROUND: Final = each("""
     torch.no_grad() ; torch.inference_mode() ; torch.autocast('cpu', dtype=torch.bfloat16) ;

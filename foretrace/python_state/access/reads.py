@@ -402,8 +402,9 @@ class StateReads:
         """Items of a dict by keys whose class says itself what they are equal to."""
         before = [(key, snapshot(item) if self._data(item) else item) for key, item in items]
         self.found.append(ContainerItems(name, table, own_length(table), tuple(before)))
-        for key, item in items:
-            yield from self._to(f"{name}[a {type(key).__name__}]", item, max(depth - 1, 0))
+        for key, item in items if depth else ():
+            yield from self._to(f"a key of {name}", key, depth - 1)
+            yield from self._to(f"{name}[a {type(key).__name__}]", item, depth - 1)
 
     def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
         states = [

@@ -1,7 +1,14 @@
 """What a run finds where calls leave it: inputs that are read at each call, and no guards."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Sequence,
+    Set as AbstractSet,
+)
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -171,6 +178,17 @@ def _others(before: Any, now: Any) -> bool:
     pairs = [(a, b) for (_, a), (_, b) in zip(then, found, strict=False)]
     both = [type(a) is type(b) for a, b in pairs if isinstance(a, torch.Tensor)]
     return before is not now and form == other and bool(both) and all(both)
+
+
+def attributes_asked(
+    inputs: Iterable[Input], real: Sequence[Any], names: AbstractSet[str]
+) -> Iterator[tuple[int, str, object]]:
+    """Attributes that the code names of tensors which are read at each call: each has its own."""
+    asked = sorted(name for name in names if not hasattr(torch.Tensor, name))
+    for index, (item, tensor) in enumerate(zip(inputs, real, strict=True)):
+        if item.read is not None and item.number is None and isinstance(tensor, torch.Tensor):
+            space = vars(tensor)
+            yield from ((index, name, space.get(name, MISSING)) for name in asked)
 
 
 def drop_unread(

@@ -41,6 +41,7 @@ from foretrace.python_state.effects.module_state import (
 )
 from foretrace.python_state.effects.state_inputs import (
     add_state_inputs,
+    attributes_asked,
     check_first_call,
     drop_unread,
     open_holders,
@@ -247,6 +248,8 @@ def _note_reads(
     read_outside(capture.outside, fn, [*leaves, *kept_by_memos], requires, capture.real, open)
     requires.python.reads += capture.memos.reads()
     data = bound_to_data(kept, capture.inputs, lines)
+    asked = attributes_asked(capture.inputs, capture.real, capture.outside.own_attributes)
+    requires.inputs.set_on += asked
     found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
     reads = [*data, *found]
     reads += [bound_before(change) for change in left if change.rebound]
