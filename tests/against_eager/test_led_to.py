@@ -149,3 +149,26 @@ def test_objects_of_torchs_own_python(
         assert torch.equal(compiled(ONE), program(ONE))
         change(number)
     assert torch.equal(compiled(ONE), program(ONE))
+
+
+REBOUND = torch.full((4,), 2.0)
+
+
+def asks_for_a_mark(x: Tensor) -> Tensor:
+    return x.sin() * getattr(REBOUND, "mark", 5)
+
+
+def test_an_attribute_of_a_tensor_that_others_rebind() -> None:
+    """It is read at each call from then on, and so are its attributes."""
+    compiled = foretrace.compile(asks_for_a_mark, fullgraph=True)
+    for change in (
+        lambda: None,
+        lambda: globals().update(REBOUND=torch.ones(4)),
+        lambda: None,
+        lambda: setattr(REBOUND, "mark", 1),
+        lambda: setattr(REBOUND, "mark", 3),
+        lambda: globals().update(REBOUND=torch.zeros(4)),
+    ):
+        change()
+        for _ in range(2):
+            assert torch.equal(compiled(ONE), asks_for_a_mark(ONE))
