@@ -3,6 +3,8 @@
 Weak references, keys with an `__eq__` of their own, objects of torch's own Python.
 """
 
+import functools
+import mmap
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,3 +174,46 @@ def test_an_attribute_of_a_tensor_that_others_rebind() -> None:
         change()
         for _ in range(2):
             assert torch.equal(compiled(ONE), asks_for_a_mark(ONE))
+
+
+@functools.singledispatch
+def scale(_: object) -> float:
+    return 1.0
+
+
+class Dispatches:
+    @functools.singledispatchmethod
+    def scale(self, _: object) -> float:
+        return 1.0
+
+
+DISPATCHES, MAPPED = Dispatches(), mmap.mmap(-1, 4)
+
+
+def dispatches(x: Tensor) -> Tensor:
+    return x * scale(3) * DISPATCHES.scale(3)
+
+
+def reads_mapped_memory(x: Tensor) -> Tensor:
+    return x * MAPPED[0]
+
+
+def change_dispatch(number: float) -> None:
+    scale.register(int, lambda _: number)
+    Dispatches.scale.register(int, lambda self, _: number * 2)  # type: ignore[attr-defined]
+
+
+def change_mapped(number: float) -> None:
+    MAPPED[0] = int(number)
+
+
+@pytest.mark.parametrize(
+    ("program", "change"), [(dispatches, change_dispatch), (reads_mapped_memory, change_mapped)]
+)
+def test_what_pythons_library_keeps(
+    program: Callable[[Tensor], Tensor], change: Callable[[float], None]
+) -> None:
+    compiled = foretrace.compile(program, fullgraph=True)
+    for number in (2.0, 3.0, 4.0, 4.0):
+        change(number)
+        assert torch.equal(compiled(ONE), program(ONE))

@@ -37,6 +37,8 @@ OF_ENUMS: Final = frozenset({"_member_map_", "_member_names_", "_value2member_ma
 """Attributes of an enumeration that the class of its class reads"""
 MATCHED: Final = frozenset({"__match_args__"})
 """Attributes of a class that Python reads by itself, where no method is"""
+REGISTRY: Final = "registry"
+"""The attribute with the functions of a `functools.singledispatch`, which its own code has"""
 WRAPPING: Final = (staticmethod, classmethod)
 """What holds one function in a class"""
 NUMBERS: Final = frozenset({bool, float, complex, type(None)})
@@ -197,6 +199,12 @@ def reads_itself(kind: type, ran: frozenset[str]) -> frozenset[str]:
     return frozenset() if tops.isdisjoint(LIBRARY) else ran
 
 
+def dispatches(item: Any) -> bool:
+    """Whether it is what `functools.singledispatch` returns: it has functions by class."""
+    registry = vars(item).get(REGISTRY) if type(item) is types.FunctionType else None
+    return type(registry) is types.MappingProxyType and item.__globals__ is vars(functools)
+
+
 def leads_on(item: Any) -> bool:
     """Whether it is a function or a file, and none of a library's, which leaves its own as is.
 
@@ -206,7 +214,7 @@ def leads_on(item: Any) -> bool:
     if kind in BY_VALUE or kind in NUMBERS:  # nearly all
         return False
     if kind is types.FunctionType:
-        return origin(item.__code__, item.__globals__) == "user"
+        return origin(item.__code__, item.__globals__) == "user" or dispatches(item)
     if kind in (dict, list, tuple):
         items = itertools.islice(items_of(item), LARGEST)
         return any(isinstance(each, LEADING) and leads_on(each) for each in items)

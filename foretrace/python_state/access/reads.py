@@ -54,9 +54,11 @@ from foretrace.python_state.access.object_parts import (
     MATCHED,
     OF_ENUMS,
     REGISTERED,
+    REGISTRY,
     bases_of,
     builtins_seen,
     container_fact,
+    dispatches,
     fixed_parts,
     items_of,
     leads_on,
@@ -332,6 +334,7 @@ class StateReads:
             names = frozenset(space)
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
             own = reads_itself(type(item), self._by_library)
+            own |= {REGISTRY} if dispatches(item) else frozenset()
             # a union would copy all that the code mentions
             read = names if self._lists(item) else (names & self.mentioned) | (names & own)
             known = names, sorted(read - registered), own

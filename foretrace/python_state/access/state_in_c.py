@@ -9,6 +9,7 @@ import ctypes
 import decimal
 import gc
 import io
+import mmap
 import os
 import queue
 import threading
@@ -35,6 +36,7 @@ REFERENCES: Final = (weakref.ref,)
 """What leads to an object that it does not keep"""
 BUFFERS: Final = (
     bytearray, memoryview, array.array, SIMPLE, ctypes.Array, ctypes.Structure, ctypes.Union,
+    mmap.mmap,
 )  # fmt: skip
 """What holds numbers in memory of its own"""
 VIEWS: Final = (*map(type, ({}.keys(), {}.values(), {}.items())),)
