@@ -6,6 +6,7 @@ reading this room.
 """
 
 from foretrace.torch_api.ambient.modes import (
+    OfGraph as OfGraph,
     call_graph as call_graph,
     foreign_function_modes as foreign_function_modes,
     modules_hooked as modules_hooked,

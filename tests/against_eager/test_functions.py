@@ -477,3 +477,29 @@ def test_the_backward_of_a_custom_operator_that_writes_is_refused() -> None:
     assert count.tolist() == [1, 1]
     with pytest.raises(foretrace.Refusal, match="writes to a tensor that was there before it"):
         foretrace.capture(counted, (x, count)).cut("joint")
+
+
+class TimesOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_no_hook_for_all_modules_sees_a_call_in_a_graph() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+
+    def program(x):
+        return layer(TimesOne.apply(x.sin()))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2)
+    try:
+        for grad in (False, True):
+            compiled = foretrace.compile(program, backend=lambda gm, _: gm.forward, fullgraph=True)
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(compiled(x), program(x))
+    finally:
+        handle.remove()

@@ -214,7 +214,7 @@ def _described(type: TensorType) -> str:
     return f"{type!r} with strides {list(type.stride)} at {type.offset}"
 
 
-class _Called(torch.nn.Module):
+class _Called(torch_api.OfGraph):
     """The call of a target as a module."""
 
     def __init__(self, target: Callable[..., Any]) -> None:

@@ -180,7 +180,7 @@ def _name(hook: Any) -> str:
     return str(getattr(hook, "__name__", type(hook).__name__))
 
 
-class Hooked(nn.Module):
+class Hooked(torch_api.OfGraph):
     """Registers a hook; it is impure, so that a pass keeps it."""
 
     _is_impure = True

@@ -150,7 +150,7 @@ class FunctionCall:
         return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
 
 
-class Applied(nn.Module):
+class Applied(torch_api.OfGraph):
     """Calls an autograd.Function."""
 
     def __init__(self, function: type[Function], copied: tuple[int, ...] = ()) -> None:
