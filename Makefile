@@ -63,7 +63,7 @@ test-gpu:
 
 # Fetches the files once. ONLY= names some: make test-peers ONLY=dynamo/test_hooks.
 test-peers: $(READY)
-	$(PIP) install --quiet 'pytest-timeout>=2.3' 'parameterized>=0.9'
+	$(PIP) install --quiet --no-build-isolation -e '.[peers]'
 	bash tests/peers/fetch.sh out/peers
 	$(BIN)/python -m tests.peers out/peers $(if $(ONLY),--only $(ONLY))
 

@@ -7,7 +7,6 @@ reading this room.
 
 from foretrace.torch_api.ambient.modes import (
     OfGraph as OfGraph,
-    call_graph as call_graph,
     foreign_function_modes as foreign_function_modes,
     modules_hooked as modules_hooked,
     unseen as unseen,
@@ -42,8 +41,8 @@ from foretrace.torch_api.compilers.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
     Nodes as Nodes,
-    graph_node_at as graph_node_at,
     log_graph as log_graph,
+    nodes_by_line as nodes_by_line,
     set_meta as set_meta,
 )
 from foretrace.torch_api.compilers.inductor import (

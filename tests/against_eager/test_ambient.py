@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._higher_order_ops.map import map as map_
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.modules import module as modules
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 import foretrace
 from tests.support.bits import differences, same_bits
@@ -198,6 +201,47 @@ def test_hooks_of_all_modules_see_no_graph_of_ours() -> None:
         for call in calls:
             call()
     assert not seen
+
+
+def branches(x: Tensor) -> Tensor:
+    found: Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return found
+
+
+def rows_mapped(x: Tensor) -> Tensor:
+    found: Tensor = map_(lambda row: row * 2, x)
+    return found
+
+
+def attends(x: Tensor) -> Tensor:
+    rows = x.view(1, 1, 2, 3)
+    found = flex_attention(rows, rows, rows, score_mod=lambda score, b, h, i, j: score + (i - j))
+    assert isinstance(found, Tensor)
+    return found
+
+
+def doubled_floats(_module: nn.Module, _args: Any, out: Any) -> Any:
+    return tree_map(lambda x: x * 2 if isinstance(x, Tensor) and x.is_floating_point() else x, out)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:.*not captured whole")
+@pytest.mark.parametrize("program", [branches, rows_mapped, attends])
+def test_eager_shows_bodies_to_hooks_of_all_modules(program: Callable[[Tensor], Tensor]) -> None:
+    """Eager compiles these operators, and calls modules of its own: the program runs as Python."""
+    call, whole = foretrace.compile(program), foretrace.compile(program, fullgraph=True)
+    graph = foretrace.capture(program, (X,)).cut("aten").graph_module
+    plain = program(X)
+    for each in (call, whole):
+        assert same_bits(each(X), plain)
+    with hooked(modules.register_module_forward_hook, doubled_floats):
+        seen = program(X)
+        assert same_bits(call(X), seen)
+        with pytest.raises(foretrace.Refusal, match="hooks for all modules see the modules"):
+            whole(X)
+        assert same_bits(graph(X)[0], plain)
+    assert not same_bits(seen, plain)
+    for each in (call, whole):
+        assert same_bits(each(X), plain)
 
 
 @pytest.mark.parametrize("backend", ["eager", lambda graph, _: graph])

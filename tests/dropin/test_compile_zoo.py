@@ -111,3 +111,24 @@ def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
             raise
         pytest.xfail(f"{case.may_refuse}: {refusal}")
     assert not recaptures, [str(each) for each in recaptures]
+
+
+def doubled(_module: torch.nn.Module, _args: object, out: object) -> object:
+    return out * 2 if isinstance(out, torch.Tensor) and out.is_floating_point() else None
+
+
+@pytest.mark.parametrize(("case", "backend", "grad"), crossed(one_in(4, BY_NAME, 3), WAYS[2:6]))
+def test_same_as_eager_under_a_hook_for_all_modules(case: Case, backend: str, grad: bool) -> None:
+    """A hook that changes results, which the modules of a graph must not show."""
+    passes = case.name not in {*ONE_NODE, *PARTITIONED, *own_leaves.NAMES}
+    if not (passes and (grad or runs_under_no_grad(case))):
+        pytest.skip("another test has it")
+    handle = torch.nn.modules.module.register_module_forward_hook(doubled)
+    try:
+        run_both(case, BACKENDS[backend], grad=grad)
+    except foretrace.Refusal as refusal:
+        if not (case.may_refuse or "hooks for all modules see" in str(refusal)):
+            raise
+        pytest.xfail(str(refusal))
+    finally:
+        handle.remove()

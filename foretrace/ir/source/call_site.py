@@ -15,12 +15,14 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal, is_library
-from foretrace.ir.source.graph_lines import is_of_graph, line_of_running
+from foretrace.ir.source.graph_lines import GraphLines, is_of_graph
 from foretrace.ir.source.short_tracebacks import Hiding
 
 NAMED = (ModuleType, FunctionType, BuiltinFunctionType)
 """What a closure cell may be kept for: it holds no tensor"""
 LIBRARY_DIRS = (torch_api.TORCH_DIR,)
+_NEW: Final = object()
+"""In the place of the frame of an instruction that was not met yet"""
 
 
 class Sources:
@@ -37,8 +39,9 @@ class Sources:
         """
         self._noted: set[int] = set()
         """ids of those that were looked at for `ran`"""
-        self._frames: dict[tuple[int, int], Frame | None] = {}
-        """by code and instruction; None of a graph's node that has no line"""
+        self._frames: dict[tuple[int, int], Any] = {}
+        """by code and instruction: a Frame, or None of a graph's node that has no line"""
+        self._graph_lines = GraphLines(LIBRARY_DIRS)
         self.ran: dict[CodeType, Mapping[str, Any]] = {}
         """the user's functions that were running at an op, with what their names are"""
         self._codes: list[CodeType] = []
@@ -64,8 +67,9 @@ class Sources:
                 if code is self._last:
                     return self.defined
                 if id(code) in self._others or not self._meet(code):
-                    key = id(code), at.f_lasti
-                    found = self._frames[key] if key in self._frames else self._frame(at)
+                    found = self._frames.get((id(code), at.f_lasti), _NEW)
+                    if found is _NEW:
+                        found = self._frame(at)
                     if found is not None:
                         return found
             at = at.f_back
@@ -81,7 +85,7 @@ class Sources:
     def _frame(self, at: FrameType) -> Frame | None:
         code = at.f_code
         frame = (
-            line_of_running(at, LIBRARY_DIRS)
+            self._graph_lines.of_running(at)
             if is_of_graph(code)
             else Frame(code.co_filename, at.f_lineno, code.co_qualname)
         )

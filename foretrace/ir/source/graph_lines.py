@@ -29,14 +29,30 @@ def line_of_node(node: fx.Node, library_dirs: tuple[str, ...]) -> Frame | None:
     return (users or frames)[-1] if frames else None
 
 
-def line_of_running(at: FrameType, library_dirs: tuple[str, ...]) -> NodeFrame | None:
-    """The line of the node that runs in a frame of generated code; None where it has none."""
-    module: Any = at.f_locals.get("self")
-    node = torch_api.graph_node_at(module, at) if isinstance(module, fx.GraphModule) else None
-    line = None if node is None else line_of_node(node, library_dirs)
-    if node is None or line is None:
-        return None
-    return NodeFrame(line.file, line.line, line.function, copied_meta(node.meta))
+class GraphLines:
+    """The lines of the nodes that run in frames of generated code.
+
+    Who asks keeps the code alive: it is known by its id.
+    """
+
+    def __init__(self, library_dirs: tuple[str, ...]) -> None:
+        self._library_dirs = library_dirs
+        self._nodes: dict[int, dict[int, fx.Node]] = {}
+        """by code and line: to list the nodes for each of them would take their square"""
+
+    def of_running(self, at: FrameType) -> NodeFrame | None:
+        """The line of the node that runs in a frame; None where it has none."""
+        nodes = self._nodes.get(id(at.f_code))
+        if nodes is None:
+            module: Any = at.f_locals.get("self")
+            known = isinstance(module, fx.GraphModule)
+            nodes = torch_api.nodes_by_line(module, at.f_code) if known else {}
+            self._nodes[id(at.f_code)] = nodes
+        node = nodes.get(at.f_lineno)
+        line = None if node is None else line_of_node(node, self._library_dirs)
+        if node is None or line is None:
+            return None
+        return NodeFrame(line.file, line.line, line.function, copied_meta(node.meta))
 
 
 def copied_meta(meta: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     flat, sizes = _inputs(cut, args, kwargs)
     check_tangents(cut.graph, cut.calls.recorded, flat)
     with cut.calls.grad_mode(), uncast():
-        results = mark(torch_api.call_graph(cut.graph_module, flat), cut.untrained, flat)
+        results = mark(cut.graph_module(*flat), cut.untrained, flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
 
@@ -60,7 +60,7 @@ def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
     flat, sizes = _inputs(cut, args, kwargs)
     check_plain(flat)
     with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
-        results = torch_api.call_graph(cut.graph_module, flat)
+        results = cut.graph_module(*flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
 
@@ -75,7 +75,7 @@ def run_joint(
     check_unhooked(cut.graph, flat)
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), uncast():
-        results = torch_api.call_graph(cut.graph_module, detached)
+        results = cut.graph_module(*detached)
     recorded = cut.calls.recorded
     agree(recorded, wanted, placed, results)
     results = mark_spent(recorded, results)
@@ -158,7 +158,7 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
             do="pass what cut.signature lists as inputs, in order",
         )
     with torch.enable_grad(), uncast():  # as for a joint cut
-        results: tuple[Any, ...] = torch_api.call_graph(module, _detached(args))
+        results: tuple[Any, ...] = module(*_detached(args))
     return results
 
 

@@ -280,11 +280,21 @@ class GuardList(IdentityGuards):
                 self.add(f"not {differs}({local})", f"{differs}({local})")
 
     def _set_on(self) -> None:
-        """Attributes of Python's on inputs."""
+        """Attributes of Python's on inputs; of those that are absent, one check for each input."""
+        absent: dict[int, list[str]] = {}
         for index, name, item in self.recorded.requires.inputs.set_on:
+            if item is MISSING:
+                absent.setdefault(index, []).append(name)
+                continue
             words = f"{self.recorded.inputs[index].role.name}.{name}"
             nothing = self.source.bind(MISSING, "MISSING")
             self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
+        for index, names in absent.items():
+            none = self.source.bind(frozenset(names), "absent")
+            space = f"{self.inputs[index]}.__dict__"
+            named = repr(f"{self.recorded.inputs[index].role.name}.")
+            words = f"{named} + min({none}.intersection({space})) + ' is there now, it was not'"
+            self.add(f"{none}.isdisjoint({space})", words)
 
     def _beside(self) -> None:
         """Tensors that the program has at hand, and of which it may ask all but the values."""

@@ -33,6 +33,10 @@ FOR_ALL_MODULES = (
 )
 
 
+OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module has the hooks for its own calls (torch/nn/modules/module.py, 2.13 to 2.15)"""
+
+
 def modes_of_functions() -> tuple[Any, ...]:
     """The modes from the outermost: of a context of `torch.device` its device, else the mode."""
     stack = map(_C._get_function_stack_at, range(function_modes()))
@@ -67,27 +71,22 @@ def modules_hooked() -> bool:
     return any(FOR_ALL_MODULES)
 
 
-def call_graph(module: torch.nn.Module, inputs: Any) -> Any:
-    """Call a graph module of ours: no hook for all modules sees it, as the program has no such."""
-    if any(FOR_ALL_MODULES):
-        return module.forward(*inputs)
-    return module(*inputs)
-
-
 class OfGraph(torch.nn.Module):
-    """A module that stands for a call in a graph: no hook for all modules sees it, either."""
+    """A module of a graph: no hook for all modules sees it, as the program has no such module."""
 
-    def __call__(self, *args: Any) -> Any:
-        """Call it, as `call_graph` does."""
-        return self.forward(*args) if any(FOR_ALL_MODULES) else super().__call__(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it; one that has hooks of its own as torch calls any module."""
+        if any(FOR_ALL_MODULES) and not any(map(vars(self).get, OWN_HOOKS)):
+            return self.forward(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 def unseen(found: Callable[..., Any]) -> Callable[..., Any]:
-    """What a compiler returned; of a graph module, a function that calls it as `call_graph`."""
-    if not isinstance(found, torch.fx.GraphModule):
+    """What a compiler returned; of a graph module of torch's, a function that calls it so, too."""
+    if not isinstance(found, torch.fx.GraphModule) or isinstance(found, OfGraph):
         return found
 
     def run(*inputs: Any) -> Any:
-        return call_graph(found, inputs)
+        return found.forward(*inputs) if any(FOR_ALL_MODULES) else found(*inputs)
 
     return run

@@ -3,7 +3,7 @@
 import linecache
 import logging
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType
 from typing import Any
 from weakref import finalize
 
@@ -15,6 +15,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 # Where torch keeps the code of every GraphModule, by the name of its file.
 from torch.fx.graph_module import _loader
+
+from foretrace.torch_api.ambient.modes import OfGraph
 
 
 class Nodes:
@@ -62,19 +64,19 @@ def set_meta(node: fx.Node, meta: dict[str, Any]) -> None:
     object.__setattr__(node, "meta", meta)
 
 
-def graph_node_at(module: fx.GraphModule, at: FrameType) -> fx.Node | None:
-    """The node of a graph whose code runs in a frame; None of a frame that calls it.
+def nodes_by_line(module: fx.GraphModule, code: CodeType) -> dict[int, fx.Node]:
+    """The nodes of a graph by the lines of its code, which is `forward`'s.
 
     `_lineno_map` has the place of the node for each line of `forward`, counted from its first.
     Source: torch/fx/graph.py, 2.13 and 2.15.
     """
-    lines = getattr(module, "_lineno_map", None) or {}
-    place = lines.get(at.f_lineno - at.f_code.co_firstlineno)
-    nodes = [*module.graph.nodes] if place is not None else []
-    return nodes[place] if place is not None and place < len(nodes) else None
+    places = getattr(module, "_lineno_map", None) or {}
+    nodes = [*module.graph.nodes]
+    first, known = code.co_firstlineno, range(len(nodes))
+    return {first + line: nodes[at] for line, at in places.items() if at in known}
 
 
-class LazyGraphModule(_LazyGraphModule):
+class LazyGraphModule(OfGraph, _LazyGraphModule):
     """A GraphModule whose code is written when it is first called, looked at, or recompiled.
 
     torch's own puts a method with other parameters in the place of `forward` until then, and does

@@ -57,7 +57,7 @@ class Scope:
     module: ModuleCall | None = None
     checkpoint: Checkpoint | None = None
     called_modules: bool = False
-    """whether the program has called a module"""
+    """whether it called a module, or an operator for which eager makes modules"""
     lifts: bool = False
     """whether what a program reads from around is lifted into its inputs, as by Dynamo"""
     last_origin: Origin = field(default_factory=lambda: Origin(None, None))
@@ -111,6 +111,10 @@ class Scope:
     def enter_module(self, call: ModuleCall, body: list[Op]) -> None:
         """Record the body of a module's call from now on."""
         self.ops, self.module, self.called_modules = body, call, True
+
+    def call_compiled(self) -> None:
+        """Note an operator whose call eager compiles: it makes modules of what this one calls."""
+        self.called_modules = True
 
     def leave_module(self, ops: list[Op], module: ModuleCall | None) -> None:
         """Record after a module's call again."""

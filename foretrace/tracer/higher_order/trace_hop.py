@@ -8,6 +8,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
 from foretrace.operators.schemas.higher_order_schema import higher_order_schema_of
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.higher_order.flex_attention import attention, attention_backward
 from foretrace.tracer.higher_order.operands import Grouped
@@ -41,6 +42,11 @@ UNTRAINED: Mapping[str, str] = MappingProxyType(
 """Operators of these without a derivative, with what to write in their place"""
 OF_A_COMPILER = "call the function itself: its ops are recorded as they run"
 REGISTERED = "register what it calls with torch.library.custom_op"
+COMPILED = frozenset({
+    "cond", "switch", "while_loop", "while_loop_stack_output", "map_impl", "scan", "strict_mode",
+    "flex_attention", "flex_attention_backward",
+})  # fmt: skip
+"""Operators whose calls eager compiles with Dynamo, which makes modules of what they call"""
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
         "aoti_call_delegate": OF_A_COMPILER,
@@ -65,6 +71,8 @@ def hold(call: Call) -> Any:
         Refusal: it is not known what the operator does, or it does what torch refuses.
     """
     holder, name = higher_order_schema_of(call.func), call.func.__name__
+    if name in COMPILED:
+        _check_unhooked(call.recorder, name)
     if name in OWN:
         return OWN[name](call)
     if name in TRANSPARENT:
@@ -77,6 +85,24 @@ def hold(call: Call) -> Any:
             do=INSTEAD.get(name, OF_A_COMPILER),
         )
     return Grouped(call, holder).recorded()
+
+
+def _check_unhooked(recorder: RecorderBase, name: str) -> None:
+    """Refuse an operator where a hook changes what eager computes, and note that a call asks.
+
+    Raises:
+        Refusal: there are hooks for all modules.
+    """
+    recorder.scope.call_compiled()
+    if torch_api.modules_hooked():
+        raise Refusal(
+            f"hooks for all modules see the modules that eager makes of what {name} calls",
+            kind=KIND,
+            do=(
+                "remove the hook while it is called: handle.remove()",
+                "or register it on modules: module.register_forward_hook",
+            ),
+        )
 
 
 def _inline(call: Call, does: Callable[..., Any]) -> Any:
