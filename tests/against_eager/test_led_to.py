@@ -9,16 +9,21 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config
 from torch.distributions.transforms import AffineTransform
 from torch.utils._ordered_set import OrderedSet
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
 import foretrace
+from foretrace import torch_api
+from foretrace.ir.source.code_owner import RUNS_PROGRAMS, origin_of
 
 ONE, OTHER, Y = torch.randn(4), torch.randn(4), torch.randn(4)
 OF_ONE, OF_OTHER = weakref.ref(ONE), weakref.ref(OTHER)
@@ -139,9 +144,61 @@ def asks_names(x: Tensor) -> Tensor:
     return x * 2 if 3.0 in NAMES else x * 3
 
 
+ROWS = TensorDataset(torch.randn(3, 4))
+SOME = Subset(ROWS, [0, 1, 2])
+BOTH = ConcatDataset([ROWS, SOME])
+
+
+def change_rows(number: float) -> None:
+    ROWS.tensors = (torch.randn(3, 4) * number,)
+
+
+def change_subset(_: float) -> None:
+    SOME.indices = [*SOME.indices[1:], SOME.indices[0]]
+
+
+def change_concatenated(number: float) -> None:
+    BOTH.datasets[1] = TensorDataset(torch.randn(3, 4) * number)
+
+
+def reads_rows(x: Tensor) -> Tensor:
+    return x * ROWS[0][0]
+
+
+def reads_some(x: Tensor) -> Tensor:
+    return x * SOME[0][0]
+
+
+def reads_both(x: Tensor) -> Tensor:
+    return x * BOTH[4][0]
+
+
+def change_config(_: float) -> None:
+    config.debug_partitioner = not config.debug_partitioner
+
+
+def asks_config(x: Tensor) -> Tensor:
+    return x * (2 if config.debug_partitioner else 3)
+
+
+def imports_from_config(x: Tensor) -> Tensor:
+    from torch._functorch.config import debug_partitioner  # noqa: PLC0415 - what is tested
+
+    return x * (2 if debug_partitioner else 3)
+
+
 @pytest.mark.parametrize(
     ("program", "change"),
-    [(asks_normal, change_normal), (transforms, change_transform), (asks_names, change_names)],
+    [
+        (asks_normal, change_normal),
+        (transforms, change_transform),
+        (asks_names, change_names),
+        (reads_rows, change_rows),
+        (reads_some, change_subset),
+        (reads_both, change_concatenated),
+        (asks_config, change_config),
+        (imports_from_config, change_config),
+    ],
 )
 def test_objects_of_torchs_own_python(
     program: Callable[[Tensor], Tensor], change: Callable[[float], None]
@@ -151,6 +208,15 @@ def test_objects_of_torchs_own_python(
         assert torch.equal(compiled(ONE), program(ONE))
         change(number)
     assert torch.equal(compiled(ONE), program(ONE))
+    config.debug_partitioner = False
+
+
+def test_each_place_of_torch_that_runs_programs_is_there() -> None:
+    """What is on no list holds what programs hold, so a new package of torch's is looked at."""
+    there = [str(each) for each in Path(torch_api.TORCH_DIR).glob("*")]
+    there += [str(each) for each in Path(torch_api.TORCH_DIR, "utils").glob("*")]
+    assert not [each for each in RUNS_PROGRAMS if not any(f"{x}/".startswith(each) for x in there)]
+    assert origin_of(f"{torch_api.TORCH_DIR}new_in_torch/file.py") == "layer"
 
 
 REBOUND = torch.full((4,), 2.0)

@@ -11,14 +11,22 @@ from typing import Any, Final, TypeGuard
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, is_generated
 
-LAYERS: Final = tuple(
+RUNS_PROGRAMS: Final = tuple(
     torch_api.TORCH_DIR + room
     for room in (
-        "nn/", "optim/", "amp/", "ao/", "distributions/", "masked/", "utils/weak.py",
-        "utils/_ordered_set.py",
+        "_", "accelerator/", "autograd/", "backends/", "compiler/", "cpu/", "cuda/", "export/",
+        "fft/", "func/", "functional.py", "futures/", "fx/", "hub.py", "jit/", "library.py",
+        "linalg/", "monitor/", "mps/", "mtia/", "multiprocessing/", "nativert/", "numa/", "onnx/",
+        "overrides.py", "package/", "profiler/", "random.py", "return_types.py", "serialization.py",
+        "signal/", "special/", "storage.py", "testing/", "types.py", "utils/_", "utils/backcompat/",
+        "utils/checkpoint.py", "utils/deterministic.py", "utils/dlpack.py",
+        "utils/flop_counter.py", "utils/hooks.py", "utils/module_tracker.py",
+        "version.py", "torch_version.py", "xpu/",
     )
 )  # fmt: skip
-"""Where torch's own Python computes with what objects of the program's hold"""
+"""Torch's Python that runs programs: what it reads is torch's state, not what a program holds"""
+ORDERED_SET: Final = torch_api.TORCH_DIR + "utils/_ordered_set.py"
+"""The one file among these whose objects a program holds"""
 BELOW_TORCH: Final = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
 NO_FILE: Final = "<"
@@ -66,9 +74,10 @@ def module_of(kind: type) -> str:
 @cache
 def origin_of(file: str) -> str:
     """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library"."""
-    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
-        return "layer"
-    if file.startswith((PACKAGE_DIR, torch_api.TORCH_DIR, *_below_torch())):
+    if file.startswith(torch_api.TORCH_DIR):
+        runs = file.startswith(RUNS_PROGRAMS) and file != ORDERED_SET
+        return "library" if runs or file.endswith("/modules/module.py") else "layer"
+    if file.startswith((PACKAGE_DIR, *_below_torch())):
         return "library"
     own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
     python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))

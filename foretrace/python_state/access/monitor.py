@@ -35,6 +35,7 @@ from foretrace.python_state.access.noted import (
     Asked,
     Notes,
     Refusing,
+    answers_for_library,
     reads_state,
     state_of_python,
 )
@@ -250,6 +251,9 @@ class AccessMonitor(Unmonitored):
         if reads_fields(code):
             self._note_fields(frame)
             return self._meet_as(code, (self._note_fields,))
+        if answers_for_library(code):
+            self.asked.note_answer(frame)
+            return self._meet_as(code, (self.asked.note_answer,))
         if reads_state(code, frame.f_globals):
             self._read(code, frame.f_globals)
         if is_of_python(code.co_filename):

@@ -16,9 +16,9 @@ import torch
 from foretrace.errors import FROM_TEXT, is_generated
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
-from foretrace.ir.pydata.plain_data import SINGLE
+from foretrace.ir.pydata.plain_data import SINGLE, plain
 from foretrace.ir.pydata.read_facts import ShownContent
-from foretrace.ir.source.code_owner import origin_of_class
+from foretrace.ir.source.code_owner import origin, origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads, values_of
 from foretrace.python_state.snapshot.code_references import functions_in
@@ -31,6 +31,16 @@ LOOKUP: Final = "__getattribute__"
 """The attribute by which code looks up any attribute of an object"""
 ABSTRACT_CHECKS: Final = (ABCMeta.__instancecheck__.__code__, ABCMeta.__subclasscheck__.__code__)
 """What `isinstance` and `issubclass` run for an abstract class"""
+MODULE_LOOKUP: Final = torch.nn.Module.__getattr__.__code__
+"""What looks into a module's tables, each of which has guards of its own"""
+
+
+def answers_for_library(code: types.CodeType) -> bool:
+    """Whether a function of a library answers for attributes that no dict has."""
+    known = code.co_name == "__getattr__" and code.co_argcount in (1, 2)
+    return known and code is not MODULE_LOOKUP
+
+
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
 """Names by which code has a file whose name is a text"""
 
@@ -70,6 +80,8 @@ class Asked:
     """the program's own, with the names by which it has modules whose functions are replaced"""
     checks: dict[tuple[int, int], ShownContent] = field(default_factory=dict)
     """what abstract classes have answered, by the ids of the classes"""
+    answers: dict[tuple[int, str], ShownContent] = field(default_factory=dict)
+    """what a library's `__getattr__` has answered, by the object's id and the name"""
     ran: set[int] = field(default_factory=set)
     """by id, the code that ran"""
     by_library: set[str] = field(default_factory=set)
@@ -140,12 +152,29 @@ class Asked:
             check = ShownContent(name, kind, ask, ask(kind))
             self.checks[id(asked), id(kind)] = check
 
+    def note_answer(self, frame: types.FrameType) -> None:
+        """Note what a library's `__getattr__` answers code that is not a library's: plain data."""
+        caller = frame.f_back
+        if caller is None or origin(caller.f_code, caller.f_globals) == "library":
+            return
+        *owner, name = [frame.f_locals[each] for each in frame.f_code.co_varnames[:2]]
+        item = owner[0] if owner else sys.modules.get(frame.f_globals["__name__"])
+        if type(name) is str and plain(answer := looked_up(item, name)):
+            ask = partial(looked_up, name=name)
+            shown = f"{getattr(item, '__name__', type(item).__name__)}.{name}"
+            self.answers[id(item), name] = ShownContent(shown, item, ask, answer)
+
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""
         own = vars(builtins)
         hidden = {name for name in reads.globals if name not in space and name in own}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
+
+
+def looked_up(item: Any, name: str) -> object:
+    """An attribute of an object by any way; MISSING if there is none."""
+    return getattr(item, name, MISSING)
 
 
 def names_of(module: types.ModuleType, frame: types.FrameType, reads: Reads) -> list[str]:

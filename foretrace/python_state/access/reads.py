@@ -108,7 +108,7 @@ def read_outside(
     items = [("the program", fn), *leaves]
     reading.read(requires.python.modules, outside.places.values(), items)
     reading.found += builtins_seen(outside.asked)
-    reading.found += outside.asked.checks.values()
+    reading.found += (*outside.asked.checks.values(), *outside.asked.answers.values())
     names = {place.name for place in outside.places.values()}
     reading.found += process_state(reading.mentioned | names)
     for index, tensor in enumerate(inputs):

@@ -29,7 +29,7 @@ from foretrace.python_state.access.backward_reads import beyond
 from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
 from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
-from foretrace.runtime.guards.tensor_guards import Beside, Elsewhere, hooks_now
+from foretrace.runtime.guards.tensor_guards import Absent, Beside, Elsewhere, hooks_now
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
 """Errors of reading a name that is no longer bound, or of a question without an answer"""
@@ -291,9 +291,8 @@ class GuardList(IdentityGuards):
             self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
         for index, names in absent.items():
             none = self.source.bind(frozenset(names), "absent")
-            space = f"{self.inputs[index]}.__dict__"
-            named = repr(f"{self.recorded.inputs[index].role.name}.")
-            words = f"{named} + min({none}.intersection({space})) + ' is there now, it was not'"
+            space, role = f"{self.inputs[index]}.__dict__", self.recorded.inputs[index].role
+            words = f"{self.source.bind(Absent(role.name), 'absent')}({none}, {space})"
             self.add(f"{none}.isdisjoint({space})", words)
 
     def _beside(self) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of, sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
-from foretrace.runtime.guards.guard import shown
+from foretrace.runtime.guards.guard import Shown, differs, shown
 from foretrace.session.run.aliased_inputs import overlapping
 
 SPARSE = "number of sparse dimensions"
@@ -115,6 +116,19 @@ class Beside:
         if same_names and all(_same(now[name], item) for name, item in before.items()):
             return ""
         return f"{self.facts.name} has other attributes"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Attributes of Python's that a tensor lacked."""
+
+    name: str
+    """the tensor's"""
+
+    def __call__(self, names: frozenset[str], space: dict[str, object]) -> str:
+        """The first of them that it has now, in words."""
+        first = min(names.intersection(space))
+        return differs(f"{self.name}.{first}", Shown(MISSING), space[first])
 
 
 def _same(now: object, before: object) -> bool:
