@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
+from torch.nn.modules.module import register_module_forward_hook
 
 import foretrace
 from tests.refusals.asks import captures, cuts
 from tests.refusals.follow import captured, compiled, same, trained
-from tests.refusals.registry import refuses
+from tests.refusals.registry import Ask, Program, refuses
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
@@ -310,4 +311,26 @@ def asks_one_by_one(w: Tensor) -> Tensor:
 
 refuses("unsupported", "autograd/backward/batched_gradients.py:_unknown").when(
     captures(asks_for_a_batch, W), captured(asks_one_by_one, W)
+)
+
+
+def branches_under_a_hook(w: Tensor) -> Any:
+    return torch.cond(w.sum() > 0, torch.sin, torch.neg, (w,))  # here
+
+
+def under_a_hook(fn: Program) -> Ask:
+    """A capture of it while a hook sees the calls of all modules, later."""
+
+    def ask() -> None:
+        handle = register_module_forward_hook(lambda *_: None)
+        try:
+            foretrace.capture(fn, (X,))
+        finally:
+            handle.remove()
+
+    return Ask(fn, ask)
+
+
+refuses("higher-order operator", "tracer/higher_order/trace_hop.py:_check_unhooked").when(
+    under_a_hook(branches_under_a_hook), captured(branches_under_a_hook, X)
 )

@@ -5,6 +5,7 @@ Source: torch/_functorch/partitioners.py, where `default_partition` and
 and the half of a node by `meta["partitioner_tag"]`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -31,6 +32,8 @@ class JointModule:
     tangents: tuple[int, ...]
     mutations: tuple[int, ...]
     """for each result that is new content, its primal"""
+    gradients: tuple[int, ...]
+    """for each gradient of the cut, its place among the results after those of the forward"""
 
 
 def joint_module(cut: Cut) -> JointModule:
@@ -40,6 +43,28 @@ def joint_module(cut: Cut) -> JointModule:
         cut: a joint cut with `loss=None`. Tensors that the program reads outside of its arguments
             become attributes of the module, or primals if they have a gradient.
     """
+    requiring = _requiring(cut.graph)
+    return arranged_joint(cut, [m.index for m in cut.program.recorded.mutations], requiring)
+
+
+def flat_joint_module(cut: Cut) -> JointModule:
+    """The same of a cut that takes and gives what wrapping tensors hold: gradients in its order.
+
+    The gradient of a plain tensor may be a wrapping one, so there is none for each primal.
+    """
+    return arranged_joint(cut, (), None)
+
+
+def arranged_joint(
+    cut: Cut, written: Sequence[int], requiring: Sequence[int] | None
+) -> JointModule:
+    """The module.
+
+    Args:
+        cut: the joint cut.
+        written: the inputs whose new contents are results.
+        requiring: the inputs that have a gradient, in order; None: gradients as the cut has them.
+    """
     graph = cut.graph
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
     own = [i for i, item in enumerate(graph.inputs) if not is_attribute(item, graph)]
@@ -48,15 +73,18 @@ def joint_module(cut: Cut) -> JointModule:
         [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
         for kind in ("mutation", "output", "gradient")
     )
-    gradient_of = dict(zip(_requiring(graph), gradients, strict=True))
     slots = [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)]
     slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
     forward = [*news, *outputs]
-    backward = [gradient_of.get(i) for i in primals]
+    backward: list[int | None] = [*gradients]
+    if requiring is not None:
+        gradient_of = dict(zip(requiring, gradients, strict=True))
+        backward = [gradient_of.get(i) for i in primals]
     module = arranged(cut.graph_module, slots, [*forward, *backward], attribute_inputs(graph))
     _tag(module)
-    written = (primals.index(m.index) for m in cut.program.recorded.mutations)
-    return JointModule(module, len(forward), tuple(primals), tuple(tangents), tuple(written))
+    places = tuple(map(primals.index, written))
+    returned = tuple(map(backward.index, gradients))
+    return JointModule(module, len(forward), tuple(primals), tuple(tangents), places, returned)
 
 
 def _tag(module: fx.GraphModule) -> None:

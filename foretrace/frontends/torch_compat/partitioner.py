@@ -13,7 +13,11 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.frontends.program import Cut, Program
-from foretrace.frontends.torch_compat.joint_module import JointModule, joint_module
+from foretrace.frontends.torch_compat.joint_module import (
+    JointModule,
+    flat_joint_module,
+    joint_module,
+)
 from foretrace.ir.program.interface import Input, Output, Role, size_input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
@@ -23,6 +27,8 @@ from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.partition.partitioned_halves import check_draws, separate_results
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import make_graph, run_passes
+from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap
 from foretrace.runtime.backends.aot_convention import Half, TorchHalves
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of, zeros
 from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
@@ -47,24 +53,49 @@ class WithPartitioner(TorchCompilers):
         """
         context = self.context(recorded, semantics)
         joint = run_passes(self.passes, joint, context)
-        found = joint_module(Cut(Program(recorded, semantics), joint, None))
+        edges = Edges(joint, gradient_counts(joint))
+        cut = Cut(Program(recorded, semantics), edges.graph, None)
+        found = flat_joint_module(cut) if edges.wraps else joint_module(cut)
         vals = [node.meta["val"] for node in found.module.graph.find_nodes(op="placeholder")]
         count = len(found.primals)
         with torch_api.compiling(semantics.fakes.mode):
             modules = self.partition_fn(
                 found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
             )
-        parts = Parts(found, joint, semantics, *modules)
+        parts = Parts(found, edges.graph, semantics, *modules)
         check_draws(joint, *modules)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
+        pair = wrapped_pair(parts.pair, joint, edges) if edges.wraps else parts.pair
+        counts = gradient_counts(joint)
+        forward = Edges(pair.forward, counts).around(both.forward)
+        backward = Edges(pair.backward, counts).around(both.backward)
 
         def partial(tangents: TangentStrides) -> Flat:
             part = make_graph(DERIVED, "joint", replace(context, tangents=tangents))
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
-            return _with_zeros(both.backward, parts.pair.backward.inputs, tangents, reached)
+            arrived = edges.spread([each is not None for each in tangents], "tangent", joint)
+            filled = _with_zeros(both.backward, parts.pair.backward.inputs, arrived)
+            return _only(Edges(pair.backward, counts).around(filled), reached)
 
-        return parts.pair, both.forward, both.backward, partial
+        return pair, forward, backward, partial
+
+
+def wrapped_pair(flat: Pair, joint: Graph, edges: Edges) -> Pair:
+    """The pair of what wrapping tensors hold, with these as its inputs and results."""
+    saved = [item for item in flat.backward.inputs if item.role.kind == "saved"]
+    saved = [replace(item, value=edges.unflagged(item.value)) for item in saved]
+    tangents = [item for item in joint.inputs if item.role.kind == "tangent"]
+    primals = [item for item in joint.inputs if item.role.kind != "tangent"]
+    results = [output for output in joint.outputs if output.role.kind != "gradient"]
+    gradients = [output for output in joint.outputs if output.role.kind == "gradient"]
+    kept = [Output(x.value if x.size is None else x.size, x.role) for x in saved]
+    opened = [op for op in joint.ops if type(op.target) is Unwrap]
+    return Pair(
+        Graph(primals, opened, [*results, *kept], "forward", joint.reads),
+        Graph([*saved, *tangents], [], gradients, "backward", joint.reads),
+        (),
+    )
 
 
 class Parts:
@@ -97,14 +128,13 @@ class Parts:
             (),
         )
         self.forward = Half(forward, found.primals, _places(results, len(saved)))
-        primal_of = [i for i, item in enumerate(primals) if item.value.type.requires_grad]
         self.backward = Half(
             backward,
             tuple(
                 _source(node.name, [name for name, _ in saved])
                 for node in backward.graph.find_nodes(op="placeholder")
             ),
-            tuple(found.primals.index(i) for i in primal_of),
+            found.gradients,
         )
 
     def _input(self, node: fx.Node, primal: Mapping[str, Value]) -> Input:
@@ -135,20 +165,27 @@ def _source(name: str, saved: list[str]) -> int:
     return saved.index(name)
 
 
-def _with_zeros(
-    backward: Flat, inputs: Sequence[Input], tangents: TangentStrides, reached: Sequence[bool]
-) -> Flat:
-    """The backward with zeros for missing tangents, the last inputs; None for unreached inputs."""
-    first = len(inputs) - len(tangents)
-    missing = {place for place, strides in enumerate(tangents, first) if strides is None}
+def _with_zeros(backward: Flat, inputs: Sequence[Input], arrived: Sequence[bool]) -> Flat:
+    """The backward with zeros for missing tangents, which are the last inputs."""
+    first = len(inputs) - len(arrived)
+    missing = {place for place, there in enumerate(arrived, first) if not there}
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Any) -> Sequence[Any]:
         sizes = numbers_of(inputs, values)
         filled = [
             _of_zeros(item, value, sizes) if place in missing else value
             for place, (item, value) in enumerate(zip(inputs, values, strict=True))
         ]
-        found = backward(*filled)
+        return backward(*filled)
+
+    return run
+
+
+def _only(backward: Flat, reached: Sequence[bool]) -> Flat:
+    """The backward with None for the inputs that no gradient reaches."""
+
+    def run(*values: Any) -> list[Any]:
+        found = backward(*values)
         return [each if there else None for each, there in zip(found, reached, strict=True)]
 
     return run

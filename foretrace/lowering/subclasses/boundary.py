@@ -44,6 +44,8 @@ class Edges:
         self.wraps = any(t.wrapped for t in types)
         self._parts = dict(_parts(graph.ops))
         self._gradients, self._flagged = iter(gradients), dict[Value, Value]()
+        self.gradients: list[int] = []
+        """for each input of the flat graph that requires grad, how many tensors its gradient is"""
         self.graph = self._flat(graph) if self.wraps else graph
 
     def _flat(self, graph: Graph) -> Graph:
@@ -61,8 +63,10 @@ class Edges:
     def _input(self, item: Input) -> Iterator[Input]:
         count = next(self._gradients, 0) if item.value.type.requires_grad else 0
         if not item.value.type.wrapped:
+            self.gradients += [count] * (count > 0)
             yield item
             return
+        self.gradients += [1] * count
         kind = item.role.kind if item.role.kind in SECOND_HALF else "input"
         for value, name in self._leaves(item.value, item.role.name):
             if count > 0:
@@ -97,6 +101,10 @@ class Edges:
         """Repeat the flag of each input of a kind for each of its inner tensors."""
         types = [item.value.type for item in graph.inputs if item.role.kind == kind]
         return [flag for flag, type in zip(flags, types, strict=True) for _ in range(_count(type))]
+
+    def unflagged(self, value: Any) -> Any:
+        """What a tensor holds, for the input of the flat graph that stands for it."""
+        return {flagged: part for part, flagged in self._flagged.items()}.get(value, value)
 
     def around(self, run: Flat) -> Flat:
         """A callable that unwraps the inputs for `run`, and wraps its outputs."""

@@ -9,6 +9,7 @@ Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/par
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import sympy
@@ -91,7 +92,13 @@ class TorchHalves:
         return Half(module, tuple(places), _inverse(order))
 
     def backward(
-        self, pair: Pair, graph: Graph, forward: Half, passed: Sequence[bool] | None = None
+        self,
+        pair: Pair,
+        graph: Graph,
+        forward: Half,
+        passed: Sequence[bool] | None = None,
+        *,
+        counts: Sequence[int],
     ) -> Half:
         """A second half; what is saved goes by its name in the forward.
 
@@ -100,6 +107,8 @@ class TorchHalves:
             graph: its backward, or one for some of the tangents, with the same inputs.
             forward: its first half.
             passed: which of the tangents it takes; None: all.
+            counts: for each input of the forward that requires grad, how many tensors its gradient
+                is: that of a plain tensor may be a wrapping one.
         """
         names = _saved_names(pair, forward)
         count, total = len(names), len(graph.inputs)
@@ -107,7 +116,7 @@ class TorchHalves:
         order = sorted(range(count), key=lambda i: graph.inputs[i].size is None)
         order += [i for i, yes in enumerate(there, start=count) if yes]
         names += [f"tangents_{n}" for n in range(1, total - count + 1)]
-        outputs, places = _gradients(pair, graph)
+        outputs, places = _gradients(pair, counts)
         slots = [Slot(names[i], i) for i in order]
         module = interpretable(arranged(self._fx(graph), slots, outputs, {}))
         return Half(module, tuple(order), places)
@@ -184,11 +193,12 @@ def _saved_names(pair: Pair, forward: Half) -> list[str]:
     ]
 
 
-def _gradients(pair: Pair, graph: Graph) -> tuple[list[int | None], tuple[int, ...]]:
-    """For each primal, the output that is its gradient; and the inverse of that map."""
+def _gradients(pair: Pair, counts: Sequence[int]) -> tuple[list[int | None], tuple[int, ...]]:
+    """For each primal, the outputs that are its gradient; and the inverse of that map."""
     inputs = pair.forward.inputs
     requiring = [i for i, item in enumerate(inputs) if item.value.type.requires_grad]
-    gradient_of = {source: place for place, source in enumerate(requiring)}
+    ends = accumulate(counts)
+    owned = {i: range(end - n, end) for i, n, end in zip(requiring, counts, ends, strict=True)}
     primals = _passed(pair.forward)
-    outputs = [gradient_of.get(i) for i in primals]
-    return outputs, tuple(primals.index(i) for i in requiring)
+    outputs = [place for i in primals for place in owned.get(i, (None,))]
+    return outputs, tuple(outputs.index(place) for place in range(sum(counts)))

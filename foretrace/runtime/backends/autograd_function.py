@@ -22,7 +22,7 @@ from foretrace.ir.symbols.substitution import Numbers
 from foretrace.ir.values.tensor_type import Size, TangentStrides
 from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import Pair
-from foretrace.operators.abstract_tensors.subclass_types import wraps
+from foretrace.operators.abstract_tensors.subclass_types import Unwrap, wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING
 from foretrace.runtime.calls.tangents import lay_out, sizes_by_data, strides_of
 from foretrace.runtime.guards.cut_guards import number
@@ -64,7 +64,7 @@ class TrainableCall:
         halves = pair.backward.inputs
         saved = [item for item in halves if item.role.kind == "saved"]
         self.numbers = [item.size is not None for item in saved]
-        self.copied = _lying_in(rewritten, [item.value for item in saved], recorded)
+        self.copied = _lying_in(rewritten, [item.value for item in saved], recorded, pair)
         self.tangents = [item for item in halves if item.role.kind == "tangent"]
         self.open = any(item.value.type.symbols for item in self.tangents)
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
@@ -135,14 +135,25 @@ class TrainableCall:
 
 
 def _lying_in(
-    memories: Collection[Value], values: Sequence[Value], recorded: Recording
+    memories: Collection[Value], values: Sequence[Value], recorded: Recording, pair: Pair
 ) -> frozenset[int]:
-    """Places of the values that lie in the memory of one of these."""
+    """Places of the values that lie in the memory of one of these, or of what one holds."""
     if not memories:
         return frozenset()
     stale = VersionCounters(recorded.overwritten)
     stale.meet(recorded.ops)
-    return frozenset(i for i, value in enumerate(values) if stale.base(value) in memories)
+    holders = {
+        part: op.operands[0]
+        for op in pair.forward.ops
+        if isinstance(op.target, Unwrap)
+        for part in op.outs
+    }
+
+    def owner(value: Value) -> Value:
+        base = stale.base(value)
+        return owner(holders[base]) if base in holders else base
+
+    return frozenset(i for i, value in enumerate(values) if owner(value) in memories)
 
 
 def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:

@@ -108,7 +108,8 @@ class TorchCompilers:
         ends = Edges(pair.forward, counts), Edges(pair.backward, counts)
         flat = replace(pair, forward=ends[0].graph, backward=ends[1].graph)
         forward = halves.forward(flat)
-        backward = halves.backward(flat, flat.backward, forward)
+        owned = ends[0].gradients if ends[0].wraps else counts
+        backward = halves.backward(flat, flat.backward, forward, counts=owned)
         both = CompiledPair(self, flat, forward, backward, halves)
 
         def partial(strides: TangentStrides) -> Flat:
@@ -116,7 +117,8 @@ class TorchCompilers:
             part = partial_backward(joint, pair, there, self.passes)
             edges = Edges(part, counts)
             arrived = edges.spread([each is not None for each in strides], "tangent", part)
-            return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
+            half = halves.backward(flat, edges.graph, forward, arrived, counts=owned)
+            return edges.around(Later(both, half))
 
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
 

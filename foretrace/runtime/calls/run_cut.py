@@ -225,7 +225,8 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if mutation.unwritten:
         _give_history(live, new)
         return
-    if wraps(type(live)):
+    kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
+    if wraps(type(live)) and (kept or not torch.is_grad_enabled()):
         _write_inner(live, new)
         return
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:
@@ -236,7 +237,6 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
             at=asking_line(),
             do="pass a clone of it",
         )
-    kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
             live.detach_()  # else the gradient of its old values, zeros, would be added

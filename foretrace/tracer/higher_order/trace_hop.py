@@ -98,10 +98,7 @@ def _check_unhooked(recorder: RecorderBase, name: str) -> None:
         raise Refusal(
             f"hooks for all modules see the modules that eager makes of what {name} calls",
             kind=KIND,
-            do=(
-                "remove the hook while it is called: handle.remove()",
-                "or register it on modules: module.register_forward_hook",
-            ),
+            do="remove the hook while it is called: handle.remove()",
         )
 
 

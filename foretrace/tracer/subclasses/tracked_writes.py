@@ -6,7 +6,7 @@ wrapped results are compared, operator by operator. Sizes of such tensors are fi
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +21,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, filled
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.subclasses.dispatch import (
     FLAGGED,
@@ -58,29 +59,26 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
     """
     recorder, kind, form = call.recorder, old.type.wrapped, call.schema.functional
     maker = next((op for op in reversed(recorder.scope.log) if old in op.outs), None)
-    if (
-        maker is None
-        or form is None
-        or recorder.scope.checkpoint is not None
-        or recorder.scope.in_subgraph
-    ):
-        raise refused(
-            f"{call.func} writes to a {kind} that no operator of the program has made,"
-            " and autograd follows"
-        )
+    if form is None or recorder.scope.checkpoint is not None or recorder.scope.in_subgraph:
+        raise refused(f"{call.func} writes to a {kind}, and autograd follows")
     alias = alias_of(target)
     check_alone(alias, call)
     check_not_saved({old}, call)
-    if _keeps_results(maker):
+    if maker is not None and _keeps_results(maker):
         raise refused(f"{call.func} writes to a {kind} that {maker.target} may have saved")
     if not _same_derivative(call):
         raise refused(f"{call.func} writes to a {kind}, and has a derivative of its own in place")
     tensor, seen = instance(target, recorder), Seen()
-    for each in call.tensors:  # what they hold is known outside of what the class does
+    saved = _saves_written(call)
+    if saved and call.values.count(old) > 1:  # eager's backward finds the other written, and raises
+        raise refused(f"{call.func} writes to a {kind} that it reads, too")
+    copied = _copied(target, recorder) if saved and maker is None else target
+    by_value = {**call.by_value, old: copied}
+    for each in by_value.values():  # what they hold is known outside of what the class does
         as_program_has(each, recorder)
         seen.note(each)
-    in_place = _done_in_place(call, old, seen)
-    new = _functional(call)
+    in_place = _done_in_place(call, value_of(copied, recorder), seen, by_value)
+    new = _functional(call, by_value)
     formed = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
     known = seen.of(formed.body or () if formed is not None else ())
     asked = new.type.but(requires_grad=old.type.requires_grad)
@@ -92,9 +90,15 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
     return tensor
 
 
-def _functional(call: Call) -> Value:
+def _copied(target: Abstract, recorder: RecorderBase) -> Abstract:
+    """A copy of an input: the call writes to that, so a backward would find it written."""
+    copy = recorder.again(torch.ops.aten.clone.default, (instance(target, recorder),))
+    return known_as(copy, recorder)
+
+
+def _functional(call: Call, by_value: dict[Value, Any]) -> Value:
     recorder, (func, args, kwargs) = call.recorder, call.functional
-    positional, named = recorder.concrete((args, kwargs), call.by_value)
+    positional, named = recorder.concrete((args, kwargs), by_value)
     try:
         result = recorder.again(func, tuple(positional), dict(named))
     except RAISED as error:
@@ -105,13 +109,14 @@ def _functional(call: Call) -> Value:
     return value_of(known_as(result, recorder), recorder)
 
 
-def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
+def _done_in_place(call: Call, old: Value, seen: "Seen", by_value: dict[Value, Any]) -> Any:
     """The number of the result in place, on a twin of the tensor; its ops are dropped."""
     recorder, twin = call.recorder, call.recorder.abstract(old)
     scope = recorder.scope.inner(recorder.origin().frame)
     with scope as body, recorder.listening(), recorder.aliasing.of_body():
         tensor = as_program_has(twin, recorder)
-        args, kwargs = recorder.concrete((call.args, call.kwargs), {**call.by_value, old: twin})
+        on_twin = {**by_value, call.written[0]: twin}
+        args, kwargs = recorder.concrete((call.args, call.kwargs), on_twin)
         SubclassKernel(call.func, recorder, written=twin)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, twin, old)
     return seen.of(body).get(new)
@@ -167,7 +172,7 @@ def _keeps_results(op: Op) -> bool:
     """Whether autograd saves what an op gave, which a write spoils: torch is asked, over zeros."""
     if not any(out.type.requires_grad for out in op.outs):
         return False
-    results = _over_zeros(op.target, op.args, op.kwargs)
+    results, _ = _over_zeros(op.target, op.args, op.kwargs)
     saved = [each for out in results for each in torch_api.saved_tensors(out)]
     places = {each.data_ptr() for each in results if each.requires_grad}
     return not places or 0 in places or any(each.data_ptr() in places for each in saved)
@@ -176,25 +181,45 @@ def _keeps_results(op: Op) -> bool:
 def _same_derivative(call: Call) -> bool:
     """Whether autograd has the same node for a call in place and not: `elu_` has its own."""
     forms = (call.func, call.args, call.kwargs), call.functional
-    nodes = [[torch_api.node_name(each) for each in _over_zeros(*form)] for form in forms]
+    nodes = [[torch_api.node_name(each) for each in _over_zeros(*form)[0]] for form in forms]
     return bool(nodes[0]) and nodes[0] == nodes[1]
 
 
-def _over_zeros(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The results of an operator over zeros, with the same requires_grad; none if it raises."""
+def _saves_written(call: Call) -> bool:
+    """Whether autograd saves what is written to, for its own backward: torch is asked, over zeros.
+
+    What it cannot be asked of counts as saved.
+    """
+    results, operands = _over_zeros(*call.functional)
+    saved = {each.data_ptr() for result in results for each in torch_api.saved_tensors(result)}
+    written = {each.data_ptr() for value, each in operands if value in call.written}
+    return not results or 0 in written or not saved.isdisjoint(written)
+
+
+Operands: TypeAlias = list[tuple[Value, torch.Tensor]]
+"""What stands for each occurrence of a value among arguments"""
+
+
+def _over_zeros(func: Any, args: Any, kwargs: Any) -> tuple[list[torch.Tensor], Operands]:
+    """The results of an operator over zeros, with the same requires_grad, and its operands.
+
+    No results if it raises.
+    """
+    operands: Operands = []
     if not isinstance(func, torch_api.OpOverload):
-        return []
+        return [], operands
 
     def zeros(leaf: Any) -> Any:
         if not isinstance(leaf, Value):
             return leaf
         zero = filled(0, leaf.type.but(wrapped=None))
-        return zero.requires_grad_(leaf.type.requires_grad).clone()  # no leaf, which none writes
+        operands.append((leaf, zero.requires_grad_(leaf.type.requires_grad).clone()))
+        return operands[-1][1]  # no leaf, which none writes
 
     try:
         with torch_api.plain_torch(), torch.enable_grad(), draws_undone():
             positional, named = map_tree((args, kwargs), zeros)
             result = func(*positional, **named)
     except RAISED:
-        return []
-    return [each for each in torch_api.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        return [], operands
+    return [x for x in torch_api.tree_leaves(result) if isinstance(x, torch.Tensor)], operands
