@@ -44,6 +44,7 @@ from foretrace.torch_api.compilers.graphs import (
     log_graph as log_graph,
     nodes_by_line as nodes_by_line,
     set_meta as set_meta,
+    tensor_metadata as tensor_metadata,
 )
 from foretrace.torch_api.compilers.inductor import (
     KERNELS_OF_EAGER as KERNELS_OF_EAGER,

@@ -25,6 +25,7 @@ class Vals:
         self.fakes, self.symbols, self.followed = fakes, symbols, followed
         self._known: dict[Value, torch.Tensor] = {}
         self._bytes: dict[TensorType, Any] = {}
+        self._metadata: dict[TensorType, Any] = {}
         self._waiting: list[Waiting] = []
         self._lock = forks.Lock()
 
@@ -44,6 +45,16 @@ class Vals:
         if self.followed and type.requires_grad:
             meta.requires_grad_()
         return self.fakes.make(meta, type.device)
+
+    def metadata(self, value: Value) -> Any:
+        """The `TensorMetadata` of a value, as torch.fx has it beside the fake tensor."""
+        type = value.type
+        known = self._metadata.get(type)
+        if known is None:
+            known = torch_api.tensor_metadata(self.of(value))
+            if not type.symbols:
+                self._metadata[type] = known
+        return known
 
     def tree(self, tree: Tree) -> Any:
         """A structure with fake tensors for values."""
@@ -100,9 +111,19 @@ class Meta(dict[str, Any]):
         """Copied and pickled as a plain dict."""
         return dict, (dict(self),)
 
+    def _created(self) -> dict[str, Any]:
+        """Itself: `meta.get("val", meta.get("tensor_meta"))` looks its method up while it waits."""
+        return self
+
+
+CREATED = frozenset({"val", "tensor_meta"})
+"""Keys of what is created when it is read"""
+
 
 class Waiting(Meta):
     """A `meta` whose "val" may still be a Value or symbol: reading one creates them all.
+
+    "tensor_meta" is there wherever "val" is a tensor, and waits with it.
 
     With an `__iter__` of its own, C copies it (`{**meta}`, `dict.update`) by `keys` and `[...]`.
     Source: dict_merge in CPython's Objects/dictobject.c.
@@ -115,6 +136,9 @@ class Waiting(Meta):
         val = dict.get(self, "val")
         if type(val) is Value or isinstance(val, sympy.Symbol):
             dict.__setitem__(self, "val", self.vals.tree(val))
+        metadata = dict.get(self, "tensor_meta")
+        if type(metadata) is Value:
+            dict.__setitem__(self, "tensor_meta", self.vals.metadata(metadata))
         self.__class__ = Meta  # type: ignore[assignment]
         del self.vals
 
@@ -123,11 +147,11 @@ class Waiting(Meta):
         return self
 
     def __getitem__(self, key: str) -> Any:
-        return dict.__getitem__(self._created() if key == "val" else self, key)
+        return dict.__getitem__(self._created() if key in CREATED else self, key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """As dict has it; so are the others."""
-        return dict.get(self._created() if key == "val" else self, key, default)
+        return dict.get(self._created() if key in CREATED else self, key, default)
 
     def __iter__(self) -> Iterator[str]:
         return dict.__iter__(self)
@@ -148,7 +172,7 @@ class Waiting(Meta):
         return dict.popitem(self._created())
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        return dict.setdefault(self._created() if key == "val" else self, key, default)
+        return dict.setdefault(self._created() if key in CREATED else self, key, default)
 
     def __or__(self, other: Any) -> Any:
         return dict.__or__(self._created(), other)

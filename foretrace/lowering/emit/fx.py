@@ -84,7 +84,7 @@ class Emitter:
         self.nodes[value] = node
         if not node.meta:
             torch_api.set_meta(node, self.vals.meta({}))
-        node.meta["val"] = value
+        node.meta["val"] = node.meta["tensor_meta"] = value
 
     def emit(self, op: Op) -> None:
         """Emit one op: a call of its target, or of a submodule with its body."""
@@ -155,6 +155,7 @@ class Emitter:
         if isinstance(result, Value):
             if result in op.outs:
                 self.nodes[result], meta["val"] = node, result
+                meta["tensor_meta"] = result
             return
         if isinstance(result, sympy.Symbol):
             self.sizes[result], meta["val"] = node, result

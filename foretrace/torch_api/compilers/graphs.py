@@ -16,7 +16,13 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 # Where torch keeps the code of every GraphModule, by the name of its file.
 from torch.fx.graph_module import _loader
 
+# What torch.fx has of a tensor beside the fake one: make_fx calls it for every node.
+from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
+
 from foretrace.torch_api.ambient.modes import OfGraph
+
+tensor_metadata: Callable[[torch.Tensor], TensorMetadata] = _extract_tensor_metadata
+"""The `meta["tensor_meta"]` of a node (torch/fx/passes/shape_prop.py, 2.13 to 2.15)"""
 
 
 class Nodes:

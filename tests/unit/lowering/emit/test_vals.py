@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 from torch.utils._pytree import tree_map
 
 import foretrace
@@ -57,6 +58,13 @@ READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+BESIDE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **READERS,
+    "[]": lambda m: m["tensor_meta"],
+    "get": lambda m: m.get("val", m.get("tensor_meta")),
+}
+
+
 def _given(**given: Any) -> dict[str, Any]:
     return given
 
@@ -82,6 +90,21 @@ def test_whoever_reads_gets_the_fake_tensor(read: Callable[[dict[str, Any]], Any
     found = read(meta)
     assert type(found) is FakeTensor
     assert (found.shape, found.stride(), found.device.type) == ((3, 3), (3, 1), "cpu")
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["[]", "get", "items", "copy", "**", "update"])
+def test_what_torch_keeps_beside_it_waits_too(name: str, dynamic: bool | None) -> None:
+    found = node(dynamic).meta
+    assert type(found) is Waiting
+    assert "tensor_meta" in found
+    BESIDE[name](found)
+    assert type(found) is Meta
+    for each in node(dynamic).graph.nodes:
+        if each.op != "output" and isinstance(each.meta["val"], Tensor):
+            known = _extract_tensor_metadata(each.meta["val"])
+            assert type(each.meta["tensor_meta"]) is TensorMetadata
+            assert str(each.meta["tensor_meta"]) == str(known)
 
 
 def test_all_are_made_at_once_and_are_what_they_were() -> None:
