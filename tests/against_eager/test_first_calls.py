@@ -198,3 +198,34 @@ def test_a_call_that_makes_what_later_ones_find_is_not_captured() -> None:
             assert torch.equal(compiled(x), eager(x))
         assert torch.equal(net.hidden, eager.hidden)
         assert len(compiled.compiled._entries) == len(graphs) == captures
+
+
+class Kind:
+    factor = 2.0
+
+
+FILLED: dict[type, Kind] = {}
+
+
+def asks_a_cache(x: Tensor) -> Tensor:
+    if type(x.shape) not in FILLED:
+        FILLED[type(x.shape)] = Kind()  # here
+    return x * FILLED[type(x.shape)].factor
+
+
+def test_a_cache_that_the_first_call_fills() -> None:
+    """A cut answers once; then it says which line filled it, and what to do, which helps."""
+    x = torch.randn(3)
+    FILLED.clear()
+    cut = foretrace.capture(asks_a_cache, (x,)).cut("export")
+    same(cut(x), x * 2, "result")
+    asks_a_cache(x)
+    with pytest.raises(foretrace.Refusal, match=r"the capture saw \{\}") as caught:
+        cut(x)
+    assert caught.value.at is not None
+    assert caught.value.at.function == "asks_a_cache"
+    assert "warm=True" in caught.value.do[0]
+    FILLED.clear()
+    warm = foretrace.capture(asks_a_cache, (x,), warm=True).cut("export")
+    for _ in range(3):
+        same(warm(x), x * 2, "result")

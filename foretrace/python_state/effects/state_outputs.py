@@ -27,7 +27,7 @@ from foretrace.ir.pydata.containers import (
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.read_facts import How, ReadLocation
+from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
 from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -298,6 +298,23 @@ def bound_to_data(
     return (
         replace(bound_before(change), left=True, at=located(change, lines).at) for change in kept
     )
+
+
+def of_filled(
+    reads: Iterable[ReadFact], kept: Iterable[Change], lines: Callable[[], Lines]
+) -> Iterator[ReadFact]:
+    """The reads; those of containers of plain data that the program fills say that it does.
+
+    The next call finds more there than the capture did: a cache that the first call fills.
+    """
+    filled = {id(c.place.holder): c for c in kept if isinstance(c.place.holder, CONTAINERS)}
+    for each in reads:
+        place = each.location if isinstance(each, ReadLocation) and filled else None
+        change = None if place is None else filled.get(id(place.now))
+        if change is None or not isinstance(each, ReadLocation) or not plain(each.before):
+            yield each
+        else:
+            yield replace(each, left=True, at=located(change, lines).at)
 
 
 def _without_tensors(item: Any) -> bool:

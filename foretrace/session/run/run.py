@@ -51,6 +51,7 @@ from foretrace.python_state.effects.state_outputs import (
     bound_before,
     bound_to_data,
     collect_state_outputs,
+    of_filled,
     states_of,
     themselves,
     with_name,
@@ -251,7 +252,7 @@ def _note_reads(
     asked = attributes_asked(capture.inputs, capture.real, capture.outside.own_attributes)
     requires.inputs.set_on += asked
     found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
-    reads = [*data, *found]
+    reads = [*data, *of_filled(found, [*kept, *left], lines)]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *capture.ties(reads)]
     _note_ambient(requires, capture)
