@@ -257,6 +257,46 @@ def test_a_backward_that_reads_what_the_program_leaves() -> None:
         return ReadsWhatIsLeft.apply(x).sum()
 
     x = torch.randn(3, requires_grad=True)
-    with pytest.raises(foretrace.Refusal, match="where the program leaves a tensor") as caught:
+    with pytest.raises(foretrace.Refusal, match="which the program changes") as caught:
         foretrace.capture(program, (x,)).cut("joint", loss=0)
     assert caught.value.kind == "hook"
+
+
+FILLED = SimpleNamespace(items=[1.0], table={"factor": [1.0]})
+FILLS: dict[str, Callable[[float], None]] = {
+    "an item of a list": lambda number: FILLED.items.__setitem__(0, number),
+    "one more item": lambda number: FILLED.items.extend([number]),
+    "an item of a dict": lambda number: FILLED.table.__setitem__("factor", [number]),
+    "an item of a list in a dict": lambda number: FILLED.table["factor"].__setitem__(0, number),
+}
+
+
+class ReadsWhatIsFilled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * FILLED.items[-1] * FILLED.table["factor"][0]
+
+
+@pytest.mark.parametrize("what", FILLS)
+def test_a_backward_that_reads_what_the_program_fills(what: str) -> None:
+    """It ran over what was there before: the graph would have another gradient in silence."""
+
+    def program(x: Tensor) -> Tensor:
+        FILLS[what](3.0)
+        return ReadsWhatIsFilled.apply(x).sum()
+
+    def started() -> Tensor:
+        FILLED.items, FILLED.table = [1.0], {"factor": [1.0]}
+        return torch.ones(3, requires_grad=True)
+
+    with pytest.raises(foretrace.Refusal, match="which the program changes"):
+        foretrace.capture(program, (started(),)).cut("joint", loss=0)
+    compiled = foretrace.compile(program)
+    for call in (program, compiled, compiled):
+        x = started()
+        call(x).backward()
+        assert torch.equal(x.grad, torch.full((3,), 3.0)), call

@@ -11,6 +11,7 @@ from typing import Any, Final
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import PythonGuards
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.arguments import containers_of
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadFact, ReadLocation
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -68,7 +69,7 @@ class BackwardReads(AccessMonitor):
         """What a call of the graph has to find; None if nothing of the kind ran.
 
         Raises:
-            Refusal: the backward reads a place in which the program leaves a tensor.
+            Refusal: the backward reads what each call leaves.
         """
         if not (self._roots or self.places):
             return None
@@ -112,16 +113,29 @@ def _repeats(fact: ReadFact, known: Any, *, wider: bool) -> bool:
 
 
 def _check_left(facts: list[ReadFact], recorded: Recording) -> None:
-    places = {state.place.identity: state.place for state in recorded.states}
+    """Refuse what each call leaves and a backward reads: it was undone when the backward ran here.
+
+    Raises:
+        Refusal: a fact is about such a place, or a container that each call changes.
+    """
+    places = {state.place.identity for state in recorded.states}
+    changed = {id(state.place.holder) for state in recorded.states}
     for fact in facts if places else ():
-        if fact.identity in places:
+        if fact.identity in places or not changed.isdisjoint(map(id, _containers(fact))):
             raise Refusal(
-                f"a backward of the program's own reads {fact.name}, where the program leaves a"
-                " tensor",
+                f"a backward of the program's own reads {fact.name}, which the program changes",
                 kind="hook",
                 at=recorded.requires.defined,
                 do=(
-                    "save the tensor in ctx",
+                    "save what it needs in ctx",
                     "or train by foretrace.compile, with its own backend",
                 ),
             )
+
+
+def _containers(fact: ReadFact) -> list[Any]:
+    """The containers that a fact is about: those in a place, or the one that it counts."""
+    if isinstance(fact, ContainerLength):
+        return [fact.holder]
+    place = fact.location if isinstance(fact, ReadLocation) else None
+    return [] if place is None else [*containers_of((place.now,), {})]
