@@ -141,6 +141,40 @@ def gradient_through_rows_that_are_trained(x: Tensor) -> Tensor:
     return y * 2 + grad(y, x, retain_graph=True)[0]
 
 
+@program(t(2, 3))
+def leaf_written_before_its_use(x: Tensor) -> Any:
+    """As `nn.init` writes to parameters: the tensor is a leaf still, and has the gradient."""
+    weight = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        weight.mul_(2)
+    (x.detach() * weight).sum().backward()
+    return weight.grad * x
+
+
+@program(t(2, 3))
+def leaf_with_a_hook_written_before_its_use(x: Tensor) -> Any:
+    weight, seen = torch.ones(3, requires_grad=True), []
+    weight.register_hook(lambda gradient: seen.append(gradient * 1))
+    with torch.no_grad():
+        weight[1:].add_(1)
+    (x.detach() * weight).sum().backward()
+    return weight.grad * x, seen[0] * 2
+
+
+@program(t(2, 3))
+def module_made_and_trained_inside(x: Tensor) -> Any:
+    layer = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        layer.weight.fill_(0.5)
+        layer.bias.zero_()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        layer(x.detach()).square().sum().backward()
+        optimizer.step()
+    return layer(x)
+
+
 # ------------------------------------------------------------------------------------------- twice
 
 

@@ -274,6 +274,19 @@ class RecorderBase(torch_api.TorchDispatchMode):
         self.autograd.program_leaves.add(leaf)
         return leaf
 
+    def begun_leaf(self, leaf: Value) -> bool:
+        """Whether a value is a leaf of the program's that nothing has read, nor hooks see."""
+        if leaf not in self.autograd.program_leaves or self.used(leaf):
+            return False
+        return all(leaf not in hook.operands for hook in self.autograd.hooks)
+
+    def leaf_again(self, leaf: Value, content: Value) -> Value:
+        """The same leaf with new content: the same tensor has its gradient."""
+        again = self.leaf(content)
+        if leaf in self.autograd.leaves:
+            self.autograd.leaves[again] = self.autograd.leaves[leaf]
+        return again
+
     @property
     def inside(self) -> bool:
         """Whether a body is being recorded."""

@@ -89,8 +89,8 @@ def _viewed_again(
 
 def _of_history(last: Value, content: Value, recorder: RecorderBase) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
-    if last in recorder.autograd.program_leaves and not recorder.used(last):
-        return recorder.leaf(content)
+    if recorder.begun_leaf(last):
+        return recorder.leaf_again(last, content)
     if last.type.requires_grad:
         return rewrite(recorder, last, (), content, lambda: content)
     if content.type.requires_grad:

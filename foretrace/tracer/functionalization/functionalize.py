@@ -198,8 +198,8 @@ def _renew(
     part: TensorType | None = None,
 ) -> None:
     """Give the owner a new value, and make the members that see the part stale."""
-    if owner.last in recorder.autograd.program_leaves and not recorder.used(owner.last):
-        value = recorder.leaf(value)
+    if recorder.begun_leaf(owner.last):
+        value = recorder.leaf_again(owner.last, value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
         note_overwritten(member, recorder, origin)
