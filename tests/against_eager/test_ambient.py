@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.modules import module as modules
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 import foretrace
+from foretrace.torch_api.ambient.modes import HOOK_TABLES
 from tests.support.bits import differences, same_bits
 
 NET = nn.Linear(3, 3)
@@ -455,3 +457,113 @@ def test_kernels_that_a_switch_has_chosen_are_asked_about_at_each_call(way: str)
             if not refused or way in ("compile", "fullgraph", "graphs"):
                 raise
     assert same_bits(call(X), flash)
+
+
+SETTERS: dict[str, Any] = {"dtype": torch.set_default_dtype, "by": sdpa_kernel}
+WIDE = partial(torch.set_default_dtype, torch.float64)
+BINDING = {"flash": torch._C._set_sdp_use_flash}
+
+
+def by_a_dict(x: Tensor) -> Tensor:
+    SETTERS["dtype"](torch.float64)
+    try:
+        return torch.ones(2) + x.sum()
+    finally:
+        SETTERS["dtype"](torch.float32)
+
+
+def by_a_default(x: Tensor, switch: Any = torch.set_default_dtype) -> Tensor:
+    switch(torch.float64)
+    try:
+        return torch.ones(2) + x.sum()
+    finally:
+        switch(torch.float32)
+
+
+def by_a_partial(x: Tensor) -> Tensor:
+    WIDE()
+    try:
+        return torch.ones(2) + x.sum()
+    finally:
+        SETTERS["dtype"](torch.float32)
+
+
+def by_a_context_in_a_dict(x: Tensor) -> Tensor:
+    rows = x.view(1, 1, 2, 3).repeat(1, 2, 32, 1)
+    with ExitStack() as stack:
+        stack.enter_context(SETTERS["by"](SDPBackend.MATH))
+        return F.scaled_dot_product_attention(rows, rows, rows)
+
+
+@sdpa_kernel([SDPBackend.MATH])
+def by_a_decorator(x: Tensor) -> Tensor:
+    rows = x.view(1, 1, 2, 3).repeat(1, 2, 32, 1)
+    return F.scaled_dot_product_attention(rows, rows, rows)
+
+
+def by_a_binding(x: Tensor) -> Tensor:
+    rows = x.view(1, 1, 2, 3).repeat(1, 2, 32, 1)
+    before = torch.backends.cuda.flash_sdp_enabled()
+    BINDING["flash"](not before)
+    try:
+        return F.scaled_dot_product_attention(rows, rows, rows)
+    finally:
+        BINDING["flash"](before)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(by_a_dict, by_a_default, by_a_partial, by_a_context_in_a_dict, by_a_decorator),
+        by_a_binding,
+    ],
+)
+def test_a_switch_that_no_name_shows(program: Callable[[Tensor], Tensor]) -> None:
+    """What switches is seen by the functions that run, however the program has them."""
+    expected, call = program(X), foretrace.compile(program)
+    for _ in range(2):
+        assert same_bits(call(X), expected)
+    try:
+        found = foretrace.capture(program, (X,)).cut("export")(X)
+    except foretrace.Refusal as refusal:
+        assert refusal.kind == "side effect"  # noqa: PT017 - it may be captured, too
+    else:
+        assert same_bits(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+def test_hooks_that_a_refused_program_registers_are_gone() -> None:
+    calls = list[str]()
+
+    def program(x: Tensor) -> Tensor:
+        hooks = [
+            modules.register_module_forward_hook(lambda *_: calls.append("called")),
+            register_optimizer_step_post_hook(lambda *_: None),
+        ]
+        found: Tensor = NET(x)
+        numbers = found.detach().numpy()  # no graph has it
+        for hook in hooks:
+            hook.remove()
+        return found + float(numbers[0, 0] * 0)
+
+    before = [dict(table) for table in HOOK_TABLES]
+    expected, call = program(X), foretrace.compile(program)
+    assert len(calls) == 1
+    assert same_bits(call(X), expected)
+    assert len(calls) == 2  # a capture undoes its own
+    assert [dict(table) for table in HOOK_TABLES] == before
+    with pytest.raises(foretrace.Refusal):
+        foretrace.capture(program, (X,))
+    assert [dict(table) for table in HOOK_TABLES] == before
+
+
+def test_a_hook_for_all_modules_that_stays_is_refused() -> None:
+    def program(x: Tensor) -> Tensor:
+        modules.register_module_forward_hook(lambda *_: None)
+        return x * 2
+
+    before = [dict(table) for table in HOOK_TABLES]
+    with pytest.raises(foretrace.Refusal, match="another state: tables of hooks"):
+        foretrace.capture(program, (X,))
+    assert [dict(table) for table in HOOK_TABLES] == before

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import TestCase
 
 import pytest
 import torch
@@ -219,3 +220,17 @@ def test_whether_eager_takes_bytes(program: Callable[..., Tensor], kind: str) ->
     refusal = refused(program, (X, BYTES))
     check(refusal, at=program)
     assert refusal.kind == kind
+
+
+def test_frames_that_the_program_clears() -> None:
+    """`assertRaises` clears the frames of the error that it takes."""
+
+    def program(x: Tensor) -> Tensor:
+        grid = torch.ones(1, 1, 1, 3)
+        with TestCase().assertRaises(RuntimeError):
+            torch.nn.functional.grid_sample(x.view(1, 1, 6, 8), grid, align_corners=False)
+        return x * 2
+
+    assert same_bits(foretrace.compile(program)(X), program(X))
+    with pytest.raises(foretrace.Refusal):
+        foretrace.capture(program, (X,))

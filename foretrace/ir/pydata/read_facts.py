@@ -69,6 +69,8 @@ class ReadLocation(ReadFact):
     itself: bool = False
     left: bool = False
     """whether the program itself leaves something else there"""
+    filled: bool = False
+    """whether it is a container of plain data that the program itself fills"""
     at: Frame | LazyFrame | None = None
     """the line that does"""
 

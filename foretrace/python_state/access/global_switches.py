@@ -7,7 +7,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, LazyFrame, Refusal
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 
@@ -54,27 +54,39 @@ def _name_of(item: Any) -> str:
     return item.__name__ if type(item) in (BuiltinFunctionType, FunctionType) else ""
 
 
-def may_switch(outside: AccessMonitor, lines: Callable[[], Lines]) -> bool:
-    """Whether the code that ran mentions what switches a row, or has it by another name.
+def may_switch(outside: AccessMonitor, lines: Callable[[], Lines], *, stands: bool) -> bool:
+    """Whether the code that ran mentions what switches a row, calls it, or has it by another name.
+
+    Args:
+        outside: what it read and called.
+        lines: finds lines of it.
+        stands: whether something stood in the place of each binding: no call of one was seen.
 
     Raises:
         Refusal: it has a binding itself, in whose place nothing can stand.
     """
-    found = not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
+    if stands:
+        for name, at in outside.switching.items():
+            raise _by_another_name(name, "a name that is not torch's", at)
+    found = outside.switches or bool(outside.switching)
+    found |= not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
     for place in outside.places.values():
         item = place.before
         if _name_of(item) in torch_api.SWITCHED_BY:
             found = True
             if type(item) is BuiltinFunctionType and item in torch_api.STANDS:
-                raise Refusal(
-                    f"the program has {item.__name__} of torch's, which switches torch's state, by"
-                    f" the name {place.name}",
-                    kind="side effect",
-                    at=lines().calling(place.name),
-                    do=("call it outside of the captured program",
-                        f"or call it as torch.{item.__name__}"),
-                )  # fmt: skip
+                line = lines().calling(place.name)
+                raise _by_another_name(item.__name__, f"the name {place.name}", line)
     return found
+
+
+def _by_another_name(binding: str, name: str, at: Frame | LazyFrame | None) -> Refusal:
+    return Refusal(
+        f"the program has {binding} of torch's, which switches torch's state, by {name}",
+        kind="side effect",
+        at=at,
+        do=("call it outside of the captured program", f"or call it as torch.{binding}"),
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
 from foretrace.ir.pydata.state import Change
@@ -39,7 +39,7 @@ from foretrace.python_state.access.noted import (
     reads_state,
     state_of_python,
 )
-from foretrace.python_state.access.unknown_calls import UnknownCalls, nothing_met, unnoted
+from foretrace.python_state.access.unknown_calls import UnknownCalls, nothing_met, switches, unnoted
 from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
@@ -57,13 +57,17 @@ class AccessMonitor(Unmonitored):
     """
 
     def __init__(self, refuse: Callable[[Refusal], Refusal] = unnoted) -> None:
-        self._refuse, self._unknown = refuse, UnknownCalls(refuse)
+        self.switching: dict[str, Frame] = {}
+        """bindings that the program called itself and that switch torch's state, and the lines"""
+        self._refuse, self._unknown = refuse, UnknownCalls(refuse, self.switching)
         self.holes: Refusing | None = None
         """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Location] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
         self.own_attributes: set[str] = set()
+        self.switches = False
+        """whether code of torch's ran that names a binding which switches torch's state"""
         """those that the program's code mentions"""
         self.counts: set[str] = set()
         """names of what the program's code, or torch's layers, read and store to"""
@@ -103,7 +107,7 @@ class AccessMonitor(Unmonitored):
 
         `met`: whether it had an object before it began.
         """
-        self._unknown = UnknownCalls(self._refuse, met)
+        self._unknown = UnknownCalls(self._refuse, self.switching, met)
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
         events = events_for(self)
@@ -117,7 +121,9 @@ class AccessMonitor(Unmonitored):
                 yield
         finally:
             self._stop = self._watch = nobody_watches
-            self._unknown = UnknownCalls(self._refuse)  # `met` would keep what the program had
+            self._unknown = UnknownCalls(
+                self._refuse, self.switching
+            )  # `met` would keep what the program had
             self._closures()
             self._met.clear()
             self._codes.clear()
@@ -222,6 +228,7 @@ class AccessMonitor(Unmonitored):
         if any(code is each for each in ABSTRACT_CHECKS):
             self.asked.note_check(frame)
             return self._meet_as(code, (self.asked.note_check,))
+        self.switches |= kind != "user" and switches(code)
         if kind == "library":
             return self._meet_library(frame, code)
         if imported:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.python_state.access.calling_frames import (
     for_a_log,
@@ -20,6 +21,7 @@ from foretrace.python_state.access.calling_frames import (
     is_users,
     user_frame,
 )
+from foretrace.python_state.code.bytecode import reads_of
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT
 
 TORCH: Final = ("torch", "functorch", "torchgen")
@@ -52,6 +54,8 @@ IN_C: Final = (
     types.BuiltinFunctionType, staticmethod,
 )  # fmt: skip
 """What a class in C has for a method"""
+BINDINGS: Final = frozenset(name for _, name in torch_api.STANDS.values()) - {"setter"}
+"""Names of what switches a row"""
 DO: Final = (
     "call it before the captured program is called, and pass what it gives",
     "or compile the program in pieces, which runs what is around the call as Python",
@@ -73,13 +77,18 @@ class UnknownCalls:
 
     Args:
         refuse: notes a refusal, in case the program catches it.
+        switching: takes the bindings of torch's that it calls itself and that switch torch's state,
+            by name, with the lines.
         met: whether the program had an object before it ran.
     """
 
     def __init__(
-        self, refuse: Callable[[Refusal], Refusal], met: Callable[[Any], bool] = nothing_met
+        self,
+        refuse: Callable[[Refusal], Refusal],
+        switching: dict[str, Frame],
+        met: Callable[[Any], bool] = nothing_met,
     ) -> None:
-        self.refuse, self.met = refuse, met
+        self.refuse, self.switching, self.met = refuse, switching, met
 
     def called(self, frame: types.FrameType, function: types.BuiltinFunctionType) -> None:
         """A function in C is about to be called.
@@ -90,6 +99,10 @@ class UnknownCalls:
         if type(function.__self__) in USUAL:
             return
         module = module_of(function)
+        code = frame.f_code
+        if function in torch_api.STANDS and is_users(code.co_filename):
+            line = Frame(code.co_filename, frame.f_lineno, code.co_qualname)
+            self.switching.setdefault(function.__name__, line)
         if is_known(module) and not (module in OUT_OF_SIGHT and self.met(function.__self__)):
             return
         at = user_frame(frame)
@@ -127,3 +140,12 @@ def module_of(function: types.BuiltinFunctionType) -> str:
 def is_known(module: str) -> bool:
     """Whether the list has a module, or the package that it is in."""
     return module.partition(".")[0] in KNOWN
+
+
+@cache
+def switches(code: types.CodeType) -> bool:
+    """Whether a function of torch's switches its state: by its name, or as it names a binding."""
+    if code.co_name.lstrip("_") in torch_api.SWITCHED_BY:  # `sdpa_kernel` makes names up
+        return True
+    reads = reads_of(code)
+    return not BINDINGS.isdisjoint(reads.attributes) or not BINDINGS.isdisjoint(reads.globals)

@@ -314,7 +314,7 @@ def of_filled(
         if change is None or not isinstance(each, ReadLocation) or not plain(each.before):
             yield each
         else:
-            yield replace(each, left=True, at=located(change, lines).at)
+            yield replace(each, filled=True, at=located(change, lines).at)
 
 
 def _without_tensors(item: Any) -> bool:

@@ -230,10 +230,17 @@ class StateGuards(Checks):
         elif guard.before is MISSING:
             key, inside = self.source.literal(guard.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if guard.how == "item" else f"not hasattr({holder}, {key})"
-            self.add(there, repr(f"{guard.name} is bound now"), guard.at, AFTER_ONE * guard.left)
+            self.add(
+                there,
+                repr(f"{guard.name} is bound now"),
+                guard.at,
+                AFTER_ONE * (guard.left or guard.filled),
+            )
         else:
             place = self._place(guard, holder)
-            self.value(place, guard.name, guard.before, guard.at, AFTER_ONE * guard.left)
+            self.value(
+                place, guard.name, guard.before, guard.at, AFTER_ONE * (guard.left or guard.filled)
+            )
 
     def _place(self, guard: ReadLocation, holder: str) -> str:
         """The expression that gives what is there now."""

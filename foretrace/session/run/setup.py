@@ -146,7 +146,7 @@ def record_to_fixpoint(
             continue
         if known.drop(run, failed=attempt.error is not None):
             continue
-        unseen = attempt.error is None and (known.meets(run) or known.switched_unseen(run, fn))
+        unseen = known.switched_unseen(run, fn) or (attempt.error is None and known.meets(run))
         if unseen or known.takes_values(run):
             done = None
             continue
@@ -211,7 +211,8 @@ class Assumptions:
         """
         if run.outside is None:
             return False
-        self.switches |= may_switch(run.outside, partial(run.lines, fn))
+        stands = run.known.sees_switches
+        self.switches |= may_switch(run.outside, partial(run.lines, fn), stands=stands)
         return self.switches and not run.known.sees_switches
 
     def takes_values(self, run: Session) -> bool:

@@ -8,6 +8,9 @@ import torch
 # The stack of modes that see torch functions; nothing public reads it.
 from torch import _C
 
+# Where the tables of hooks stand.
+from torch.nn.modules import module as nn_module
+
 # The hooks for the calls of all modules, and which of these take keyword arguments, or are called
 # where `forward` raises; torch 2.13 to 2.15 keep them in these tables for good.
 from torch.nn.modules.module import (
@@ -18,6 +21,7 @@ from torch.nn.modules.module import (
     _global_forward_hooks_with_kwargs,
     _global_forward_pre_hooks,
 )
+from torch.optim import optimizer
 
 # The mode of `with torch.device(...)` and of `torch.set_default_device`.
 from torch.utils._device import DeviceContext
@@ -33,6 +37,13 @@ FOR_ALL_MODULES = (
 )
 
 
+HOOK_TABLES: tuple[dict[int, Any], ...] = tuple(
+    table
+    for file in (nn_module, optimizer)
+    for name, table in vars(file).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+)
+"""All tables of hooks for any module or optimizer: of calls, registrations, steps"""
 OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module has the hooks for its own calls (torch/nn/modules/module.py, 2.13 to 2.15)"""
 
@@ -64,6 +75,29 @@ def hooks_of_all_modules() -> tuple[Any, ...]:
             for hooks in FOR_ALL_MODULES
         ]
     )
+
+
+class HookTables:
+    """What is in all such tables, by identity."""
+
+    def __init__(self) -> None:
+        self.items = [[*table.items()] for table in HOOK_TABLES]
+
+    def __eq__(self, other: object) -> bool:
+        both = zip(self.items, getattr(other, "items", ()), strict=False)
+        return all(
+            len(mine) == len(its)
+            and all(a == b and x is y for (a, x), (b, y) in zip(mine, its, strict=True))
+            for mine, its in both
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def put_back(self) -> None:
+        """Let the tables be so again."""
+        for table, items in zip(HOOK_TABLES, self.items, strict=True):
+            table.clear()
+            table.update(items)
 
 
 def modules_hooked() -> bool:

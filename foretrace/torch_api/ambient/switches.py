@@ -221,3 +221,18 @@ set_quantized: Callable[[int], None] = _C._set_qengine
 def fast_path() -> bool:
     """Whether multi-head attention may take its fast path."""
     return mha.get_fastpath_enabled()
+
+
+def conversions() -> tuple[bool, bool]:
+    """How `Module.to` replaces parameters: whether it overwrites them, and swaps them."""
+    get = torch.__future__
+    return (
+        get.get_overwrite_module_params_on_conversion(),
+        get.get_swap_module_params_on_conversion(),
+    )
+
+
+def set_conversions(before: tuple[bool, bool]) -> None:
+    """Put back what `conversions` gave."""
+    torch.__future__.set_overwrite_module_params_on_conversion(before[0])
+    torch.__future__.set_swap_module_params_on_conversion(before[1])

@@ -146,6 +146,18 @@ ROWS: Final = (
         modes.hooks_of_all_modules, tables=modes.FOR_ALL_MODULES,
     ),
     Row(
+        "tables of hooks", "process", ("values", "gradients", "Python"), "around", "recorded",
+        modes.HookTables, modes.HookTables.put_back,
+    ),
+    Row(
+        "conversion of modules", "process", ("Python",), "asked", "free",
+        switches.conversions, switches.set_conversions,
+        asked=(
+            "get_overwrite_module_params_on_conversion", "get_swap_module_params_on_conversion",
+        ),
+        mentions=("module_params_on_conversion",),
+    ),
+    Row(
         "hooks on saved tensors", "thread", ("values", "gradients"), "always", "recorded",
         saving_watched,
     ),

@@ -163,10 +163,13 @@ def _ran(function: Any, trace: TracebackType | None) -> bool:
 
 
 def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
-    """The operator of the program's in which an error arose, and its arguments."""
+    """The operator of the program's in which an error arose, and its arguments.
+
+    None, too, where the program has cleared the frames, as `unittest`'s `assertRaises` does.
+    """
     for frame, _ in walk_tb(trace):
-        if frame.f_code is Recorder.__torch_dispatch__.__code__:
-            variables = frame.f_locals
+        variables = frame.f_locals if frame.f_code is Recorder.__torch_dispatch__.__code__ else {}
+        if "func" in variables:
             return variables["func"], variables["args"], variables["kwargs"] or {}
     return None
 
