@@ -162,6 +162,26 @@ def leaf_with_a_hook_written_before_its_use(x: Tensor) -> Any:
 
 
 @program(t(2, 3))
+def hook_on_a_result_that_gets_no_gradient(x: Tensor) -> Any:
+    """Eager calls it with None, as another result of the operator gets one."""
+    seen = list[Any]()
+    first, second = (x * 1).unbind()
+    first.register_hook(seen.append)
+    (found,) = grad((second * 3).sum(), x)
+    return x * found * (2 if len(seen) == 1 and seen[0] is None else 3)
+
+
+@program(t(2, 3))
+def leaf_differentiated_twice_under_unpack_hooks(x: Tensor) -> Any:
+    weight = torch.ones(2, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
+        total = (weight**3).sum()
+    (first,) = grad(total, weight, create_graph=True)
+    first.sum().backward()
+    return weight.grad * x
+
+
+@program(t(2, 3))
 def module_made_and_trained_inside(x: Tensor) -> Any:
     layer = torch.nn.Linear(3, 2)
     with torch.no_grad():

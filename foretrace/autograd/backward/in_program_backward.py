@@ -99,8 +99,9 @@ class InProgramBackward(Differentiation):
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value."""
         super().add(value, gradient, because)
-        self.order.pop(value, None)
-        self.order[value] = None
+        has = self.carried.get(value, value)
+        self.order.pop(has, None)
+        self.order[has] = None
 
     def arrived(self, gradient: Value) -> Value:
         """What a gradient is in the program, which has an op of the walk when it asks for it."""

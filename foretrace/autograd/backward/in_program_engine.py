@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
+from weakref import ref
 
 import torch
 
@@ -27,6 +28,8 @@ from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.value import Value
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
@@ -98,11 +101,24 @@ class Engine:
         if self.leaves.watched:
             around = "is asked, and hooks on what autograd saves are on around the program"
             raise _refused(around, "put them inside, or call it outside of them")
+        if any(map(self._written_since, self.recorder.autograd.retained.items())):
+            raise _refused(
+                "is asked, and a tensor that keeps its own (retain_grad) was written to since",
+                "call retain_grad() after the write",
+            )
         if self.recorder.scope.in_subgraph:
             raise _refused(
                 "is asked in a program that an operator holds, such as torch.cond's",
                 "ask it outside, or use torch.func.grad",
             )
+
+    def _written_since(self, kept: tuple[Value, ref[Abstract]]) -> bool:
+        """Whether a tensor that keeps its gradient has another history now, whose it keeps."""
+        value, tensor = kept[0], kept[1]()
+        if tensor is None:
+            return False
+        now = self.recorder.autograd.place(value_of(tensor, self.recorder))
+        return now is not self.recorder.autograd.place(value)
 
     def _of_another_map(self, tensor: torch.Tensor) -> bool:
         ours = torch_api.of_old_vmap(tensor) and self.batch is not None
@@ -207,6 +223,20 @@ class Engine:
             elif (leaf := self.leaves.of(value)) is not None:
                 with torch.set_grad_enabled(walk.again):
                     waiting = self._one_more(walk, value, leaf, waiting)
+            else:
+                self._check_no_leaf(task, value)
+
+    def _check_no_leaf(self, task: Task, value: Value) -> None:
+        """Refuse what eager adds to the `.grad` of a tensor that is no leaf here.
+
+        Raises:
+            Refusal: it is among `inputs=`.
+        """
+        if value in task.asked:
+            raise _refused(
+                "is added to the .grad of a tensor that is no leaf (inputs=)",
+                "use torch.autograd.grad for it",
+            )
 
     def _one_more(
         self, walk: InProgramBackward, value: Value, leaf: Any, waiting: Counter[Value]

@@ -56,10 +56,16 @@ class HooksInside:
         return bool(self._hooks)
 
     def of(self, op: Op, walk: Walk) -> None:
-        """Run those of what an op gives, where torch's engine comes to it."""
-        for out in op.outs:
-            if out in self._hooks and (out in walk.gradients or out in walk.reached):
-                self.of_value(out, walk)
+        """Run those of what an op gives, where torch's engine comes to it.
+
+        Of several results each has its turn if a gradient comes to one: with None for the others.
+        """
+        if not self._hooks or self._hooks.keys().isdisjoint(op.outs):
+            return
+        if any(out in walk.gradients or out in walk.reached for out in op.outs):
+            for out in op.outs:
+                if out in self._hooks:
+                    self.of_value(out, walk)
 
     def of_value(self, value: Value, walk: Walk, before: Iterable[Any] = ()) -> None:
         """Run those of a value; `before`: hooks that its tensor had before the program."""

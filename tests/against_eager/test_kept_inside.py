@@ -1,0 +1,73 @@
+"""What a backward inside of a program adds to the `.grad` of tensors that are no leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.support.bits import same_bits
+
+
+def kept_then_written(x: Tensor) -> Any:
+    kept = x * 1
+    kept.retain_grad()
+    kept.mul_(2)
+    kept.sum().backward()
+    return kept.grad
+
+
+def read_in_between(x: Tensor) -> Any:
+    kept = x * 1
+    kept.retain_grad()
+    other = kept * 3
+    kept.mul_(2)
+    (kept.sum() + other.sum()).backward()
+    return kept.grad
+
+
+def a_view_whose_base_is_written(x: Tensor) -> Any:
+    base = x * 1
+    kept = base[:1]
+    kept.retain_grad()
+    base.mul_(2)
+    kept.sum().backward()
+    return kept.grad
+
+
+def named_among_inputs(x: Tensor) -> Any:
+    kept = x * 1
+    (kept**2).sum().backward(inputs=[kept])
+    return kept.grad
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize(
+    "program",
+    [kept_then_written, read_in_between, a_view_whose_base_is_written, named_among_inputs],
+)
+def test_it_is_as_in_eager_or_refused(program: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    expected, call = program(x), foretrace.compile(program)
+    for _ in range(2):
+        assert same_bits(call(x), expected)
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.capture(program, (x,))
+    assert caught.value.kind == "autograd inside"
+
+
+def test_written_before_it_is_kept() -> None:
+    """The way out."""
+
+    def program(x: Tensor) -> Any:
+        kept = x * 1
+        kept.mul_(2)
+        kept.retain_grad()
+        (kept * 3).sum().backward()
+        return kept.grad
+
+    x = torch.ones(2, requires_grad=True)
+    found = foretrace.compile(program, fullgraph=True)(x)
+    assert same_bits(found, torch.full((2,), 3.0))
