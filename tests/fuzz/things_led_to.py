@@ -28,4 +28,13 @@ LED_TO: Final[tuple[Thing, ...]] = (
           "DIST.log_prob(x) ; SHIFT(x) ; x * DIST.mean ; x * (3 in ORDERED) ; x * len(ORDERED)",
           "DIST.loc = DIST.loc + 1 ; SHIFT.scale = 5.0 ; ORDERED.add(3) ; DIST.scale.mul_(2) ; "
           "names['DIST'] = td.Normal(torch.ones(4), torch.ones(4))"),
+    thing("torch's data and settings", "from torch.utils.data import Subset, TensorDataset\n"
+          "import torch._functorch.config as settings\n"
+          "ROWS = TensorDataset(torch.full((3, 4), 2.0), torch.ones(3))\n"
+          "PART, FREE = Subset(ROWS, [0, 1]), 'treat_parameters_as_free_to_save'",
+          "x * ROWS[0][0] ; x * PART[1][0] + PART[0][1] ; x * len(PART) ; "
+          "x * (2.0 if settings.treat_parameters_as_free_to_save else 3.0)",
+          "ROWS.tensors = (torch.full((3, 4), 5.0), torch.ones(3)) ; PART.indices = [2, 0, 1] ; "
+          "PART.indices[1] = 0 ; ROWS.tensors[0].mul_(2) ; names['PART'] = Subset(ROWS, [2, 2]) ; "
+          "setattr(settings, FREE, not getattr(settings, FREE))"),
 )  # fmt: skip
