@@ -71,3 +71,33 @@ def test_written_before_it_is_kept() -> None:
     x = torch.ones(2, requires_grad=True)
     found = foretrace.compile(program, fullgraph=True)(x)
     assert same_bits(found, torch.full((2,), 3.0))
+
+
+def twice_under_unpack_hooks(x: Tensor) -> Any:
+    weight = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
+        total = (weight**3).sum()
+    (first,) = torch.autograd.grad(total, weight, create_graph=True)
+    first.sum().backward()
+    assert weight.grad is not None
+    return weight.grad * x
+
+
+def an_argument_twice_under_unpack_hooks(x: Tensor) -> Any:
+    x.grad = None
+    with torch.autograd.graph.save_on_cpu():
+        total = (x**3).sum()
+    (first,) = torch.autograd.grad(total, x, create_graph=True)
+    (total + first.square().sum()).backward()
+    assert x.grad is not None
+    return x.grad.clone()
+
+
+@pytest.mark.parametrize(
+    "program", [twice_under_unpack_hooks, an_argument_twice_under_unpack_hooks]
+)
+def test_what_an_unpack_hook_returns_for_a_leaf(program: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(2, requires_grad=True)
+    expected, call = program(x), foretrace.compile(program, fullgraph=True)
+    for _ in range(2):
+        assert same_bits(call(x), expected)

@@ -172,16 +172,6 @@ def hook_on_a_result_that_gets_no_gradient(x: Tensor) -> Any:
 
 
 @program(t(2, 3))
-def leaf_differentiated_twice_under_unpack_hooks(x: Tensor) -> Any:
-    weight = torch.ones(2, 3, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
-        total = (weight**3).sum()
-    (first,) = grad(total, weight, create_graph=True)
-    first.sum().backward()
-    return weight.grad * x
-
-
-@program(t(2, 3))
 def module_made_and_trained_inside(x: Tensor) -> Any:
     layer = torch.nn.Linear(3, 2)
     with torch.no_grad():

@@ -362,7 +362,7 @@ def counts_threads_of_torch(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("side effect", "python_state/access/global_switches.py:may_switch").when(
+refuses("side effect", "python_state/access/global_switches.py:_by_another_name").when(
     captures(counts_threads, X), captured(lambda x: x * 2, X), captured(counts_threads_of_torch, X)
 )
 
