@@ -271,11 +271,7 @@ FILLS: dict[str, Callable[[float], None]] = {
 }
 
 
-class ReadsWhatIsFilled(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
+class ReadsWhatIsFilled(ReadsWhatIsLeft):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient * FILLED.items[-1] * FILLED.table["factor"][0]

@@ -211,6 +211,30 @@ def test_objects_of_torchs_own_python(
     config.debug_partitioner = False
 
 
+SCALE = 2.0
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def catches_a_lookup(x: Tensor) -> Tensor:
+    try:
+        assert torch.classes.nowhere.there
+    except RuntimeError:
+        return scaled(x)
+    return x
+
+
+def test_a_lookup_that_raises_stops_no_watching() -> None:
+    """What runs after it is watched as what ran before."""
+    assert torch.classes.nowhere is not None  # its first lookup creates it
+    compiled = foretrace.compile(catches_a_lookup, fullgraph=True)
+    for factor in (2.0, 5.0):
+        globals()["SCALE"] = factor
+        assert torch.equal(compiled(ONE), catches_a_lookup(ONE))
+
+
 def test_each_place_of_torch_that_runs_programs_is_there() -> None:
     """What is on no list holds what programs hold, so a new package of torch's is looked at."""
     there = [str(each) for each in Path(torch_api.TORCH_DIR).glob("*")]

@@ -56,6 +56,7 @@ def _ran(file: File, mode: str, good: list[str], out: Path, console: Console) ->
 def main() -> int:
     """Run them, and say what the list does not."""
     given, console, known, found = _arguments(), Console(), read(), []
+    empty: list[str] = []
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     plan = [row for row in PLAN if given.only in row[0]]
@@ -66,6 +67,7 @@ def main() -> int:
             progress.update(task, description=name)
             file = File((given.tests / "test").resolve(), name, given.select or chosen)
             good = [ran.test for ran in file.run(file.base, out) if ran.outcome == "passed"]
+            empty += [] if good or given.select else [name]
             for mode in given.mode or modes:
                 ran = _ran(file, mode, good, out, console)
                 passed = [each.test for each in ran if each.outcome == "passed"]
@@ -74,7 +76,9 @@ def main() -> int:
             progress.advance(task)
     for change in found:
         console.print(str(change), style="red", markup=False, soft_wrap=True)
-    return bool(found)
+    for name in empty:
+        console.print(f"{name}: no test ran that counts; see {out}", style="red", markup=False)
+    return bool(found or empty)
 
 
 if __name__ == "__main__":

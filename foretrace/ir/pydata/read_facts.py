@@ -107,6 +107,11 @@ class ReadLocation(ReadFact):
         return Entry(name, self.holder, self.key, self.before)
 
     @property
+    def changed_inside(self) -> bool:
+        """Whether the program itself changes what is there: the second call finds that."""
+        return self.left or self.filled
+
+    @property
     def makes(self) -> bool:
         """Whether the program finds nothing there, and leaves something: a call finds it once."""
         return self.left and (self.before is MISSING or self.before is None)

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from foretrace.errors import FROM_TEXT, is_generated
+from foretrace.errors import FROM_TEXT, Attempt, is_generated
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import SINGLE, plain
@@ -158,11 +158,14 @@ class Asked:
         if caller is None or origin(caller.f_code, caller.f_globals) == "library":
             return
         *owner, name = [frame.f_locals[each] for each in frame.f_code.co_varnames[:2]]
-        item = owner[0] if owner else sys.modules.get(frame.f_globals["__name__"])
-        if type(name) is str and plain(answer := looked_up(item, name)):
+        item = owner[0] if owner else sys.modules.get(str(frame.f_globals.get("__name__")))
+        attempt, answer = Attempt(Exception), object()
+        with attempt:  # the program itself gets the error, and a guard has no answer to compare
+            answer = looked_up(item, name)
+        if attempt.error is None and type(name) is str and plain(answer):
+            of = item.__name__ if isinstance(item, types.ModuleType) else type(item).__name__
             ask = partial(looked_up, name=name)
-            shown = f"{getattr(item, '__name__', type(item).__name__)}.{name}"
-            self.answers[id(item), name] = ShownContent(shown, item, ask, answer)
+            self.answers[id(item), name] = ShownContent(f"{of}.{name}", item, ask, answer)
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""

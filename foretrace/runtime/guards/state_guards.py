@@ -230,17 +230,11 @@ class StateGuards(Checks):
         elif guard.before is MISSING:
             key, inside = self.source.literal(guard.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if guard.how == "item" else f"not hasattr({holder}, {key})"
-            self.add(
-                there,
-                repr(f"{guard.name} is bound now"),
-                guard.at,
-                AFTER_ONE * (guard.left or guard.filled),
-            )
+            do = AFTER_ONE * guard.changed_inside
+            self.add(there, repr(f"{guard.name} is bound now"), guard.at, do)
         else:
-            place = self._place(guard, holder)
-            self.value(
-                place, guard.name, guard.before, guard.at, AFTER_ONE * (guard.left or guard.filled)
-            )
+            place, do = self._place(guard, holder), AFTER_ONE * guard.changed_inside
+            self.value(place, guard.name, guard.before, guard.at, do)
 
     def _place(self, guard: ReadLocation, holder: str) -> str:
         """The expression that gives what is there now."""

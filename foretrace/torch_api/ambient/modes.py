@@ -8,7 +8,7 @@ import torch
 # The stack of modes that see torch functions; nothing public reads it.
 from torch import _C
 
-# Where the tables of hooks stand.
+# Where the tables of hooks stand, all by names that begin with `_global_` (2.13 to 2.15).
 from torch.nn.modules import module as nn_module
 
 # The hooks for the calls of all modules, and which of these take keyword arguments, or are called
