@@ -60,14 +60,15 @@ def may_switch(outside: AccessMonitor, lines: Callable[[], Lines], *, stands: bo
     Args:
         outside: what it read and called.
         lines: finds lines of it.
-        stands: whether something stood in the place of each binding: no call of one was seen.
+        stands: whether a stand-in was in the place of each binding, which sees what is switched by
+            torch's own name for it.
 
     Raises:
         Refusal: it has a binding itself, in whose place nothing can stand.
     """
-    if stands:
-        for name, at in outside.switching.items():
-            raise _by_another_name(name, "a name that is not torch's", at)
+    if stands and outside.switching:
+        name, at = next(iter(outside.switching.items()))
+        raise _by_another_name(name, "a name that is not torch's", at)
     found = outside.switches or bool(outside.switching)
     found |= not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
     for place in outside.places.values():

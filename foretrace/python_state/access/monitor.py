@@ -66,9 +66,9 @@ class AccessMonitor(Unmonitored):
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
         self.own_attributes: set[str] = set()
-        self.switches = False
-        """whether code of torch's ran that names a binding which switches torch's state"""
         """those that the program's code mentions"""
+        self.switches = False
+        """whether code of torch's ran that may switch torch's state"""
         self.counts: set[str] = set()
         """names of what the program's code, or torch's layers, read and store to"""
         self.stores: set[str] = set()
@@ -121,9 +121,8 @@ class AccessMonitor(Unmonitored):
                 yield
         finally:
             self._stop = self._watch = nobody_watches
-            self._unknown = UnknownCalls(
-                self._refuse, self.switching
-            )  # `met` would keep what the program had
+            # without `met`, which would keep what the program had
+            self._unknown = UnknownCalls(self._refuse, self.switching)
             self._closures()
             self._met.clear()
             self._codes.clear()
