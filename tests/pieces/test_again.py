@@ -14,7 +14,7 @@ import foretrace
 from foretrace import torch_api
 from foretrace.runtime.graph_breaks.coverage import share
 from foretrace.runtime.graph_breaks.recapture_policy import LONGER, RESTS, UNUSED
-from foretrace.runtime.guards.guarded_entry import GUARD_FAILED
+from foretrace.runtime.guards.abandoned import GUARD_FAILED
 from tests.pieces.programs import Body
 from tests.support.bits import differences
 

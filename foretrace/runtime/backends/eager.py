@@ -9,7 +9,7 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.cuts.cut import Level
-from foretrace.lowering.emit.python_code import Instead, Straight
+from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
@@ -17,7 +17,7 @@ from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
-from foretrace.runtime.backends.inline_guards import asked_inside, give_up
+from foretrace.runtime.backends.inline_guards import Undo, asked_inside
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
 from foretrace.runtime.calls.epilogue import (
     Ending,
@@ -28,8 +28,9 @@ from foretrace.runtime.calls.epilogue import (
     leaf_texts,
     write_line,
 )
+from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.runtime.guards.cut_guards import follows
-from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
+from foretrace.runtime.guards.guarded_entry import Entry, Guards
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -60,15 +61,14 @@ def eager_entry(
     guards.outside()
     check_changes(recorded)
     guards.write()
-    body, unmet = source.inner(), FailedValueGuard()
-    early.write(body, recorded, guards.inputs, unmet)
-    instead = give_up(body, graph, inside, unmet) if inside else None
-    leaves = write_body(
-        body, recorded, run, guards.inputs, explicit=trains, instead=instead, below=alone
-    )
+    body, abandoned = source.inner(), Abandoned()
+    ops = (*early.ops, *graph.ops)
+    undo = Undo(source, ops, abandoned, captured.semantics.may_raise, inside)
+    early.write(body, recorded, guards.inputs, undo)
+    leaves = write_body(body, recorded, run, guards.inputs, explicit=trains, below=alone, undo=undo)
     body.add(*end_lines(body, recorded, guards.inputs, leaves))
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
-    return guards.entry(unmet)
+    return guards.entry(abandoned)
 
 
 def _alone(
@@ -115,7 +115,7 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 def write_body(
     source: Source, recorded: Recording, run: InPlace, inputs: list[str], *, explicit: bool,
-    instead: Instead | None = None, below: bool = False,
+    below: bool = False, undo: Undo | None = None,
 ) -> list[str]:  # fmt: skip
     """The lines of the body; gives the outputs.
 
@@ -125,11 +125,12 @@ def write_body(
         run: its ops, and what they write in place.
         inputs: names of the graph's inputs.
         explicit: whether the graph sets histories itself.
-        instead: what runs instead of some ops.
         below: whether autograd sees nothing of the ops, in whatever grad mode they run.
+        undo: abandons the call where it cannot go on; None: it raises.
     """
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     body = source.inner() if below else source
+    instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
     count_effects(source, recorded, inputs)
     straight.ops(run.graph)
@@ -138,6 +139,8 @@ def write_body(
         mode = source.bind(torch_api.below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
+    if undo is not None:
+        source.lines = undo.around(source.lines)
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
     counted = list[str]()
     for mutation in recorded.mutations:

@@ -14,6 +14,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.walk import called_in
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
@@ -32,16 +33,18 @@ from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
+from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
 from foretrace.runtime.calls.core import check_leaves, core_of, views_after
 from foretrace.runtime.calls.epilogue import (
-    call_core,
+    CoreCall,
     check_changes,
     end_lines,
     register_hooks,
 )
 from foretrace.runtime.calls.kept_gradients import check_kept
-from foretrace.runtime.guards.guarded_entry import Entry, FailedValueGuard, Guards
+from foretrace.runtime.guards.abandoned import Abandoned
+from foretrace.runtime.guards.guarded_entry import Entry, Guards
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
@@ -53,20 +56,22 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
         call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
-        guards, early, unmet = Guards(source, recorded), call.early, FailedValueGuard()
+        guards, early, abandoned = Guards(source, recorded), call.early, Abandoned()
         guards.call(args, kwargs, early.asked.values())
         guards.kernels()
         guards.outside(call.reads)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
-        leaves = core_lines(inside, recorded, guards.inputs, call, unmet)
+        ops = [*called_in(recorded.ops)]
+        undo = Undo(source, ops, abandoned, captured.semantics.may_raise)
+        leaves = core_lines(inside, recorded, guards.inputs, call, undo)
         last = register_hooks(inside, recorded, guards.inputs, leaves)
         inside.add(*last, *end_lines(inside, recorded, guards.inputs, leaves))
         follows = isinstance(call, TrainableCall) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
         add_surrounded(source, inside.lines, grad_on=grad_on)
-        return guards.entry(unmet)
+        return guards.entry(abandoned)
 
     return build
 
@@ -76,16 +81,19 @@ def core_lines(
     recorded: Recording,
     inputs: list[str],
     call: "TrainableCall | InferenceCall",
-    unmet: FailedValueGuard | None,
+    undo: Undo | None,
 ) -> list[str]:
     """Lines that call the core of a program, and write back; expressions of what it returns.
 
-    `unmet`: as for `ScalarPrelude.write`.
+    `undo`: gives the call up where it cannot go on; None: it raises.
     """
     early, graphs = call.early, source.bind(call, "graphs")
-    early.write(source, recorded, inputs, unmet)
-    numbers = list(map(str, early.numbers))
-    return call_core(source, recorded, inputs, graphs, numbers, call.written, call.views)
+    early.write(source, recorded, inputs, undo)
+    core = CoreCall(source, recorded, inputs, call.written, call.views)
+    core.begin(graphs, list(map(str, early.numbers)))
+    if undo is not None:
+        source.lines = undo.around(source.lines)
+    return core.end()
 
 
 def join(

@@ -1,28 +1,37 @@
-"""Questions about values that a body of straight-line Python asks where the program did.
+"""Where a generated function abandons its call: nothing was written, and draws are put back.
 
-All others are asked before it runs. One that fails in the middle gives the call up: nothing was
-written by then, and what was drawn is put back (decision 022).
+A body of straight-line Python asks questions about values where the program did; all others are
+asked before it runs (decision 022). What a graph raises is the other case (decision 081).
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import dropwhile
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.walk import makes_leaf
-from foretrace.lowering.emit.python_code import Instead, Straight
-from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.emit.python_code import Straight
+from foretrace.lowering.emit.python_source import INDENT, Source
+from foretrace.lowering.reinplace.order import MayRaise, raises
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, Relation
-from foretrace.runtime.guards.guarded_entry import FailedValueGuard
+from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.tracer.concrete.rng_draws import draws
 
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
+PASSED_ON: Final = (Refusal, torch.OutOfMemoryError)
+"""Errors that no `except` of the program's is asked about: it would not meet the same ones"""
+LARGE: Final = 2**16
+"""Elements of a tensor whose kernel takes longer than the states of generators"""
+NOTHING_ASKED: Final[Mapping[str, ValueGuard]] = MappingProxyType({})
 
 
 def asked_inside(recorded: Recording, graph: Graph) -> dict[str, ValueGuard]:
@@ -44,31 +53,62 @@ def asked_inside(recorded: Recording, graph: Graph) -> dict[str, ValueGuard]:
     return found
 
 
-def give_up(
-    source: Source, graph: Graph, inside: dict[str, ValueGuard], unmet: FailedValueGuard
-) -> Instead:
-    """Statements that ask, in the place of the assertions."""
-    miss, states = source.bind(unmet, "unmet"), ""
-    generators = list(dict.fromkeys(_drawn_from(graph.ops)))
-    if generators:
-        states = source.names.new("states")
-        taken = source.bind(_States(generators), "generators")
-        source.add(f"{states} = {taken}()")
+class Undo:
+    """Writes where a function abandons its call, and puts back what was drawn.
 
-    def instead(op: Op, straight: Straight) -> str | None:
-        answered = inside.get(op.args[1]) if op.target in ASSERTIONS else None
+    Args:
+        source: the function.
+        ops: what it runs.
+        abandoned: says why.
+        may_raise: whether an operator's call may raise, of data.
+        inside: the questions that it asks in the place of assertions, by their texts.
+    """
+
+    def __init__(
+        self, source: Source, ops: Sequence[Op], abandoned: Abandoned, may_raise: MayRaise,
+        inside: Mapping[str, ValueGuard] = NOTHING_ASKED,
+    ) -> None:  # fmt: skip
+        self.inside = inside
+        self.abandon = source.bind(abandoned, "abandon")
+        """its name"""
+        self.states = "()"
+        """an expression of the states of generators"""
+        self._error = source.names.new("error")
+        self._passed_on = source.bind(PASSED_ON, "passed_on")
+        self._begin = list[str]()
+        drawn = list(dropwhile(lambda op: not draws(op), ops))
+        self._goes_on = drawn != [] and not any(_may_raise(op, may_raise) for op in drawn)
+        generators = list(dict.fromkeys(_drawn_from(drawn)))
+        if generators and not self._goes_on:
+            self.states = source.names.new("states")
+            self._begin = [f"{self.states} = {source.bind(_States(generators), 'generators')}()"]
+
+    def around(self, lines: Iterable[str]) -> list[str]:
+        """The lines of the graph, which abandon the call where they raise."""
+        if not (lines := [*lines]) or self._goes_on:
+            return lines
+        return [
+            *self._begin,
+            "try:",
+            *(INDENT + line for line in lines),
+            f"except {self._passed_on}: raise",
+            f"except Exception as {self._error}:",
+            f"{INDENT}return {self.abandon}.raised({self._error}, {self.states})",
+        ]
+
+    def instead(self, op: Op, straight: Straight) -> str | None:
+        """A question in the place of an assertion; None: the op runs."""
+        answered = self.inside.get(op.args[1]) if op.target in ASSERTIONS else None
         if answered is None:
             return None
-        return question_text(op, straight, miss, answered, states or "()")
-
-    return instead
+        return question_text(op, straight, self.abandon, answered, self.states)
 
 
-def question_text(op: Op, straight: Straight, miss: str, answered: ValueGuard, states: str) -> str:
-    """A statement that gives the call up where an assertion does not hold."""
-    known, asked = straight.source.bind(answered, "question"), op.args[0]
-    text = asked.text(straight) if isinstance(asked, Relation) else straight.tree(asked)
-    return f"if not {text}: return {miss}({known}, {states})"
+def _may_raise(op: Op, may_raise: MayRaise) -> bool:
+    """Whether an op may raise; not asked of a large one, beside which states cost nothing."""
+    sizes = [value.type.numel for value in op.operands]
+    small = all(isinstance(size, int) and size <= LARGE for size in sizes)
+    return not small or raises(op, may_raise)
 
 
 class _States:
@@ -82,31 +122,34 @@ class _States:
         return [(each, each.get_state()) for each in self.generators]
 
 
-def _undone(op: Op) -> bool:
-    """Whether a call has no effect to undo but its random draws."""
-    if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
-        return False
-    return makes_leaf(op) or not schema_of(op.target).writes
-
-
 def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
-    """The generators from which ops draw before the last question."""
-    found: list[torch.Generator] = []
-    for op in ops:
-        if op.target in ASSERTIONS:
-            yield from found
-        elif draws(op):
-            passed = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
-            found += passed or [_default(out.type.device) for out in op.outs[:1]]
+    """The generators from which ops draw."""
+    for op in filter(draws, ops):
+        passed = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
+        yield from passed or filter(None, (_default(out.type.device) for out in op.outs[:1]))
 
 
 def _is_generator(leaf: Any) -> bool:
     return isinstance(leaf, torch.Generator)
 
 
-def _default(device: torch.device) -> torch.Generator:
-    """The default generator of a device."""
-    if device.type == "cpu":
-        return torch.default_generator
+def _default(device: torch.device) -> torch.Generator | None:
+    """The default generator of a device; None: nothing is drawn there."""
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator if device.type == "cpu" else None
     generators: Any = torch.get_device_module(device).default_generators
     return generators[device.index or 0]
+
+
+def question_text(op: Op, straight: Straight, miss: str, answered: ValueGuard, states: str) -> str:
+    """A statement that gives the call up where an assertion does not hold."""
+    known, asked = straight.source.bind(answered, "question"), op.args[0]
+    text = asked.text(straight) if isinstance(asked, Relation) else straight.tree(asked)
+    return f"if not {text}: return {miss}({known}, {states})"
+
+
+def _undone(op: Op) -> bool:
+    """Whether a call has no effect to undo but its random draws."""
+    if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
+        return False
+    return makes_leaf(op) or not schema_of(op.target).writes

@@ -25,9 +25,8 @@ from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.runtime.backends.inline_guards import TORCHS, question_text
+from foretrace.runtime.backends.inline_guards import TORCHS, Undo, question_text
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, unread_in, with_relations
-from foretrace.runtime.guards.guarded_entry import FailedValueGuard
 from foretrace.tracer.concrete.rng_draws import draws
 
 aten = torch.ops.aten
@@ -65,7 +64,7 @@ class ScalarPrelude:
         source: Source,
         recorded: Recording,
         inputs: Sequence[str],
-        unmet: FailedValueGuard | None,
+        undo: Undo | None,
     ) -> None:
         """Add the lines.
 
@@ -73,15 +72,14 @@ class ScalarPrelude:
             source: takes them.
             recorded: the program.
             inputs: names of its inputs.
-            unmet: what gives the call up where an answer is another; None: the assertion raises.
+            undo: gives the call up where an answer is another; None: the assertion raises.
         """
-        body, ops = source.inner(), self.ops if unmet is None else with_relations(self.ops)
-        miss = None if unmet is None else source.bind(unmet, "unmet")
+        body, ops = source.inner(), self.ops if undo is None else with_relations(self.ops)
 
         def instead(op: Op, straight: Straight) -> str | None:
-            if miss is None or op.target not in ASSERTIONS:
+            if undo is None or op.target not in ASSERTIONS:
                 return None
-            return question_text(op, straight, miss, self.asked[op.args[1]], "()")
+            return question_text(op, straight, undo.abandon, self.asked[op.args[1]], undo.states)
 
         names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
         straight = Straight(body, recorded.symbols, names, instead)

@@ -16,9 +16,11 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import hide
+from foretrace.runtime.calls.raised import as_python
+from foretrace.runtime.guards.abandoned import GUARD_FAILED, GraphRaised
 from foretrace.runtime.guards.cut_guards import refusal_of
 from foretrace.runtime.guards.guard_list import Broken
-from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
+from foretrace.runtime.guards.guarded_entry import Entry
 
 MANY = 8
 """Recaptures after which a warning says that there are many; torch.compile stops at 8."""
@@ -74,6 +76,8 @@ class Compiled:
         functools.update_wrapper(self, fn, updated=())
         self._asked, self._again = asked, again
         self.fn, self._capture, self._build = fn, capture, build
+        self.plain: Callable[..., Any] = fn
+        """calls it as Python"""
         self.recaptures: list[Recapture] = []
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
@@ -126,7 +130,16 @@ class Compiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        failed = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
+        try:
+            return self._by_others(args, kwargs)
+        except GraphRaised as found:
+            error = found.error
+        if self._again is None:
+            raise error
+        return as_python(self.plain, args, kwargs, error)
+
+    def _by_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        failed = [(known, known.abandoned.taken()) for known in self._entries]  # of the first call
         if torch_api.watched() or torch_api.transformed():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
         tried: Tried = {known: unmet for known, unmet in failed if unmet is not None}
@@ -222,7 +235,8 @@ class Compiled:
         if result is not GUARD_FAILED:
             self._follows(expected)
             return result
-        for entry in () if expected.answers else self._entries:
+        decided = expected.answers or expected.abandoned.error is not None
+        for entry in () if decided else self._entries:
             if entry is not expected and not entry.answers:
                 result = entry.run(args, kwargs)
                 if result is not GUARD_FAILED:
@@ -303,7 +317,7 @@ class Compiled:
 
     def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A guard that its own capture breaks: what it looks at changes by itself."""
-        unmet = entry.unmet.taken()
+        unmet = entry.abandoned.taken()
         broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
         if self._again is None and broken and isinstance(broken.asked, SymbolGuard):
             raise refusal_of(broken)  # of one capture; nobody could have known before it ran
@@ -325,7 +339,7 @@ def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tri
         result = entry.run(args, kwargs)
         if result is not GUARD_FAILED:
             return result
-        unmet = entry.unmet.taken()
+        unmet = entry.abandoned.taken()
     tried[entry] = unmet
     return GUARD_FAILED
 

@@ -25,46 +25,52 @@ from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
 
-def call_core(
-    source: Source,
-    recorded: Recording,
-    inputs: Sequence[str],
-    call: str,
-    numbers: Sequence[str] = (),
-    written: Collection[int] = (),
-    views: Sequence[Op] = (),
-) -> list[str]:
-    """Lines that get the core from `call` and write back; expressions of the program's outputs.
+class CoreCall:
+    """Writes the call of a core, and what the program's call does with what that gives.
 
     Args:
         source: takes the lines.
         recorded: the program.
         inputs: names of its inputs.
-        call: what is called with them.
-        numbers: expressions of what it gets beside.
-        written: which inputs it writes to itself, so that it does not give their new contents.
+        written: the inputs that the core writes to itself: it does not give their new contents.
         views: what is taken of what it gives.
     """
-    core = core_of(recorded, views)
-    left = [m for m in recorded.mutations if m.rebound or m.index not in written]
-    values = [o.value for o in core.outputs]
-    values += [m.value for m in left if not is_output(recorded, m)]
-    results = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
-    names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    names.update(zip(values, results, strict=True))
-    assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
-    count_effects(source, recorded, inputs)
-    source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
-    for value, name in zip(values, results, strict=True):
-        if recorded.is_new_leaf(value):
-            source.add(f"{name} = {name}.detach().requires_grad_()")
-    source.add(*Ending(source, inputs).lines(recorded, "memory"))
-    for mutation in left:
-        write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
-    count_all(source, [inputs[index] for index in sorted(written)])
-    straight = Straight(source, recorded.symbols, names)
-    straight.run(views, [*names, *(out for op in views for out in op.outs)])
-    return leaf_texts(source, straight, recorded, inputs)
+
+    def __init__(
+        self, source: Source, recorded: Recording, inputs: Sequence[str],
+        written: Collection[int] = (), views: Sequence[Op] = (),
+    ) -> None:  # fmt: skip
+        self.source, self.recorded, self.inputs = source, recorded, inputs
+        self.written, self.views = written, views
+        self._left = [m for m in recorded.mutations if m.rebound or m.index not in written]
+        self._values = [o.value for o in core_of(recorded, views).outputs]
+        self._values += [m.value for m in self._left if not is_output(recorded, m)]
+        named = (isinstance(value, Value) for value in self._values)
+        pairs = zip(self._values, named, strict=True)
+        self._results = [source.names.new("result") if name else str(v) for v, name in pairs]
+
+    def begin(self, call: str, numbers: Sequence[str] = ()) -> None:
+        """The call: of what it is, with the inputs and numbers."""
+        results = self._results
+        assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
+        count_effects(self.source, self.recorded, self.inputs)
+        self.source.add(f"{assigned}{call}({', '.join([*self.inputs, *numbers])})")
+
+    def end(self) -> list[str]:
+        """What follows, with the writes to inputs; expressions of the program's outputs."""
+        source, recorded, inputs = self.source, self.recorded, self.inputs
+        names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+        names.update(zip(self._values, self._results, strict=True))
+        for value, name in zip(self._values, self._results, strict=True):
+            if recorded.is_new_leaf(value):
+                source.add(f"{name} = {name}.detach().requires_grad_()")
+        source.add(*Ending(source, inputs).lines(recorded, "memory"))
+        for mutation in self._left:
+            write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+        count_all(source, [inputs[index] for index in sorted(self.written)])
+        straight = Straight(source, recorded.symbols, names)
+        straight.run(self.views, [*names, *(out for op in self.views for out in op.outs)])
+        return leaf_texts(source, straight, recorded, inputs)
 
 
 def write_line(

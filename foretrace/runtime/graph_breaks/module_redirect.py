@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch import fx, nn
 
 from foretrace import torch_api
-from foretrace.runtime.guards.guarded_entry import GUARD_FAILED
+from foretrace.runtime.guards.abandoned import GUARD_FAILED
 
 
 class Hole(Protocol):

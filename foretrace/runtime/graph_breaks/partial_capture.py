@@ -32,8 +32,9 @@ from foretrace.runtime.graph_breaks.module_redirect import (
     seeing_all,
 )
 from foretrace.runtime.graph_breaks.paths import has_forward, name_of, path_of, paths_of, region_of
+from foretrace.runtime.guards.abandoned import GUARD_FAILED
 from foretrace.runtime.guards.guard_list import Broken
-from foretrace.runtime.guards.guarded_entry import GUARD_FAILED, Entry
+from foretrace.runtime.guards.guarded_entry import Entry
 
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
@@ -124,7 +125,8 @@ class PartialCapture(Compiled):
         self.small_ones = 0
         """how many of the modules that it calls are too small"""
         module = self.fn if isinstance(self.fn, nn.Module) else None
-        self.plain = self.fn if module is None else torch_api.plain_call(module)
+        if module is not None:
+            self.plain = torch_api.plain_call(module)
         self.module, self._tries, capture, build = module, 0, self._capture, self._build
         self._capture = lambda *call: self._counted(capture(*call))
         self._build = lambda captured, *call: self._built(build(captured, *call), *call)

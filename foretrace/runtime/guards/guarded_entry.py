@@ -4,8 +4,7 @@
 guards, in words, generated when first asked for.
 """
 
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,45 +15,18 @@ from foretrace import torch_api
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import SHARED, shared_in
 from foretrace.lowering.emit.python_source import INDENT, compiled
+from foretrace.runtime.guards.abandoned import GUARD_FAILED, Abandoned
 from foretrace.runtime.guards.argument_guards import Arguments
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
 from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, reporting_lines
 from foretrace.runtime.guards.tensor_guards import OwnMemory, TensorFacts, difference, disjoint
 
 
-class _Miss:
-    def __repr__(self) -> str:
-        return "MISS"
-
-
-GUARD_FAILED = _Miss()
-"""What `run` gives where a guard fails"""
-
-
-class FailedValueGuard(threading.local):
-    """Where a question that a body asks has another answer: the call is aborted, and undone."""
-
-    last: ValueGuard | None = None
-
-    def __call__(
-        self, answered: ValueGuard, states: Iterable[tuple[Any, torch.Tensor]] = ()
-    ) -> _Miss:
-        """What the body returns then; `states` are those of generators before it began."""
-        for generator, state in states:
-            generator.set_state(state)
-        self.last = answered
-        return GUARD_FAILED
-
-    def taken(self) -> ValueGuard | None:
-        """The question at which this thread's last run was aborted; returned once."""
-        last, self.last = self.last, None
-        return last
-
-
 class Entry:
     """A capture that answers calls like the one that it was captured from.
 
-    `answers` are those that it relied on, in order; `unmet` has the one that differed in a run.
+    `answers` are those that it relied on, in order; `abandoned` has the one that differed in a run,
+    or what the run raised.
     """
 
     def __init__(
@@ -63,10 +35,10 @@ class Entry:
         checks: list[Check],
         space: dict[str, Any],
         answers: Sequence[ValueGuard] = (),
-        unmet: FailedValueGuard | None = None,
+        abandoned: Abandoned | None = None,
     ) -> None:
         self.run, self._checks, self._space = run, checks, space
-        self.answers, self.unmet = tuple(answers), unmet or FailedValueGuard()
+        self.answers, self.abandoned = tuple(answers), abandoned or Abandoned()
         self._report: Callable[..., Any] | None = None
         self.answered = False
         """whether it has answered a call other than its own"""
@@ -138,10 +110,10 @@ class Guards(GuardList):
         lines = check_lines(self.checks, lambda *_: f"return {miss}")
         self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
-    def entry(self, unmet: FailedValueGuard) -> Entry:
-        """The source as one; `unmet` has the question of its body whose answer differed."""
+    def entry(self, abandoned: Abandoned) -> Entry:
+        """The source as one; `abandoned` says where its body could not go on."""
         function = self.source.function("foretraced", "args, kwargs")
-        return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
+        return Entry(function, self.checks, self.source.space, self.recorded.asked, abandoned)
 
     # ---- parts -------------------------------------------------------------------------------
 

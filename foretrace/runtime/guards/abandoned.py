@@ -1,0 +1,75 @@
+"""A call that a generated function abandons, as if it had not begun.
+
+A question has another answer: another capture answers (decision 022). The graph raises: the program
+may have an `except` that takes the error, so that Python answers (decision 081).
+"""
+
+import threading
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from foretrace.ir.program.value_guard import ValueGuard
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+GUARD_FAILED: Final = _Miss()
+"""What a function gives that was abandoned"""
+States = Iterable[tuple[torch.Generator, torch.Tensor]]
+
+
+class GraphRaised(Exception):
+    """An operator of a graph raised, and the call was abandoned; it leaves no callable.
+
+    Args:
+        error: what it raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Abandoned(threading.local):
+    """Why this thread's last call was abandoned, and how it is undone."""
+
+    asked: ValueGuard | None = None
+    """the question that has another answer"""
+    error: Exception | None = None
+    """what the graph raised"""
+
+    def __call__(self, answered: ValueGuard, states: States = ()) -> _Miss:
+        """What the body returns where a question has another answer.
+
+        `states` are those of generators before it began.
+        """
+        _put_back(states)
+        self.asked = answered
+        return GUARD_FAILED
+
+    def raised(self, error: Exception, states: States = ()) -> _Miss:
+        """What it returns where the graph raises."""
+        _put_back(states)
+        self.error = error
+        return GUARD_FAILED
+
+    def taken(self) -> ValueGuard | None:
+        """The question; returned once.
+
+        Raises:
+            GraphRaised: it was no question; raised once.
+        """
+        asked, error, self.asked, self.error = self.asked, self.error, None, None
+        if error is not None:
+            raise GraphRaised(error)
+        return asked
+
+
+def _put_back(states: States) -> None:
+    for generator, state in states:
+        generator.set_state(state)
