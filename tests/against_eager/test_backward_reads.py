@@ -153,9 +153,22 @@ def of_an_unpack_hook() -> tuple[Any, Callable[[float], None]]:
     return program, lambda new: globals().update(FACTOR=new)
 
 
+@torch.library.custom_op("foretrace_tests::copied", mutates_args=())
+def copied(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+copied.register_fake(torch.empty_like)
+copied.register_autograd(lambda ctx, g: scaled(g))
+
+
+def of_a_custom_operator() -> tuple[Any, Callable[[float], None]]:
+    return copied, lambda new: globals().update(FACTOR=new)
+
+
 READ = (
     of_a_global, of_a_class, of_its_context, of_a_module, of_a_cell, of_a_box, replaced, of_a_hook,
-    of_an_unpack_hook,
+    of_an_unpack_hook, of_a_custom_operator,
 )  # fmt: skip
 
 
@@ -216,6 +229,84 @@ def test_a_backward_after_the_change(read: Any, changed: bool) -> None:
     if not changed:
         assert x.grad is not None
         assert x.grad.item() == slope(program)
+
+
+class Left(Function):
+    """Its forward leaves what its backward reads."""
+
+    mode, table = "", dict[str, int]()
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        Left.mode, Left.table = "twice", {"more": 1}
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        g = g * 2 if Left.mode == "twice" else g
+        return g * 3 if Left.table else g
+
+
+@pytest.fixture
+def _left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Left, "mode", "")
+    monkeypatch.setattr(Left, "table", {})
+
+
+@pytest.mark.usefixtures("_left")
+def test_what_the_program_leaves_is_what_its_backward_reads() -> None:
+    x = torch.ones(1, requires_grad=True)
+    captured = foretrace.capture(lambda x: Left.apply(x).sum(), (x,))
+    assert (Left.mode, Left.table) == ("", {})
+    Left.mode = "set by the user since"
+    cut = captured.cut("joint", loss=0)
+    assert Left.mode == "set by the user since"
+    Left.mode = ""
+    assert cut(x)[1]["x"].item() == 6.0
+    assert (Left.mode, Left.table) == ("twice", {"more": 1})
+    assert slope(by_graphs(Left.apply)) == slope(Left.apply)
+
+
+@pytest.mark.usefixtures("_left")
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_backward_after_a_change_of_what_the_program_leaves(changed: bool) -> None:
+    compiled = by_graphs(Left.apply)
+    x = torch.ones(1, requires_grad=True)
+    assert slope(compiled) == 6.0
+    result = compiled(x)
+    Left.table = {} if changed else {"more": 1}  # another dict of the same content is the same
+    told: AbstractContextManager[Any] = nullcontext()
+    if changed:
+        told = pytest.raises(foretrace.Refusal, match="since the forward ran")
+    with told:
+        result.sum().backward()
+    if not changed:
+        assert x.grad is not None
+        assert x.grad.item() == 6.0
+
+
+class Raises(Function):
+    """Its backward raises, as it does not find what the forward of each call leaves."""
+
+    states: Any = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        Raises.states = x.detach() * 2
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * Raises.states.sum()
+
+
+def test_a_backward_that_raises_for_want_of_it_is_refused_for_that() -> None:
+    x = torch.ones(1, requires_grad=True)
+    captured = foretrace.capture(lambda x: Raises.apply(x).sum(), (x,))
+    with pytest.raises(foretrace.Refusal) as refused:
+        captured.cut("joint", loss=0)
+    assert "states, which the program changes" in refused.value.what
+    Raises.states = None
 
 
 def test_what_only_a_backward_reads_is_no_condition_of_a_forward() -> None:

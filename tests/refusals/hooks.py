@@ -298,6 +298,49 @@ refuses("hook", "autograd/backward/gradient_hooks.py:state_kept").when(
 )
 
 
+class Counts(torch.autograd.Function):
+    """Its backward changes a list."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        SEEN.append(torch.ones(1))
+        return g * 2
+
+
+class Doubles(Counts):
+    """It does not."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+def counts_in_a_backward(w: Tensor) -> Tensor:
+    y: Tensor = Counts.apply(w)  # here
+    return y.sum()
+
+
+def keeps_in_the_program(w: Tensor) -> tuple[Tensor, Tensor]:
+    y: Tensor = Doubles.apply(w)
+    return y.sum(), y
+
+
+def counts_compiled() -> None:
+    SEEN.clear()
+    trained_compiled(counts_in_a_backward, W)()
+    assert len(SEEN) == 2  # of eager and of the compiled program
+    SEEN.clear()
+
+
+refuses("hook", "python_state/snapshot/backward_state.py:check_unchanged").when(
+    cuts(counts_in_a_backward, W, loss=0), trained(keeps_in_the_program, W), counts_compiled
+)
+
+
 # ---- what is kept of a graph's inside ----------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The derivative of one call in a walk: its rule, and the rule's ops over the call's values."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, map_values, substitute, values_in
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
+from foretrace.operators.schemas.cache import lasts
 from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.tracer.recorder.autograd_hooks import Packed
 
@@ -62,8 +63,20 @@ class Formulas(Gradients):
 
     def user_tape(self, device: torch.device) -> Tape:
         """What records a user's backward or hook."""
-        around = nullcontext if self.reads is None else self.reads.during
-        return self.derivatives.runs.user_tape(device, self.outside, around)
+        return self.derivatives.runs.user_tape(device, self.outside, self._watched)
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Where Python of the user's runs."""
+        return nullcontext() if self.reads is None else self.reads.during()
+
+    @contextmanager
+    def _around(self, func: Any) -> Iterator[None]:
+        """Where a derivative is asked for; that of an operator of the user's is Python of his."""
+        if self.reads is None or lasts(func):
+            yield
+        else:
+            with self.reads.during(), self.reads.of_users_alone():
+                yield
 
     # ---- which rule ---------------------------------------------------------------------------
 
@@ -104,7 +117,8 @@ class Formulas(Gradients):
         known = map_values(op.result, lambda v: v.type.plain) if typed_by_call else None
         try:
             call = TypedCall(func, typed_args, typed_kwargs, positions, known)
-            rule = self.derivatives.rule(call, arrived, again=self.again, rows=self.rows)
+            with self._around(func):
+                rule = self.derivatives.rule(call, arrived, again=self.again, rows=self.rows)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         return rule, occurrences

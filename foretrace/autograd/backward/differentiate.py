@@ -242,7 +242,7 @@ class Differentiation(Formulas):
         waiting = {g for v, g in self.gradients.items() if v not in finished}
         context = vars(op.target.context)
         if self.reads is not None:
-            self.reads.of_function(op.target)
+            self.reads.of_function(op)
         try:
             with torch_api.switched(context, released=self.released(op)):
                 rule = own_rule(op, tangents, waiting, self.user_tape)

@@ -13,7 +13,6 @@ from foretrace.autograd.derivatives.run_hooks import name_of_hook, run_hook
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import RuleName
@@ -23,6 +22,7 @@ from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
+from foretrace.python_state.snapshot.backward_state import as_left
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
 from foretrace.tracer.recorder.function_target import Context
@@ -73,19 +73,15 @@ def state_kept(recorded: Recording, running: "Hooks") -> Iterator[None]:
             " which may read it", kind="hook", at=frame,
             do=("let the hook read a name of the function", "or train by foretrace.compile"),
         )  # fmt: skip
-    for change in recorded.changes:
-        check_repeatable(change)
-    for change in recorded.changes:
-        change.redo()
-    called = [op.target.hook for op in hooks]
-    before = HeapSnapshot([*called, *(getattr(each, "__self__", None) for each in called)])
-    try:
-        yield
-        changed = [each for each in before.bound() if not isinstance(each.place.holder, OF_TORCH)]
-    finally:
-        before.put_back()
-        for change in recorded.changes[::-1]:
-            change.undo()
+    with as_left(recorded.changes):
+        called = [op.target.hook for op in hooks]
+        before = HeapSnapshot([*called, *(getattr(each, "__self__", None) for each in called)])
+        try:
+            yield
+            found = before.bound()
+            changed = [each for each in found if not isinstance(each.place.holder, OF_TORCH)]
+        finally:
+            before.put_back()
     names = [each.name for each in changed] or _kept(running)
     if names:
         raise Refusal(

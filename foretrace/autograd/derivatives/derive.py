@@ -28,7 +28,7 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
-from foretrace.operators.schemas.cache import Cache, frozen
+from foretrace.operators.schemas.cache import Cache, frozen, lasts
 from foretrace.operators.schemas.schema import schema_of
 
 
@@ -65,7 +65,7 @@ class Derivatives:
             Refusal: torch has no derivative for the operator.
         """
         key = frozen((*call, tangents, again, rows, torch.get_default_dtype()))
-        if (found := self._rules.get(key)) is not None:
+        if lasts(call.func) and (found := self._rules.get(key)) is not None:
             return found
 
         def ask(call: TypedCall) -> Rule:

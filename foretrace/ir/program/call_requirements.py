@@ -85,6 +85,8 @@ class PythonGuards:
     """further modules that the program's code may read, if it was watched"""
     reads: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
+    left: list[ReadFact] = field(default_factory=list)
+    """what a backward reads that each call leaves so"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
     forms: list[StateRead] = field(default_factory=list)

@@ -67,15 +67,15 @@ def cut_joint_subgraphs(graph: Graph, context: Context) -> Graph:
 
 def _differentiated(graph: Graph, context: Context, *, at_inputs: bool) -> Graph:
     """The tree, then the ops of its derivative; tangents as inputs, gradients as outputs."""
-    reads = BackwardReads()
+    reads = BackwardReads(context.recorded)
     recorded, walk = context.recorded, _walk(context, reads)
     tangents = _seed(recorded, walk, context.loss, context.tangents)
     walk.stale.meet(recorded.ops)
-    with state_kept(recorded, walk.hooks):
+    with state_kept(recorded, walk.hooks), reads.walking():
         walk.walk(recorded.ops)
         if at_inputs and walk.hooks:
             walk.hooks.of_inputs(recorded.inputs, walk)
-        read = reads.found(recorded)
+        read = reads.found()
     gradients = [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
         for item in recorded.inputs

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import PythonGuards
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of
 from foretrace.ir.pydata.plain_data import plain, same
@@ -17,6 +18,7 @@ from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, Read
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.reads import reading_by
+from foretrace.python_state.snapshot.backward_state import BackwardState, check_unchanged
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import OWN, FunctionCall
 
@@ -25,21 +27,28 @@ BACKWARDS: Final = frozenset({"backward", "vjp"})
 
 
 class BackwardReads(AccessMonitor):
-    """Watches that Python, each time that it runs in one walk back."""
+    """Watches that Python, each time that it runs in one walk back.
 
-    def __init__(self) -> None:
+    Args:
+        recorded: the program.
+    """
+
+    def __init__(self, recorded: Recording) -> None:
         super().__init__()
+        self._state = BackwardState(recorded)
         self._roots = dict[int, tuple[str, Any]]()
         self._watches = False
 
-    def of_function(self, call: FunctionCall) -> None:
+    def of_function(self, op: Op) -> None:
         """Note what the backward of a Function begins with: its class and its context."""
+        call: FunctionCall = op.target
+        kept = {name: item for name, item in vars(call.context).items() if name not in OWN}
         self._begins_at(call.function.__name__, call.function)
-        for name, item in vars(call.context).items():
-            if name not in OWN:
-                self._begins_at(f"{call.function.__name__}'s ctx.{name}", item)
-        for op in call.hooks:
-            self.of_hook(op.target)
+        for name, item in kept.items():
+            self._begins_at(f"{call.function.__name__}'s ctx.{name}", item)
+        self._state.begin(op.origin.frame, [call.function, *kept.values()])
+        for hook in call.hooks:
+            self.of_hook(hook.target)
 
     def of_hook(self, call: HookCall) -> None:
         """Note a hook that runs."""
@@ -56,34 +65,57 @@ class BackwardReads(AccessMonitor):
             yield
             return
         self._watches = True
+        self._state.begin(None)
         try:
             with self.watching(None):
                 yield
         finally:
             self._watches = False
 
+    @contextmanager
+    def walking(self) -> Iterator[None]:
+        """One walk back; what that Python changes is put back.
+
+        Raises:
+            Refusal: it changes something, or raises as it does not find what the program leaves.
+        """
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.kind == "program raised":
+                self.found()
+            raise
+        finally:
+            changes = [*self.changes(), *self._state.undone()]
+            for change in changes:
+                change.undo()
+        check_unchanged(changes, self._state.at)
+
     def _rest(self, frame: Any) -> None:
         """Go on: what records a derivative does not say when it has answered."""
 
-    def found(self, recorded: Recording) -> PythonGuards | None:
+    def found(self) -> PythonGuards | None:
         """What a call of the graph has to find; None if nothing of the kind ran.
 
         Raises:
             Refusal: the backward reads what each call leaves.
         """
+        recorded = self._state.recorded
         if not (self._roots or self.places):
             return None
         reading = reading_by(self, also=BACKWARDS)
         modules = recorded.requires.python.modules
         reading.read(modules, self.places.values(), self._roots.values())
-        left = {change.place.identity for change in recorded.changes}
+        changed = {change.place.identity for change in recorded.changes}
         facts = [
             fact
             for fact in reading.found
-            if fact.identity not in left and not any(isinstance(t, Abstract) for t in fact.tensors)
+            if not any(isinstance(tensor, Abstract) for tensor in fact.tensors)
         ]
         _check_left(facts, recorded)
-        return PythonGuards(met=reading.met, reads=facts, mentioned=reading.mentioned)
+        left = [fact for fact in facts if fact.identity in changed]
+        facts = [fact for fact in facts if fact.identity not in changed]
+        return PythonGuards(met=reading.met, reads=facts, left=left, mentioned=reading.mentioned)
 
 
 def beyond(own: PythonGuards, backward: PythonGuards) -> PythonGuards:

@@ -92,6 +92,8 @@ class AccessMonitor(Unmonitored):
         """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
         """how deep work of ours is going on"""
+        self.of_layers = True
+        """whether what torch's layers read counts"""
 
     def refuse_by(self, holes: Refusing) -> None:
         """Refuse what the run is about to do outside of a graph."""
@@ -159,6 +161,33 @@ class AccessMonitor(Unmonitored):
             self.__enter__()
             self.resting = resting
 
+    @contextmanager
+    def of_users_alone(self) -> Iterator[None]:
+        """Inside, torch's own code asks for work of ours: what its layers read is not watched."""
+        before, self.of_layers = self.of_layers, False
+        try:
+            yield
+        finally:
+            self.of_layers = before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """In the midst of work of ours, Python of the user's that eager does not run.
+
+        What it reads counts as read; what it changes is undone.
+        """
+        other = AccessMonitor(self._refuse)
+        other.borrowed = self.borrowed
+        with other.watching(None), other.of_users_alone():
+            yield
+        for key, place in other.places.items():
+            if place.changed and id(place.now) not in self.borrowed:
+                place.restore()
+            else:
+                self.places.setdefault(key, place)
+        self.attributes |= other.attributes
+        self.own_attributes |= other.own_attributes
+
     def names(self) -> dict[int, str]:
         """The former contents of globals and closure cells, by id, with their names."""
         return {id(place.before): place.name for place in self.places.values()}
@@ -220,6 +249,8 @@ class AccessMonitor(Unmonitored):
         kind = origin(code, space)
         if self.holes is not None and self.holes.marks(code):
             return self._meet_as(code, (self.holes.entered,))
+        if kind != "user" and not self.of_layers:
+            return ()  # met again where it runs for the program
         if any(code is getattr(each, "__code__", None) for each in gc.callbacks):
             return self._meet_as(code, ())  # the collector calls it, and not the program
         # what is imported runs once, not at each call, unlike a text that the program runs

@@ -112,14 +112,14 @@ def _may_raise(op: Op, may_raise: MayRaise) -> bool:
 
 
 class _States:
-    """Takes the states of generators."""
+    """Takes the states of generators: by copies of these, which are no tensors."""
 
     def __init__(self, generators: list[torch.Generator]) -> None:
         self.generators = generators
 
-    def __call__(self) -> list[tuple[torch.Generator, torch.Tensor]]:
-        """Each with its state."""
-        return [(each, each.get_state()) for each in self.generators]
+    def __call__(self) -> list[tuple[torch.Generator, torch.Generator]]:
+        """Each with a copy."""
+        return [(each, each.clone_state()) for each in self.generators]
 
 
 def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:

@@ -20,7 +20,7 @@ class _Miss:
 
 GUARD_FAILED: Final = _Miss()
 """What a function gives that was abandoned"""
-States = Iterable[tuple[torch.Generator, torch.Tensor]]
+States = Iterable[tuple[torch.Generator, torch.Generator]]
 
 
 class GraphRaised(Exception):
@@ -46,7 +46,7 @@ class Abandoned(threading.local):
     def __call__(self, answered: ValueGuard, states: States = ()) -> _Miss:
         """What the body returns where a question has another answer.
 
-        `states` are those of generators before it began.
+        `states` are generators, and copies of them from before it began.
         """
         _put_back(states)
         self.asked = answered
@@ -72,4 +72,4 @@ class Abandoned(threading.local):
 
 def _put_back(states: States) -> None:
     for generator, state in states:
-        generator.set_state(state)
+        generator.set_state(state.get_state())

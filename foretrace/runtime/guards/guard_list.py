@@ -6,7 +6,7 @@ fails, a cut as a function that returns what failed (`cut_guards.py`).
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -330,9 +330,9 @@ class GuardList(IdentityGuards):
 
 
 def unlike_then(reads: PythonGuards) -> Callable[[], Broken | None]:
-    """A function that gives the first of these reads that gives something else now."""
-    source = Source()
-    source.add(*reporting_lines(StateGuards(source, reads).checks, source.space))
+    """A function that gives the first that a backward would find otherwise now than its forward."""
+    source, found = Source(), replace(reads, reads=[*reads.reads, *reads.left])
+    source.add(*reporting_lines(StateGuards(source, found).checks, source.space))
     return source.function("reads", "")
 
 

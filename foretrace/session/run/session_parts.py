@@ -1,7 +1,7 @@
 """Parts of a session: what it assumes, knows of tensors and answers, and its watched recorder."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.tensor_type import Size
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
+from foretrace.operators.schemas.cache import lasts
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
@@ -159,3 +160,7 @@ class WatchedRecorder(Recorder):
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again: it is watched."""
         return self.unwatched.again()
+
+    def learning(self, func: Any) -> AbstractContextManager[None]:
+        """Inside, what an operator of the user's asks to say what it returns is watched."""
+        return nullcontext() if lasts(func) else self.unwatched.aside()

@@ -225,6 +225,10 @@ class RecorderBase(torch_api.TorchDispatchMode):
         """A context in which the program's own code runs inside a call."""
         return nullcontext()
 
+    def learning(self, func: Any) -> AbstractContextManager[None]:
+        """A context in which an operator is asked what it returns."""
+        return nullcontext()
+
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
         scope = self.scope

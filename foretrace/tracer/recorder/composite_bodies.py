@@ -1,6 +1,7 @@
 """The body of a composite: recorded once over stand-ins and shared, or recorded at each call."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.rewriter import RecordedBody
+from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.nested import leaves, map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, map_values, values_in
@@ -22,6 +24,7 @@ from foretrace.operators.inference.numeric_probe import (
     with_any_number,
     with_symbols,
 )
+from foretrace.operators.schemas.cache import lasts
 from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand, Share
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.functionalization.builder import RecorderBase
@@ -75,6 +78,7 @@ def learn_body(
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
+    That of an operator of the user's reads what the program reads, and is recorded at each call.
     None where the kernel returns NotImplemented: it does not decompose this call.
     """
     choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
@@ -82,6 +86,9 @@ def learn_body(
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
     inline = Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice))
+    if not lasts(func):
+        kernel = partial(_of_users, recorder, kernel)
+        return Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice), lasting=False)
     what = recorder, func, kernel, (args, kwargs), operands, params
     try:
         ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
@@ -104,6 +111,26 @@ def learn_body(
         return inline
     places = [occurrences.index(v) for v in operands]
     return _shared_body_result(params, ops, result, stand_ins, places, choice) or inline
+
+
+def _of_users(recorder: RecorderBase, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of an operator that is the user's: the program's own code, run inside a call.
+
+    Raises:
+        Refusal: it reads a number that varies from Python's state: no argument of the operator has
+            it, and who gets the operator in a graph would run the kernel over another.
+    """
+    begin = len(recorder.scope.ops)
+    with recorder.user_code():
+        result = kernel(*args, **kwargs)
+    within = [(op.args, op.kwargs) for op in recorder.scope.ops[begin:]]
+    if (free_symbols(within) & recorder.types.symbols.data) - free_symbols([args, kwargs]):
+        raise Refusal(
+            "the body of an operator reads a number that varies from Python's state",
+            kind="unsupported",
+            do="let it be an argument of the operator",
+        )
+    return result
 
 
 def subclass_body(

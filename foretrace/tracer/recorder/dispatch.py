@@ -112,7 +112,8 @@ def _leaf_result(
         handler.asks(recorder, func, args, kwargs)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
-        result = recorder.semantics.infer(func, *typed)
+        with recorder.learning(func):
+            result = recorder.semantics.infer(func, *typed)
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
