@@ -12,6 +12,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -307,3 +308,68 @@ def test_what_pythons_library_keeps(
     for number in (2.0, 3.0, 4.0, 4.0):
         change(number)
         assert torch.equal(compiled(ONE), program(ONE))
+
+
+class Link:
+    """One of a chain."""
+
+    next: Any = None
+    factor = 1.0
+    params: Any = None
+
+
+def chain(end: Link, steps: int) -> Link:
+    for _ in range(steps):
+        link = Link()
+        link.next, end = end, link
+    return end
+
+
+@pytest.mark.parametrize("steps", [1, 5, 6, 7, 40])
+def test_a_nearer_way_after_a_longer_one(steps: int) -> None:
+    """Both ways lead to one object, and the longer one is met first."""
+    store = Link()
+    store.params = {"m": torch.ones(1)}
+    head = chain(store, steps)
+
+    def program(x: Tensor) -> Tensor:
+        result: Tensor = x * store.params["m"] if head.next is not None else x
+        return result
+
+    compiled, x = foretrace.compile(program, fullgraph=True), torch.ones(2)
+    for value in (1.0, 5.0, 7.0):
+        store.params["m"] = torch.full((1,), value)
+        assert torch.equal(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("steps", [3, 20, 300])
+def test_the_end_of_a_chain(steps: int) -> None:
+    end = Link()
+    head = chain(end, steps)
+
+    def program(x: Tensor) -> Tensor:
+        link = head
+        while link.next is not None:
+            link = link.next
+        return x * link.factor
+
+    cut = foretrace.capture(program, (torch.ones(2),)).cut("export")
+    assert torch.equal(cut(torch.ones(2)), torch.ones(2))
+    end.factor = 3.0
+    with pytest.raises(foretrace.Refusal, match="guard broken"):
+        cut(torch.ones(2))
+
+
+LOOKUPS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x * (2.0 if hasattr(torch, "no_such_backend") else 3.0),
+    lambda x: x * getattr(np, "no_such_number", 3.0),
+    lambda x: x * (2.0 if hasattr(torch.ops, "foretrace_tests_first_touch") else 3.0),
+)
+
+
+@pytest.mark.parametrize("program", LOOKUPS)
+def test_the_first_lookup_by_a_library(program: Callable[[Tensor], Tensor]) -> None:
+    """By a module's `__getattr__`, which has one argument, and by one that binds what it makes."""
+    compiled, x = foretrace.compile(program, fullgraph=True), torch.ones(2)
+    assert torch.equal(compiled(x), program(x))
+    assert torch.equal(compiled(x), program(x))

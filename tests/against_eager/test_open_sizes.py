@@ -1,5 +1,6 @@
 """Open sizes that stay open: each program is captured once, and run at other sizes."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import foretrace
 from foretrace import Refusal, capture
 from tests.support.compare import same_as_eager
 from tests.support.turns import crossed
@@ -142,3 +144,57 @@ def test_sizes_of_a_view_are_those_asked_for() -> None:
     found = capture(program, example, dynamic_shapes=True)
     views = [op.outs[0].type for op in found.recorded.ops if op.target is aten.view.default]
     assert (4, 4) in {(type.shape[2], type.shape[4]) for type in views if len(type.shape) == 6}
+
+
+def by_kind(x: Tensor) -> Tensor:
+    n = x.shape[0]
+    match n:
+        case int():
+            factor = 2
+        case _:
+            factor = 3
+    return x * factor * (5 if isinstance(n, int) else 7) * (11 if n.__class__ is int else 13)
+
+
+def by_number(x: Tensor) -> Tensor:
+    return x * (2 if isinstance(x.numel(), numbers.Integral) else 3)
+
+
+TABLE = {f"{n}x4": float(n) for n in range(1, 20)}
+
+
+def by_text(x: Tensor) -> Tensor:
+    return x * TABLE[f"{x.shape[0]}x{x.shape[1]}"]
+
+
+def by_text_of_all(x: Tensor) -> Tensor:
+    return x * (2 if str(x.shape) == "torch.Size([7, 4])" else 3) + len(repr(x.size(0)))
+
+
+def by_rounding(x: Tensor) -> Tensor:
+    return x + round(x.shape[0], -1) + round(x.shape[0])
+
+
+AS_INTEGERS = by_kind, by_number, by_text, by_text_of_all, by_rounding
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("program", AS_INTEGERS, ids=lambda program: program.__name__)
+def test_a_size_is_an_int(program: Callable[[Tensor], Tensor], dynamic: bool | None) -> None:
+    compiled = foretrace.compile(program, dynamic=dynamic, fullgraph=True)
+    for n in (5, 6, 7, 12, 7):
+        x = torch.ones(n, 4)
+        assert torch.equal(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("program", [by_kind, by_number])
+def test_its_kind_fixes_no_size(program: Callable[[Tensor], Tensor]) -> None:
+    others = [(inputs(9, 4),), (inputs(2, 4),)]
+    same_as_eager(program, (inputs(6, 4),), loss=None, dynamic_shapes=True, more_args=others)
+
+
+def test_its_text_is_a_guard() -> None:
+    cut = capture(by_text, (torch.ones(6, 4),), dynamic_shapes=True).cut("export")
+    assert torch.equal(cut(torch.ones(6, 4)), by_text(torch.ones(6, 4)))
+    with pytest.raises(Refusal, match="guard broken"):
+        cut(torch.ones(7, 4))

@@ -85,8 +85,6 @@ class PythonGuards:
     """further modules that the program's code may read, if it was watched"""
     reads: list[ReadFact] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
-    left: list[ReadFact] = field(default_factory=list)
-    """what a backward reads that each call leaves so"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
     forms: list[StateRead] = field(default_factory=list)
@@ -104,6 +102,14 @@ class PythonGuards:
     def locations(self) -> list[ReadLocation]:
         """The single places among what it may read."""
         return [each for each in self.reads if isinstance(each, ReadLocation)]
+
+
+@dataclass(slots=True, eq=False)
+class BackwardGuards(PythonGuards):
+    """What a backward has read of Python's state."""
+
+    left: list[ReadFact] = field(default_factory=list)
+    """of that, what each call of the forward leaves so"""
 
 
 @dataclass(slots=True, eq=False)

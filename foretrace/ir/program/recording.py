@@ -10,7 +10,7 @@ from sympy.core.relational import Relational
 
 from foretrace.errors import Frame
 from foretrace.forks import cached_property
-from foretrace.ir.program.call_requirements import CallRequirements, PythonGuards
+from foretrace.ir.program.call_requirements import BackwardGuards, CallRequirements
 from foretrace.ir.program.effect import Effect, Phase
 from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
 from foretrace.ir.program.interface import Input, Mutation, Output, Signature, Target, roles_of
@@ -273,7 +273,7 @@ class Graph:
     ops: list[Op]
     outputs: list[Output]
     kind: str
-    reads: PythonGuards | None = None
+    reads: BackwardGuards | None = None
     """what the program's own Python has read that ran when the backward was derived"""
 
     @property

@@ -5,7 +5,7 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -172,14 +172,19 @@ SHARED = "a container or an object that the program changes is at two places of 
 COPY_ONE = "pass a copy at one of the two places"
 
 
-def shared_in(tree: Any) -> bool:
-    """Whether a container or an object that can be changed is at two places of a structure."""
+def shared_in(tree: Any, known: Collection[int] = ()) -> bool:
+    """Whether a container or an object that can be changed is at two places of a structure.
+
+    `known`: ids of what does not count, and is not looked into.
+    """
     seen, twice = dict[int, Any](), False  # alive, so that no other gets the same id
 
     def note(node: Any) -> bool:
         nonlocal twice
         if isinstance(node, (tuple, torch.Tensor)):
             return False
+        if id(node) in known:
+            return True
         if torch_api.is_container(node) or object_attributes(node) is not None:
             twice = twice or id(node) in seen
             seen[id(node)] = node
@@ -187,6 +192,7 @@ def shared_in(tree: Any) -> bool:
 
     waiting = [tree]
     while waiting and not twice:
-        objects = map(object_attributes, torch_api.tree_leaves(waiting.pop(), note))
+        leaves = torch_api.tree_leaves(waiting.pop(), note)
+        objects = (object_attributes(each) for each in leaves if id(each) not in known)
         waiting += [tuple(attributes.values()) for attributes in objects if attributes]
     return twice

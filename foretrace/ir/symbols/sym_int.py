@@ -1,15 +1,20 @@
-"""Integers that data decides, as a program has them: an `int`, of which nothing is known before.
+"""Open integers as a program has them: an `int`, of which nothing is known before.
 
-torch's SymInt is no `int`, and its text is the name of a symbol. Here text, a key of a dict and
-what C computes of an integer ask for the number, which is a guard then.
+They are open sizes, and what data decides. torch's SymInt is no `int`, and its text is the name of
+a symbol. Here text, a key of a dict and what C computes of an integer ask for the number, which is
+a guard then.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final
 
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import PACKAGE_DIR
 from foretrace.ir.symbols.sym_membership import asking, hash_of
 
 NUMBERS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -29,7 +34,7 @@ BITS: Final = ("xor", "and", "or", "lshift", "rshift")
 
 
 class Int(torch.SymInt):
-    """An integer that data decides, while a program is recorded."""
+    """An open integer, while a program is recorded."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # the program sees an int, as eager does
@@ -79,6 +84,31 @@ class Int(torch.SymInt):
 def as_int(number: Any) -> Any:
     """A SymInt as a program has it; anything else as it is."""
     return torch_api.as_integer(number, Int) if type(number) is torch.SymInt else number
+
+
+@contextmanager
+def sizes_as_integers() -> Iterator[None]:
+    """Inside, an open size that the program asks for is an `int` to it, and a SymInt to torch.
+
+    C++ makes a number each time that it is asked for a size, in the frame that asks.
+    """
+    before = vars(torch.SymInt)["__init__"]
+
+    def initialize(self: torch.SymInt, node: Any) -> None:
+        before(self, node)
+        if type(self) is torch.SymInt and _of_program(sys._getframe(1).f_code.co_filename):
+            object.__setattr__(self, "__class__", Int)
+
+    setattr(torch.SymInt, "__init__", initialize)  # noqa: B010  (to mypy a method is no variable)
+    try:
+        yield
+    finally:
+        setattr(torch.SymInt, "__init__", before)  # noqa: B010
+
+
+@cache
+def _of_program(file: str) -> bool:
+    return not file.startswith((torch_api.TORCH_DIR, PACKAGE_DIR))
 
 
 def _plain(number: Any) -> Any:
@@ -133,6 +163,10 @@ def _pos(self: Int) -> Int:
     return self
 
 
+def _round(self: Int, digits: Any = None) -> Any:
+    return self if digits is None or digits >= 0 else round(int(self), digits)
+
+
 for _name in vars(torch.SymInt).keys() - OWN:
     if callable(vars(torch.SymInt)[_name]):
         setattr(Int, _name, _as_torch(_name))
@@ -141,5 +175,7 @@ for _name in BY_NUMBER:
 for _short in BITS:
     for _name in (f"__{_short}__", f"__r{_short}__"):
         setattr(Int, _name, _both_by_number(_name))
-for _name, _method in (("divmod", _divmod), ("rdivmod", _rdivmod), ("pos", _pos)):
+for _name, _method in (
+    ("divmod", _divmod), ("rdivmod", _rdivmod), ("pos", _pos), ("round", _round)
+):  # fmt: skip
     setattr(Int, f"__{_name}__", _method)

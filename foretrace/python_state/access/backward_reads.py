@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.call_requirements import PythonGuards
+from foretrace.ir.program.call_requirements import BackwardGuards, PythonGuards
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of
@@ -94,7 +94,7 @@ class BackwardReads(AccessMonitor):
     def _rest(self, frame: Any) -> None:
         """Go on: what records a derivative does not say when it has answered."""
 
-    def found(self) -> PythonGuards | None:
+    def found(self) -> BackwardGuards | None:
         """What a call of the graph has to find; None if nothing of the kind ran.
 
         Raises:
@@ -115,7 +115,7 @@ class BackwardReads(AccessMonitor):
         _check_left(facts, recorded)
         left = [fact for fact in facts if fact.identity in changed]
         facts = [fact for fact in facts if fact.identity not in changed]
-        return PythonGuards(met=reading.met, reads=facts, left=left, mentioned=reading.mentioned)
+        return BackwardGuards(met=reading.met, reads=facts, left=left, mentioned=reading.mentioned)
 
 
 def beyond(own: PythonGuards, backward: PythonGuards) -> PythonGuards:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from foretrace.errors import FROM_TEXT, Attempt, is_generated
+from foretrace.errors import FROM_TEXT, PACKAGE_DIR, Attempt, is_generated
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import SINGLE, plain
@@ -38,7 +38,7 @@ MODULE_LOOKUP: Final = torch.nn.Module.__getattr__.__code__
 def answers_for_library(code: types.CodeType) -> bool:
     """Whether a function of a library answers for attributes that no dict has."""
     known = code.co_name == "__getattr__" and code.co_argcount in (1, 2)
-    return known and code is not MODULE_LOOKUP
+    return known and code is not MODULE_LOOKUP and not code.co_filename.startswith(PACKAGE_DIR)
 
 
 IMPORTS: Final = frozenset({"modules", "import_module", "__import__"})
@@ -80,7 +80,7 @@ class Asked:
     """the program's own, with the names by which it has modules whose functions are replaced"""
     checks: dict[tuple[int, int], ShownContent] = field(default_factory=dict)
     """what abstract classes have answered, by the ids of the classes"""
-    answers: dict[tuple[int, str], ShownContent] = field(default_factory=dict)
+    answers: dict[tuple[int, str], Any] = field(default_factory=dict)
     """what a library's `__getattr__` has answered, by the object's id and the name"""
     ran: set[int] = field(default_factory=set)
     """by id, the code that ran"""
@@ -153,19 +153,28 @@ class Asked:
             self.checks[id(asked), id(kind)] = check
 
     def note_answer(self, frame: types.FrameType) -> None:
-        """Note what a library's `__getattr__` answers code that is not a library's: plain data."""
+        """Note that a library's `__getattr__` answers code that is not a library's.
+
+        What it answers is looked up when it has: it may bind what it makes at the first question.
+        """
         caller = frame.f_back
         if caller is None or origin(caller.f_code, caller.f_globals) == "library":
             return
-        *owner, name = [frame.f_locals[each] for each in frame.f_code.co_varnames[:2]]
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        *owner, name = [frame.f_locals[each] for each in names]
         item = owner[0] if owner else sys.modules.get(str(frame.f_globals.get("__name__")))
-        attempt, answer = Attempt(Exception), object()
-        with attempt:  # the program itself gets the error, and a guard has no answer to compare
-            answer = looked_up(item, name)
-        if attempt.error is None and type(name) is str and plain(answer):
-            of = item.__name__ if isinstance(item, types.ModuleType) else type(item).__name__
-            ask = partial(looked_up, name=name)
-            self.answers[id(item), name] = ShownContent(f"{of}.{name}", item, ask, answer)
+        if type(name) is str:
+            self.answers[id(item), name] = item
+
+    def answered(self) -> Iterator[ShownContent]:
+        """What was answered so, where it is plain data."""
+        for (_, name), item in self.answers.items():
+            attempt, answer = Attempt(Exception), object()
+            with attempt:  # the program itself gets the error: there is no answer to compare
+                answer = looked_up(item, name)
+            if attempt.error is None and plain(answer):
+                of = item.__name__ if isinstance(item, types.ModuleType) else type(item).__name__
+                yield ShownContent(f"{of}.{name}", item, partial(looked_up, name=name), answer)
 
     def note_builtins(self, reads: Reads, space: dict[str, Any]) -> None:
         """The names of Python's own that a global may hide later."""

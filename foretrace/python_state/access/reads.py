@@ -82,13 +82,13 @@ from foretrace.python_state.access.state_in_c import (
 )
 
 OF_MODULES = frozenset({*REGISTERED, "training"})
-DEEPEST = 6
-"""How far attributes of attributes are followed"""
 NO_INSIDE = (type, torch.Tensor)
 LOGS = ((logging.Logger, "_cache"), (logging.Manager, "loggerDict"))
 """What any import or question about a level fills; the levels, by a logger's parents, are facts"""
-Step: TypeAlias = tuple[str, Any, int]
-"""What an object is called, the object, and how many steps its attributes are followed from it"""
+Step: TypeAlias = tuple[str, Any]
+"""What an object is called, and the object"""
+LONG = 400
+"""Letters of a name, of which the middle is left out where it is longer"""
 SLOT = types.MemberDescriptorType
 
 
@@ -108,7 +108,7 @@ def read_outside(
     items = [("the program", fn), *leaves]
     reading.read(requires.python.modules, outside.places.values(), items)
     reading.found += builtins_seen(outside.asked)
-    reading.found += (*outside.asked.checks.values(), *outside.asked.answers.values())
+    reading.found += (*outside.asked.checks.values(), *outside.asked.answered())
     names = {place.name for place in outside.places.values()}
     reading.found += process_state(reading.mentioned | names)
     for index, tensor in enumerate(inputs):
@@ -128,6 +128,11 @@ def reading_by(
     """Follow what the code may read that a monitor has seen; `also`: further attributes."""
     named = names_of_getters(place.before for place in outside.places.values())
     return StateReads({*outside.attributes, *also, *named}, open, unread, outside.asked)
+
+
+def short(name: str) -> str:
+    """A name as messages have it: one that leads far has no middle."""
+    return name if len(name) <= LONG else f"{name[: LONG // 2]} ... {name[-LONG // 4 :]}"
 
 
 class StateReads:
@@ -172,11 +177,7 @@ class StateReads:
 
     def _from(self, name: str, item: Any) -> Iterable[Step]:
         """What an object by name leads to, or a class."""
-        return (
-            self._classes(item, DEEPEST)
-            if isinstance(item, type)
-            else self._to(name, item, DEEPEST)
-        )
+        return self._classes(item) if isinstance(item, type) else self._to(name, item)
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input, but for the tensors that it wraps: these are its own."""
@@ -192,19 +193,19 @@ class StateReads:
         deque(walk_nested(steps, self._inside, itemgetter(1), self._seen), maxlen=0)
 
     def _inside(self, step: Step) -> Iterable[Step]:
-        name, item, depth = step
+        name, item = step
         if issubclass(type(item), nn.Module):
             return self._met_module(name, item)
         if issubclass(type(item), OWN):
-            items = self._items(name, item, depth)
+            items = self._items(name, item)
             return items if type(item) in OWN else itertools.chain(items, self._whole(*step))
         if of_a_library(item):
             return ()
         if issubclass(type(item), OF_THREADS):
-            return self._of_thread(name, item, depth)
-        return self._whole(name, item, depth)
+            return self._of_thread(name, item)
+        return self._whole(name, item)
 
-    def _to(self, name: str, item: Any, depth: int) -> Iterable[Step]:
+    def _to(self, name: str, item: Any) -> Iterable[Step]:
         """The step to an object; none to what leads to nothing that is read.
 
         That it is the same object is known already.
@@ -212,13 +213,13 @@ class StateReads:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return ()
-        return () if self._data(item) and not leads_on(item) else ((name, item, depth),)
+        return () if self._data(item) and not leads_on(item) else ((short(name), item),)
 
     def _take(
-        self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int,
-        make: Callable[..., ReadLocation] = ReadLocation,
+        self, name: str, how: How, holder: Any, key: Any, item: Any,
+        make: Callable[..., ReadLocation] = ReadLocation, *, leads: bool = True,
     ) -> Iterable[Step]:  # fmt: skip
-        """Note one place, as what `make` makes; gives the steps that it leads to."""
+        """Note one place, as what `make` makes; gives the steps that it leads to, if it does."""
         if item is linecache.cache:  # of files, which whoever looks at a line reads
             return ()
         is_data = self._data(item)
@@ -228,9 +229,8 @@ class StateReads:
         before = snapshot(item) if data else item
         self.found.append(make(name, how, holder, key, before, itself))
         if issubclass(type(item), type):
-            return self._classes(item, max(depth - 1, 0))
-        leads = depth and (not data or leads_on(item))
-        return self._to(name, item, depth - 1) if leads else ()
+            return self._classes(item)
+        return self._to(name, item) if leads and (not data or leads_on(item)) else ()
 
     def _data(self, item: Any) -> bool:
         """Whether it is plain data, which a call does not read again."""
@@ -245,26 +245,26 @@ class StateReads:
         self._seen |= {id(state.module): state.module for state in states}
         for state in states:
             name = state.path or type(state.module).__name__
-            yield from self._object(name, state.module, DEEPEST)
+            yield from self._object(name, state.module)
 
     def _of_name(self, place: Location) -> Iterable[Step]:
         """A global or a closure cell."""
         if isinstance(place.holder, dict):
             name = f"the global {place.name}"
-            return self._take(name, "item", place.holder, place.name, place.before, DEEPEST)
+            return self._take(name, "item", place.holder, place.name, place.before)
         if place.before is MISSING:
             return ()
         name = f"the closed-over {place.name}"
-        return self._take(name, "cell", place.holder, None, place.before, DEEPEST)
+        return self._take(name, "cell", place.holder, None, place.before)
 
-    def _whole(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+    def _whole(self, name: str, item: Any) -> Iterator[Step]:
         """What an object shows that is in C, and its attributes."""
         ask = asked_by(item, self.mentioned)
         if ask is not None:
-            yield from self._shown(name, item, ask, depth)
-        yield from self._object(name, item, depth)
+            yield from self._shown(name, item, ask)
+        yield from self._object(name, item)
 
-    def _shown(self, name: str, item: Any, ask: Callable[[Any], Any], depth: int) -> Iterator[Step]:
+    def _shown(self, name: str, item: Any, ask: Callable[[Any], Any]) -> Iterator[Step]:
         """What an object of C shows. What a weak reference leads to is not kept alive by it."""
         content = ask(item)
         is_data = self._data(content)
@@ -273,19 +273,19 @@ class StateReads:
         if issubclass(type(item), REFERENCES):
             inside = referent(item)
             self._referents.add(id(inside))
-            yield from self._to(f"{name}()", inside, depth)
+            yield from self._to(f"{name}()", inside)
         elif not is_data:
-            yield from self._to(name, content, depth)
+            yield from self._to(name, content)
 
-    def _of_thread(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+    def _of_thread(self, name: str, item: Any) -> Iterator[Step]:
         """The attributes that the code mentions, of the thread that calls."""
         ask = partial(names_in_thread, names=self.mentioned)
         self.found.append(ShownContent(name, item, ask, there := ask(item)))
         for key in sorted(there):
             content = getattr(item, key)
-            yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
+            yield from self._take(f"{name}.{key}", "attribute", item, key, content)
 
-    def _object(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+    def _object(self, name: str, item: Any) -> Iterator[Step]:
         """The attributes that the code mentions: the object's own, in slots, of its class."""
         space, kind = attributes_of(item), type(item)
         if kind.__flags__ & HEAP_TYPE and id(item) not in self._referents:
@@ -299,16 +299,16 @@ class StateReads:
                 if any(key == filled and issubclass(kind, each) for each, filled in LOGS):
                     continue
                 make = ReadByLibrary if key in own else ReadLocation
-                yield from self._take(f"{name}.{key}", "item", space, key, space[key], depth, make)
-        slots = yield from self._classes(kind, depth)
+                yield from self._take(f"{name}.{key}", "item", space, key, space[key], make)
+        slots = yield from self._classes(kind)
         for key in (*parts_in_c(kind, item), *slots):
             content = getattr(item, key, MISSING)
-            yield from self._take(f"{name}.{key}", "attribute", item, key, content, depth)
-        yield from self._in_c(name, item, depth)
+            yield from self._take(f"{name}.{key}", "attribute", item, key, content)
+        yield from self._in_c(name, item)
         for key, content in fixed_parts(kind, item):
-            yield from self._to(f"{name}.{key}", content, depth)
+            yield from self._to(f"{name}.{key}", content)
 
-    def _in_c(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+    def _in_c(self, name: str, item: Any) -> Iterator[Step]:
         """Attributes that the code mentions, and that the object's class has in C."""
         kind = type(item)
         asks = self._asks.get(kind)
@@ -320,7 +320,7 @@ class StateReads:
         for key, ask in asks.items():
             content = answered(ask, item)
             if plain(content) or answered(ask, item) is content:
-                yield from self._shown(f"{name}.{key}", item, partial(answered, ask), depth)
+                yield from self._shown(f"{name}.{key}", item, partial(answered, ask))
 
     def _asked_of(
         self, item: Any, space: dict[str, Any]
@@ -341,7 +341,7 @@ class StateReads:
             self._asked[shape] = known
         return known
 
-    def _classes(self, kind: type, depth: int) -> Generator[Step, None, list[str]]:
+    def _classes(self, kind: type) -> Generator[Step, None, list[str]]:
         """A class of the user and what it inherits from; gives the names of slots."""
         known = self._slots.get(kind)
         if known is not None:
@@ -360,14 +360,14 @@ class StateReads:
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
-                    yield from self._class(each, mentioned, depth)
-                    yield from self._classes(type(each), depth)
+                    yield from self._class(each, mentioned)
+                    yield from self._classes(type(each))
         return slots
 
-    def _class(self, kind: type, mentioned: list[str], depth: int) -> Iterator[Step]:
+    def _class(self, kind: type, mentioned: list[str]) -> Iterator[Step]:
         space, make = vars(kind), partial(ReadClassAttribute, kind=kind)
         self.found += bases_of(kind, self.mentioned)
-        yield from self._in_c(kind.__name__, kind, depth)
+        yield from self._in_c(kind.__name__, kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._lists(kind):
             self.found.append(names_in(kind.__name__, space))
@@ -377,37 +377,35 @@ class StateReads:
         for key in (*named, *ran, *MATCHED & space.keys()):
             if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
-                follows = key in self.mentioned or self._may_call(item)
-                yield from self._take(name, "item", space, key, item, depth * follows, make)
+                leads = key in self.mentioned or self._may_call(item)
+                yield from self._take(name, "item", space, key, item, make, leads=leads)
 
-    def _items(self, name: str, item: Any, depth: int) -> Iterator[Step]:
+    def _items(self, name: str, item: Any) -> Iterator[Step]:
         """A container of more than plain data; of a large one, how many items it has."""
         length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
         if own_kind(item) in (set, frozenset) and length == len(items):
             members = tuple(content for _, content in items)
             self.found.append(ContainerMembers(name, item, length, members))
-            for content in members if depth else ():
-                yield from self._to(f"a member of {name}", content, depth - 1)
+            for content in members:
+                yield from self._to(f"a member of {name}", content)
             return
         self.found.append(container_fact(name, item, items))
         own = list[tuple[Any, Any]]()
         for key, content in items if own_kind(item) not in (set, frozenset) else ():
             if (shown := shown_key(key)) is not None:
-                yield from self._take(f"{name}[{shown}]", "item", item, key, content, depth)
+                yield from self._take(f"{name}[{shown}]", "item", item, key, content)
             else:
                 own.append((key, content))
         if own:
-            yield from self._unasked(name, item, own, depth)
+            yield from self._unasked(name, item, own)
 
-    def _unasked(
-        self, name: str, table: Any, items: list[tuple[Any, Any]], depth: int
-    ) -> Iterator[Step]:
+    def _unasked(self, name: str, table: Any, items: list[tuple[Any, Any]]) -> Iterator[Step]:
         """Items of a dict by keys whose class says itself what they are equal to."""
         before = [(key, snapshot(item) if self._data(item) else item) for key, item in items]
         self.found.append(ContainerItems(name, table, own_length(table), tuple(before)))
-        for key, item in items if depth else ():
-            yield from self._to(f"a key of {name}", key, depth - 1)
-            yield from self._to(f"{name}[a {type(key).__name__}]", item, depth - 1)
+        for key, item in items:
+            yield from self._to(f"a key of {name}", key)
+            yield from self._to(f"{name}[a {type(key).__name__}]", item)
 
     def _met_module(self, name: str, module: nn.Module) -> Iterator[Step]:
         states = [

@@ -13,7 +13,12 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import PythonGuards, memory_of, one_memory
+from foretrace.ir.program.call_requirements import (
+    BackwardGuards,
+    PythonGuards,
+    memory_of,
+    one_memory,
+)
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import target_name
 from foretrace.ir.program.value_guard import ValueGuard
@@ -329,7 +334,7 @@ class GuardList(IdentityGuards):
                         self.add(f"{here}[{name!r}] is {local}", reason)
 
 
-def unlike_then(reads: PythonGuards) -> Callable[[], Broken | None]:
+def unlike_then(reads: BackwardGuards) -> Callable[[], Broken | None]:
     """A function that gives the first that a backward would find otherwise now than its forward."""
     source, found = Source(), replace(reads, reads=[*reads.reads, *reads.left])
     source.add(*reporting_lines(StateGuards(source, found).checks, source.space))

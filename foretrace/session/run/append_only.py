@@ -12,17 +12,19 @@ from typing import Any, Final, NoReturn, Self
 from weakref import ref
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, line_of
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import flatten
+from foretrace.ir.pydata.containers import flatten, shared_in
 from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.returned import unshared
 from foretrace.ir.pydata.state import Change
+from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.leaks import collected
+from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.effects.state_outputs import all_known
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
@@ -226,6 +228,22 @@ def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> 
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect",
             at=filled[0].at,
+            do="put a copy there",
+        )
+
+
+def check_built_once(changed: list[Change], known: set[int], lines: Callable[[], Lines]) -> None:
+    """Refuse one new container or object that a run leaves in two others: a call builds two.
+
+    Raises:
+        Refusal: there is one; `known` are the ids of what there was before the run.
+    """
+    roots = {id(each.after): each.after for each in changed}
+    if shared_in([*roots.values()], known):
+        raise Refusal(
+            f"the program leaves an object in {changed[0].name} that is elsewhere, too",
+            kind="side effect",
+            at=line_of(located(changed[0], lines).at),
             do="put a copy there",
         )
 

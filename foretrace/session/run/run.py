@@ -59,7 +59,7 @@ from foretrace.python_state.effects.state_outputs import (
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
 from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
-from foretrace.session.run.append_only import check_separate
+from foretrace.session.run.append_only import check_built_once, check_separate
 from foretrace.session.run.mutations import (
     begins_read,
     check_attributes_kept,
@@ -199,6 +199,7 @@ def _put(
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_separate(filled, [ends, *others], known)
+    check_built_once([each for each in changed if each.rebound], known, lines)
     put = capture.assumed.fills.left(ends, changed, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put

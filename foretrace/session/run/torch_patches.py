@@ -20,6 +20,7 @@ from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import cell_content, cells_of, lookup
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.ir.symbols.sym_int import sizes_as_integers
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
@@ -52,6 +53,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | taking_rates(recorder)
     stand_ins |= {"linearize": partial(_linearized, recorder)}
+    stand_ins |= {"cudnn": partial(_by_cudnn, torch.backends.cudnn.is_acceptable)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
@@ -278,7 +280,6 @@ def running(
         stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
     stand_ins["checkpoint"] = checkpoints.around
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
-    stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
     for name in torch_api.OPTIONAL if as_they_are else ():
         if f"torch.{name}" in as_they_are:
             del stand_ins[name]
@@ -287,6 +288,7 @@ def running(
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
         torch_api.replaced(stand_ins),
+        sizes_as_integers(),
         talks,
         followed_autocast(recorder),
         function_calls(recorder),

@@ -131,12 +131,16 @@ def initialize_float(self: torch.SymFloat, node: Any) -> None:
         object.__setattr__(self, "__class__", node.kind)
 
 
-def initialize_int(self: torch.SymInt, node: Any) -> None:
-    """As SymInt's own `__init__`: of a node that `as_integer` has marked the class is another."""
-    self.node = node
-    kind = getattr(node, "kind", None)
-    if kind is not None and type(self) is torch.SymInt:
-        object.__setattr__(self, "__class__", kind)
+def initializing(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """SymInt's `__init__`: of a node that `as_integer` has marked the class is another."""
+
+    def initialize(self: torch.SymInt, node: Any) -> None:
+        original(self, node)
+        kind = getattr(node, "kind", None)
+        if kind is not None and type(self) is torch.SymInt:
+            object.__setattr__(self, "__class__", kind)
+
+    return initialize
 
 
 def as_integer(number: Any, kind: type[torch.SymInt]) -> Any:

@@ -21,7 +21,7 @@ from foretrace.torch_api.symbolic.floats import (
     MATHS,
     NUMBERS,
     initialize_float,
-    initialize_int,
+    initializing,
 )
 
 Place = tuple[Any, str, Any]
@@ -171,7 +171,7 @@ def _places(
 ) -> Iterator[Place]:
     """What stands in the place of what, and where."""
     yield torch.SymFloat, "__init__", initialize_float
-    yield torch.SymInt, "__init__", initialize_int
+    yield torch.SymInt, "__init__", initializing(vars(torch.SymInt)["__init__"])
     for name, method in _stand_ins(compute, follows).items():
         yield torch.SymInt, name, method
     for name, operator_of in _of_doubles().items():
