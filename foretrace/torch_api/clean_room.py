@@ -11,6 +11,9 @@ from torch import _C
 # The base class of a mode that sees every operator call; it has no public name.
 from foretrace.torch_api.dispatch import function_modes, plain_keys
 
+# What `torch._dynamo.compiled_autograd` switches, so that a backward is compiled before it runs.
+COMPILED_AUTOGRAD: Any = _C._dynamo.compiled_autograd
+
 
 class _NoModes:
     """A class, as a generator takes three times as long and a capture enters it at each op."""
@@ -31,21 +34,24 @@ def no_dispatch_modes() -> AbstractContextManager[None]:
 
 
 class Unhooked:
-    """Inside, no hooks see what autograd saves (torch 2.13 to 2.15).
+    """Inside, no hooks see what autograd saves; nobody compiles a backward (torch 2.13 to 2.15).
 
     A node keeps the hooks that are on while it is created. While they are forbidden, none can be
     put back, so that is allowed for that moment.
     """
 
-    __slots__ = ("_hooks",)
+    __slots__ = ("_compiler", "_hooks")
 
     def __enter__(self) -> None:
+        self._compiler = COMPILED_AUTOGRAD.set_autograd_compiler(None, False)
         self._hooks = list[Any]()
         while (top := _C._autograd._top_saved_tensors_default_hooks(True)) is not None:
             _C._autograd._pop_saved_tensors_default_hooks()
             self._hooks.append(top)
 
     def __exit__(self, *error: object) -> None:
+        if self._compiler[0] is not None:
+            COMPILED_AUTOGRAD.set_autograd_compiler(*self._compiler)
         if not self._hooks:
             return
         saving = _C._autograd

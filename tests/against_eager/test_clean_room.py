@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._functorch import eager_transforms, vmap
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
@@ -114,6 +115,7 @@ AROUND: dict[str, Around] = {
     "hooks that double": lambda: saved_tensors_hooks(lambda t: t, lambda t: 2 * t),
     "hooks that lose": lambda: saved_tensors_hooks(lambda t: None, lambda _: torch.zeros(1)),
     "hooks that raise": lambda: saved_tensors_hooks(lambda t: 1 / 0, lambda t: t),
+    "a compiler of backwards": lambda: compiled_autograd._enable(lambda graph, *_: graph),
     "save_on_cpu": save_on_cpu,
     "no hooks": lambda: disable_saved_tensors_hooks("none here"),
     "hooks of all modules": hooks_of_all_modules,
@@ -143,7 +145,9 @@ AROUND: dict[str, Around] = {
     "no torch functions": torch._C.DisableTorchFunction,
     "no oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
 }
-POISONED = ("hooks that", "save_on_cpu", "a mode of", "a device", "anomaly", "deterministic")
+POISONED = (
+    "hooks that", "a compiler", "save_on_cpu", "a mode of", "a device", "anomaly", "deterministic"
+)  # fmt: skip
 """Those that acted on what was learned, or that may be thought to; the others are slow"""
 
 
@@ -186,7 +190,7 @@ def test_learned_with_something_on(
         assert torch.equal(gradients["x"], known), name
 
 
-@pytest.mark.parametrize("on", [name for name in AROUND if name.startswith("hooks that")])
+@pytest.mark.parametrize("on", [name for name in AROUND if name.startswith(POISONED[:2])])
 def test_captured_under_hooks(on: str, clean: dict[str, tuple[str, Tensor]]) -> None:
     """They are of the call, not of the capture; nothing is refused."""
     for name, (code, _) in clean.items():
