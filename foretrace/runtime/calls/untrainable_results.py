@@ -126,8 +126,8 @@ def _spent(recorded: Recording, mutation: Mutation) -> Refusal:
 
 def _backward_ran() -> Refusal:
     return Refusal(
-        "a gradient is asked of what the program has run a backward of already, which eager refuses"
-        " too",
+        "a gradient is asked of what the program has run a backward of already: the graph let go"
+        " of what that needs",
         kind="graph freed",
         at=asking_line(),
         do="pass retain_graph=True to the backward in the program, or return what you need of it",
