@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -769,6 +770,70 @@ def test_a_compiled_module_is_the_module() -> None:
         assert again.first.weight is not net.first.weight
         same(net(x), again(x))
     assert next(iter(nn.Sequential(compiled).state_dict())) == "0.first.weight"
+
+
+class Scales(nn.Module):
+    """With names that a compiled module has for itself."""
+
+    def __init__(self, size: int = 3) -> None:
+        super().__init__()
+        self.compiled, self.w = nn.Linear(size, 2), nn.Parameter(torch.rand(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compiled(x * self.w)
+
+
+def cloned(module: Any) -> Any:
+    """As learn2learn makes it: https://github.com/learnables/learn2learn, `clone_module`."""
+    clone = module.__new__(type(module))
+    clone.__dict__ = vars(module).copy()
+    clone._parameters = {n: p.clone() * 2 for n, p in module._parameters.items()}
+    clone._modules = {name: cloned(each) for name, each in module._modules.items()}
+    return clone
+
+
+def replicated(module: Any) -> Any:
+    replica = module._replicate_for_data_parallel()
+    replica.w = module.w * 3
+    return replica
+
+
+def as_class(module: Any) -> Any:
+    other = type(module)(3)
+    other.load_state_dict({name: item * 2 for name, item in module.state_dict().items()})
+    return other
+
+
+def by_object(module: Any) -> Any:
+    other = object.__new__(type(module))
+    other.__dict__ = vars(copy.deepcopy(module)).copy()
+    return other
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("make", [cloned, replicated, as_class, by_object])
+def test_an_instance_that_something_else_makes_of_a_compiled_module(
+    make: Any, fullgraph: bool
+) -> None:
+    net, x = Scales(), torch.randn(4, 3)
+    compiled: Any = foretrace.compile(net, fullgraph=fullgraph)
+    same(net(x), compiled(x))
+    found, expected = make(compiled), make(net)
+    same(expected(x), found(x))
+    one, other = (torch.autograd.grad(each(x).sum(), each.w) for each in (expected, found))
+    same(one, other)
+    expected.w, found.w = (nn.Parameter(torch.ones(3) * 5) for _ in range(2))
+    same(expected(x), found(x))
+    same(expected(x), foretrace.compile(found, fullgraph=fullgraph)(x))
+    assert (compiled.breaks, hasattr(found, "breaks")) == ([], False)
+    shallow = copy.copy(found)
+    shallow.train(False)
+    assert (shallow.training, found.training) == (False, True)
+    if make is by_object:  # what has a history is not copied
+        for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):  # noqa: S301
+            assert type(again) is Scales
+            assert again.w is not found.w
+            same(found(x), again(x))
 
 
 def test_source_can_be_read_in_a_traceback() -> None:

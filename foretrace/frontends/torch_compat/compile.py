@@ -19,7 +19,11 @@ from foretrace.python_state.effects.counters import SymbolicCounters, of_optimiz
 from foretrace.runtime.backends.by_name import Backend, building
 from foretrace.runtime.calls.automatic_dynamic import Found, Sizes, Varying
 from foretrace.runtime.calls.compiled import Building, Compiled
-from foretrace.runtime.calls.compiled_module import CompiledModule, compiled_module
+from foretrace.runtime.calls.compiled_module import (
+    CompiledModule,
+    compiled_module,
+    plain_module,
+)
 from foretrace.runtime.graph_breaks.partial_capture import in_pieces
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
@@ -156,5 +160,5 @@ def _checked(fn: Any, dynamic: object, fullgraph: object) -> Any:
         if not good:
             raise Refusal(what, kind="wrong call", do=do)
     while isinstance(fn, (CompiledModule, Compiled)):
-        fn = fn.original if isinstance(fn, CompiledModule) else fn.fn
+        fn = plain_module(fn) if isinstance(fn, CompiledModule) else fn.fn
     return fn
