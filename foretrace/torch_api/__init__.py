@@ -108,6 +108,7 @@ from foretrace.torch_api.dispatch import (
     resolved_below as resolved_below,
     returns_bool as returns_bool,
     schema_of as schema_of,
+    seen_by as seen_by,
     sees_calls as sees_calls,
     switches as switches,
     with_autograd as with_autograd,
@@ -244,6 +245,7 @@ from foretrace.torch_api.symbolic.floats import (
 from foretrace.torch_api.symbolic.floats_followed import (
     FollowedFloats as FollowedFloats,
     batches_counted as batches_counted,
+    found_after as found_after,
 )
 from foretrace.torch_api.symbolic.shape_env import (
     LOOKS_FOR_SIZES as LOOKS_FOR_SIZES,

@@ -219,6 +219,11 @@ def sees_calls(mode: Any) -> bool:
     return any(_C._get_dispatch_stack_at(i) is mode for i in range(dispatch_modes()))
 
 
+def seen_by(kind: type) -> bool:
+    """Whether calls of operators come to a mode of a class now."""
+    return any(isinstance(_C._get_dispatch_stack_at(i), kind) for i in range(dispatch_modes()))
+
+
 def device_types_here() -> frozenset[str]:
     """Device types on whose tensors the Python binding of `x[...]` works; else it takes a guard."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -1,9 +1,11 @@
 """What a program does outside of its graph, where what is around it may be captured."""
 
+import importlib
 import logging
 import multiprocessing
 import os
 import queue
+import sys
 import threading
 import time
 import warnings
@@ -17,8 +19,8 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.refusals.asks import captures, compiles, exports
-from tests.refusals.follow import captured, compiled, same
-from tests.refusals.registry import Program, refuses
+from tests.refusals.follow import captured, compiled, once_before, same
+from tests.refusals.registry import Ask, Program, refuses
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)
@@ -52,6 +54,50 @@ def doubles(x: Tensor) -> Tensor:
 def prints(x: Tensor) -> Tensor:
     print("doubled", end="")  # noqa: T201  # here
     return x * 2
+
+
+def imports_in_a_batch(x: Tensor) -> Tensor:
+    def row_times_table(row: Tensor) -> Tensor:
+        from tests.support import late  # noqa: PLC0415  # here
+
+        return row * late.TABLE
+
+    return torch.vmap(row_times_table)(x)
+
+
+def imports_before(x: Tensor) -> Tensor:
+    from tests.support import late  # noqa: PLC0415
+
+    return torch.vmap(lambda row: row * late.TABLE)(x)
+
+
+def reloads(x: Tensor) -> Tensor:
+    from tests.support import late  # noqa: PLC0415
+
+    return x * importlib.reload(late).TABLE  # here
+
+
+def forgotten(then: Callable[[], object]) -> Callable[[], Any]:
+    """Later, while nobody has imported the module."""
+
+    def later() -> object:
+        sys.modules.pop("tests.support.late", None)
+        return then()
+
+    return later
+
+
+def imports_for_the_first_time(fn: Program) -> Ask:
+    return Ask(fn, forgotten(captures(fn, X).call))
+
+
+IMPORTS = "python_state/code/first_imports.py:_refuse"
+refuses("side effect", IMPORTS).when(
+    imports_for_the_first_time(imports_in_a_batch),
+    forgotten(captured(imports_before, X)),
+    forgotten(once_before(imports_in_a_batch, X)),
+)
+refuses("side effect", IMPORTS).when(captures(reloads, X), captured(imports_before, X))
 
 
 def takes_time(x: Tensor) -> Tensor:

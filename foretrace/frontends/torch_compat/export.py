@@ -13,7 +13,7 @@ from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.torch_compat.export_calls import module_calls
 from foretrace.frontends.torch_compat.export_checks import (
@@ -47,6 +47,7 @@ from foretrace.lowering.emit.export_inputs import Interface, interface
 from foretrace.lowering.pipelines.kinds import TRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import scalars_as_ops
+from foretrace.python_state.code.first_imports import FirstImports
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.run import record
 from foretrace.session.run.setup import (
@@ -146,13 +147,18 @@ def _run(
     values: Values,
 ) -> Run:
     """One run of the module that its next run would repeat; with both sides, one for each path."""
+    imports = FirstImports()
 
     def one(path: AnswerPath | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values, separate=True)
         run.questions.follow(path, run.recorder)
-        with submodule_calls(mod, paths, run.recorder) as sites:
-            recorded = record(mod, args, kwargs, run)
-        return Captured(recorded, run.semantics), sites
+        run.go_on(imports)
+        attempt = Attempt(Refusal)
+        with attempt, submodule_calls(mod, paths, run.recorder) as sites:
+            return Captured(record(mod, args, kwargs, run), run.semantics), sites
+        if not imports.import_wanted():
+            raise attempt.error or AssertionError("a run gives a record, or is refused")
+        return one(path, paths)
 
     def once() -> Run:
         if branches == "guard":

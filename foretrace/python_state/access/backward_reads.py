@@ -18,6 +18,8 @@ from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, Read
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.reads import reading_by
+from foretrace.python_state.access.unknown_calls import unnoted
+from foretrace.python_state.code.first_imports import FirstImports, in_backward
 from foretrace.python_state.snapshot.backward_state import BackwardState, check_unchanged
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import OWN, FunctionCall
@@ -38,6 +40,7 @@ class BackwardReads(AccessMonitor):
         self._state = BackwardState(recorded)
         self._roots = dict[int, tuple[str, Any]]()
         self._watches = False
+        self._imports = FirstImports()
 
     def of_function(self, op: Op) -> None:
         """Note what the backward of a Function begins with: its class and its context."""
@@ -67,7 +70,7 @@ class BackwardReads(AccessMonitor):
         self._watches = True
         self._state.begin(None)
         try:
-            with self.watching(None):
+            with self.watching(None), self._imports.watched(unnoted, in_backward):
                 yield
         finally:
             self._watches = False

@@ -47,7 +47,7 @@ class OfCaptures:
         self.name = name
 
     def __get__(self, module: Any, owner: type | None = None) -> Any:
-        """That of the captures, or of the module: then torch looks on where it is not here."""
+        """Read it; of the module, torch looks on where it is not in `__dict__`."""
         if module is None:
             return self
         if module.foretrace_captures is not None:
@@ -82,7 +82,7 @@ class CompiledModule(nn.Module):
     compiled, original, recaptures, breaks = (OfCaptures() for _ in range(4))
 
     def __getattr__(self, name: str) -> Any:
-        """The slot is empty where something else has made the instance."""
+        """The slot is empty in an instance that something else has created."""
         return None if name in CompiledModule.__slots__ else super().__getattr__(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.code.first_imports import FirstImports, of_run
 from foretrace.python_state.effects.memos import Memos
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.snapshot.heap import HeapSnapshot
@@ -67,6 +68,7 @@ class Session:
         self.placeholders: list[Any] = []
         """the stand-in that the program computes with for each"""
         self.assumed, self.known = assumed or Assumed(), KnownTensors()
+        self.imports = self.assumed.imports
         self.outside = None if assumed is None else AccessMonitor(self._refused)
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
@@ -84,6 +86,10 @@ class Session:
         leaves = None if self.outside is None else self.leaves
         answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
         types.queries.answer_by(answers)
+
+    def go_on(self, imports: FirstImports) -> None:
+        """Go on from what another run of the program has imported."""
+        self.imports = imports
 
     def _refused(self, refusal: Refusal) -> Refusal:
         return self.recorder.refused(refusal)
@@ -240,7 +246,12 @@ class Session:
 
         memos = self.memos.replaced(before, outside, changes, lines)
         fills, unwatched = self.assumed.fills.replaced(before, outside), outside or Unmonitored()
-        with unwatched, numbers as left, fills, memos, unwatched.again():
+        path = self.questions.path
+        example = path is None or not path.prefix
+        imports = self.imports.watched(
+            self._refused, of_run(self.recorder, changes, example=example)
+        )
+        with unwatched, numbers as left, fills, memos, imports, unwatched.again():
             yield left
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:

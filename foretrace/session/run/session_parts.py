@@ -16,6 +16,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_queries import TensorAnswers, view_unknown
 from foretrace.operators.schemas.cache import lasts
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.code.first_imports import FirstImports
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.grad_accumulators import RunLeaves
@@ -48,6 +49,8 @@ class Assumed:
     stand-ins: it does more with them than to call them"""
     first_calls: bool = False
     """whether a refused first call runs as Python, which a memo counts"""
+    imports: FirstImports = field(default_factory=FirstImports)
+    """the modules that the program is the first to import"""
 
 
 @dataclass(slots=True, eq=False)

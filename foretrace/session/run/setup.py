@@ -22,6 +22,7 @@ from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
 from foretrace.python_state.access.global_switches import may_switch
+from foretrace.python_state.code.first_imports import FirstImports
 from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
 from foretrace.session.run.append_only import AppendOnlyContainers
@@ -173,6 +174,7 @@ class Assumptions:
 
         self.switches = False
         """whether the code mentions what switches torch's ambient state"""
+        self.imports = FirstImports()
         self.as_they_are = frozenset[str]()
         """functions of `math` and torch with which it does more than to call them"""
 
@@ -181,11 +183,16 @@ class Assumptions:
         moved = [*self.bound.values()]
         return Assumed(
             self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are,
-            first_calls=self.guesses,
+            first_calls=self.guesses, imports=self.imports,
         )  # fmt: skip
 
     def drop(self, run: Session, *, failed: bool) -> bool:
-        """Close what is guessed, if it may be what a run fails by; whether there was any."""
+        """Close what is guessed, if it may be what a run fails by; whether there was any.
+
+        Also import the module at which it has ended.
+        """
+        if failed and self.imports.import_wanted():
+            return True
         if (failed or distinguishes(run)) and (read := self.fills.drop()):
             if self.guesses:  # what a program fills and reads holds other numbers each time
                 self.counts.guess(numbers_in(read))

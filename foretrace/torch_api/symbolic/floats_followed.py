@@ -144,9 +144,7 @@ class FollowedFloats:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Where a module is that is being imported; it runs while all is as it was."""
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((each for each in found if each is not None), None)
+        spec = found_after(self, name, path, target)
         loader: Any = getattr(spec, "loader", None)
         if loader is None or isinstance(loader, type):
             return spec
@@ -164,6 +162,14 @@ class FollowedFloats:
 
         loader.exec_module = exec_module
         return spec
+
+
+def found_after(finder: Any, name: str, path: Any, target: Any) -> Any:
+    """Where a module is, as the finders say that come after one; None where none says it."""
+    before = (n for n, each in enumerate(sys.meta_path) if each is finder)
+    others = sys.meta_path[next(before, -1) + 1 :]  # another thread may have just removed it
+    found = (each.find_spec(name, path, target) for each in others)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def _places(

@@ -45,6 +45,10 @@ class AnswerPath:
 
     def __init__(self, prefix: tuple[bool, ...] = ()) -> None:
         self.prefix = prefix
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run: nothing is asked yet."""
         self.answers: list[bool] = []
         self.frames: list[Frame | None] = []
         self._known: dict[Any, bool] = {}

@@ -48,6 +48,7 @@ class ValueGuards:
         """Answer this run's questions by a path; None: by the example."""
         self.path = path
         if path is not None:
+            path.begin()
             recorder.types.symbols.compare_by(partial(self.compared, recorder))
 
     def finish(self, recorder: Recorder) -> list[ValueGuard]:
