@@ -55,6 +55,8 @@ class Events:
         """at the begin of work of ours"""
         self.go_on: Callable[[], Any] = nothing
         """at its end; called last, as functions that return after it are reported"""
+        self.all_again: Callable[[], Any] = nothing
+        """reports code again that was left out, as nobody minded it"""
 
     def __enter__(self) -> None:
         """Report from now on."""
@@ -90,6 +92,7 @@ class Monitored(Events):
     def __init__(self, watch: Watch, tool: int) -> None:
         super().__init__(watch)
         self.tool, self.thread, self.profiled = tool, get_ident(), sys.getprofile()
+        self.all_again = MONITORING.restart_events
         self.codes: dict[int, CodeType] = {}
         """those whose calls of C are reported, by id: to hash code is to hash constants"""
         events = MONITORING.events

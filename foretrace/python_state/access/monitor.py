@@ -87,7 +87,8 @@ class AccessMonitor(Unmonitored):
         """stops the reports of the interpreter, during the run"""
         self._watch: Callable[[], Any] = nobody_watches
         """lets them go on"""
-        self._rests_at = list[types.CodeType]()
+        self._all_again: Callable[[], Any] = nobody_watches
+        self._rests_at, self._along = list[types.CodeType](), list["AccessMonitor"]()
         self.borrowed = dict[int, tuple[Any, Any]]()
         """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
@@ -118,16 +119,38 @@ class AccessMonitor(Unmonitored):
             for code in self._rests_at:
                 self._meet_as(code, (self._rest_now,))
         self._stop, self._watch = events.stop, events.go_on
+        self._all_again = events.all_again
         try:
             with events:
                 yield
         finally:
-            self._stop = self._watch = nobody_watches
+            self._stop = self._watch = self._all_again = nobody_watches
             # without `met`, which would keep what the program had
             self._unknown = UnknownCalls(self._refuse, self.switching)
-            self._closures()
-            self._met.clear()
-            self._codes.clear()
+            self.ends()
+
+    def begins(self, fn: Any, unknown: UnknownCalls) -> None:
+        """Watch a part of what another watches, from `fn` on; a stand-in there is what it finds."""
+        self._unknown = unknown
+        self._cells(fn, {})
+
+    def ends(self) -> None:
+        """Note what is known only now: the cells of what ran."""
+        self._closures()
+        self._met.clear()
+        self._codes.clear()
+
+    @contextmanager
+    def along(self, other: "AccessMonitor", fn: Any) -> Iterator[None]:
+        """Inside, another sees what runs, too: a part of the program, which begins with `fn`."""
+        other.begins(fn, self._unknown)
+        self._along.append(other)
+        self._all_again()  # also code that nobody minded so far
+        try:
+            yield
+        finally:
+            self._along.remove(other)
+            other.ends()
 
     def __enter__(self) -> None:
         """Watch nothing inside: work of ours."""
@@ -201,6 +224,8 @@ class AccessMonitor(Unmonitored):
 
         Of code that only work of ours has called so far, whether the program's call could be.
         """
+        if any(each.minds(code) for each in self._along):
+            return True
         notes = self._met.get(id(code))
         if notes is not None:
             return bool(notes)
@@ -215,6 +240,8 @@ class AccessMonitor(Unmonitored):
 
     def event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """The reports of the interpreter."""
+        for each in self._along:
+            each.event(frame, event, arg)
         if event != "call":
             if event == "c_call":
                 self._calls(frame, arg)

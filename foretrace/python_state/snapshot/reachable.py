@@ -22,6 +22,7 @@ from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, refe
 from foretrace.ir.pydata.memo import MEMO, Memo
 from foretrace.ir.source.code_owner import origin
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.snapshot.code_references import (
     FOLLOWS,
     UNNAMED,
@@ -161,9 +162,10 @@ class ReachableState:
                     self._hooks_on(tensor)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
-        kept = TensorSnapshot(tensor)
-        self._kept.append(kept)
-        self._queue.extend(kept.attributes.before.values())
+        if not isinstance(tensor, Abstract):  # in whose attributes a run notes what it knows
+            kept = TensorSnapshot(tensor)
+            self._kept.append(kept)
+            self._queue.extend(kept.attributes.before.values())
         self._hooks_on(tensor)
 
     def _hooks_on(self, tensor: torch.Tensor) -> None:

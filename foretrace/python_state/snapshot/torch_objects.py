@@ -110,6 +110,13 @@ class ModuleSnapshot(Snapshot):
         """As `Snapshot` has it."""
         return type(self.item) is self.kind and not any(self.empty)
 
+    def changes(self, name: Name) -> Iterable[Change]:
+        """As `Snapshot` has it, by the name of a container that was empty."""
+        filled = [id(each) for each in self.empty if each]
+        names = (key for key, each in self.attributes.before.items() if id(each) in filled)
+        known = next(names, None)
+        return super().changes(name if known is None else lambda _: known)
+
     def put_back(self) -> None:
         """As `Snapshot` has it, for its class and for containers that were empty."""
         if type(self.item) is not self.kind:
