@@ -382,6 +382,31 @@ refuses("modified in place", "session/run/torch_patches.py:check").when(
 )
 
 
+class Counting(nn.Module):
+    """Counts in a checkpoint, or before it."""
+
+    def __init__(self, inside: bool = True, checked: bool = True) -> None:
+        super().__init__()
+        self.inside, self.checked, self.calls = inside, checked, 0
+
+    def body(self, x: Tensor) -> Tensor:
+        self.calls += self.inside
+        return x.sin() * self.calls
+
+    def forward(self, w: Tensor) -> Tensor:
+        self.calls += not self.inside
+        if not self.checked:
+            return self.body(w).sum()
+        return checkpoint(self.body, w, use_reentrant=False).sum()  # here
+
+
+refuses("modified in place", "session/run/torch_patches.py:_check_changes_nothing").when(
+    captures(Counting(), W),
+    trained(Counting(inside=False), W),
+    trained(Counting(checked=False), W),
+)
+
+
 def draws_others_in_its_backward(w: Tensor) -> Tensor:
     def half(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x.sin())  # here

@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import Op, Write
-from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op, outs_in
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.python_state.effects.leaks import closes_over_run, comes_to
+from foretrace.python_state.effects.leaks import closes_over_run
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
@@ -31,6 +30,10 @@ def called(op: Op, touches: bool) -> bool:
     target: FunctionCall = op.target
     if target.copied:
         return True
+    if target.reads_changed is not None:
+        if target.followed:
+            _refuse_changed(op)
+        return False
     touches |= bool(target.context.dirty_tensors and not target.followed)
     keeps = target.reads_outside or closes_over_run(target.function, op.args)
     keeps = keeps or target.context.written_since()
@@ -47,14 +50,15 @@ def called(op: Op, touches: bool) -> bool:
     return not (keeps or touches)
 
 
-def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recording) -> None:
+def check_calls(ops: Iterable[Op], outputs: Iterable[Output]) -> None:
     """Check that a graph needs nothing of a Function but its results.
 
     Raises:
         Refusal: a number that it computes (`x.sum().item()`), or a tensor that it returns nowhere,
             is used outside of it, or its forward comes to state of Python's that the program
             changes: its call would find what the program found when it began, and change it a
-            second time.
+            second time. Where nobody asked to keep a call that autograd does not follow, it is
+            opened instead.
     """
     ops, makers = [*ops], dict[Any, Op]()
     read = {*values_in([each.value for each in outputs]), *(v for op in ops for v in op.operands)}
@@ -65,8 +69,8 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recordin
             if not read.isdisjoint({*outs_in(op.region or ())}.difference(values_in(op.result))):
                 what = "leaves a tensor, which it does not return, where others find it"
                 _refuse(op, what, "return the tensor, and leave it outside of the function")
-            if op.target.followed and comes_to(op.target.function.forward, recorded):
-                _refuse(op, "comes to what the program changes of Python's", "give it as argument")
+            if op.target.reads_changed is not None:
+                _refuse_changed(op)
     if not makers:
         return
     used = free_symbols([each.value for each in outputs])
@@ -74,6 +78,11 @@ def check_calls(ops: Iterable[Op], outputs: Iterable[Output], recorded: Recordin
     for number in used.intersection(makers):
         what = "makes a number of its tensors that is used outside of it"
         _refuse(makers[number], what, "make the number outside of it")
+
+
+def _refuse_changed(op: Op) -> NoReturn:
+    name = op.target.reads_changed
+    _refuse(op, f"comes to {name}, which the program changes", "give it as an argument")
 
 
 def _refuse(op: Op, what: str, do: str) -> NoReturn:

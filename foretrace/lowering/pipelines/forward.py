@@ -128,7 +128,7 @@ def register_hooks(graph: Graph, context: Context) -> Graph:
 def check_functions(graph: Graph, context: Context) -> Graph:
     """Refuse an autograd.Function that no graph can call."""
     if any(isinstance(op.target, FunctionCall) for op in graph.ops):
-        check_calls(graph.ops, graph.outputs, context.recorded)
+        check_calls(graph.ops, graph.outputs)
     return graph
 
 

@@ -21,10 +21,7 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.location import Contents, Entry, Filling
 from foretrace.ir.pydata.members import attributes_of, cell_content, cells_of, members, own_kind
-from foretrace.ir.pydata.plain_data import plain
-from foretrace.ir.pydata.state import Change, State, StateRead
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.returned_frames import let_go
@@ -33,7 +30,6 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.python_state.effects.counters import is_open
-from foretrace.python_state.snapshot.code_references import mentioned_by
 from foretrace.tracer.functionalization.alias import Stranded
 from foretrace.tracer.recorder.autograd_hooks import Packed, SavingCall
 from foretrace.tracer.recorder.function_target import Context, FunctionCall
@@ -170,43 +166,6 @@ def closes_over_run(function: type[Function], args: Any) -> bool:
         cells = cells_of(forward).items()
         rebound = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
     return any(id(each) not in rebound for each in _of_the_run((function, args)))
-
-
-def comes_to(forward: Any, recorded: Recording) -> bool:
-    """Whether code names a container that the run has filled, or plain data that it has bound.
-
-    A tensor and a number of the run are seen where it reads them.
-    """
-    changes = [each for each in recorded.changes if each.itself or plain(each.after)]
-    requires = recorded.requires
-    filled: list[Change | State | StateRead] = [*changes, *recorded.states, *requires.python.forms]
-    filled_ids = {
-        *map(id, requires.notes.filled),
-        *(id(e.place.holder) for e in filled if _content(e)),
-    }
-    bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
-    function = function_of(forward) if filled_ids or bound else None
-    if function is None:
-        return False
-    found = [mentioned_by(function)]
-    found += map(mentioned_by, found[0].called)
-    names = set[str]().union(*(each.names for each in found), function.__code__.co_freevars)
-    roots = [table.get(name) for each in found for table, name in each.values]
-    roots += [function.__globals__, *map(cell_content, function.__closure__ or ())]
-
-    def named(item: Any) -> Iterable[Any]:
-        if item is function.__globals__:
-            return ()  # what the code names of them is a root
-        space = attributes_of(item)
-        return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
-
-    there = {id(each) for each in walk_heap(roots, named, depth=4)}
-    met = (id(e.holder) in there and (isinstance(e, Entry) or e.key in names) for e in bound)
-    return not filled_ids.isdisjoint(there) or any(met)
-
-
-def _content(left: Change | State | StateRead) -> bool:
-    return isinstance(left.place, (Contents, Filling))
 
 
 def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:

@@ -71,7 +71,13 @@ from foretrace.session.run.mutations import (
 )
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
-from foretrace.session.run.torch_patches import UNCOLLECTED, check_whole, running, unchanged_state
+from foretrace.session.run.torch_patches import (
+    UNCOLLECTED,
+    Checkpoints,
+    check_whole,
+    running,
+    unchanged_state,
+)
 from foretrace.tracer.functionalization.autograd_leaves import check_parted
 from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
@@ -108,6 +114,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         before.exchange_states()
         recorded = _recorded(fn, args, kwargs, capture, before)
+        capture.parts.settle(capture.stood_for())
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
@@ -128,13 +135,13 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         passed = capture.arguments.stand_ins(leaves, requires)
         capture.name(before.name_optimizers(capture.known.names | capture.roles()))
         steps = capture.steps.following(before.casts)
-        with _running(capture, loan.paths(), before), steps:
+        with _running(capture, loan.paths(), before) as checkpoints, steps:
             passed = capture.arguments.opened(passed, loan)
             call = call_args, call_kwargs = in_structure.build(iter(passed))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             counts = capture.replaced_state(before, loan, lines)
             with watching, capture.gradients.reading(), counts as counting:
-                result = _run(fn, call_args, call_kwargs, recorder)
+                result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
             outs, out_structure = computed(fn, result, passed)
             requires.notes.effects += _returned(result, call, [])
             kept, others = collect_state_outputs(before, loan, capture, requires, lines)
@@ -263,11 +270,14 @@ def _note_reads(
 
 def _running(
     capture: Session, paths: dict[int, str], before: HeapSnapshot
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Checkpoints]:
     device, sees = capture.semantics.target.device.type, capture.looks_for_switches(before)
     engine = Engine(capture.recorder, capture.leaves)
     as_they_are = capture.assumed.as_they_are
-    return running(capture.recorder, paths, device, engine, switches=sees, as_they_are=as_they_are)
+    return running(
+        capture.recorder, capture.parts, paths, device, engine, switches=sees,
+        as_they_are=as_they_are,
+    )  # fmt: skip
 
 
 def _note_ambient(requires: CallRequirements, capture: Session) -> None:
@@ -352,7 +362,9 @@ def _required_of_call(
     return found
 
 
-def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+def _run(
+    fn: Any, args: Any, kwargs: Any, recorder: Recorder, checkpoints: Checkpoints
+) -> Any:  # fmt: skip
     recorder.sources.called_by(_run.__code__)
     with reported(recorder):
         result = fn(*args, **kwargs)
@@ -361,4 +373,5 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     check_leaves(recorder)
     if recorder.failures.first is not None:  # the program caught it
         raise recorder.failures.first
+    checkpoints.check()
     return result

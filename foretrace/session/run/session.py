@@ -33,6 +33,7 @@ from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.code.first_imports import FirstImports, of_run
+from foretrace.python_state.effects.inner_reads import PartsOfRun
 from foretrace.python_state.effects.memos import Memos
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.python_state.snapshot.heap import HeapSnapshot
@@ -70,6 +71,7 @@ class Session:
         self.assumed, self.known = assumed or Assumed(), KnownTensors()
         self.imports = self.assumed.imports
         self.outside = None if assumed is None else AccessMonitor(self._refused)
+        self.parts = PartsOfRun(self.outside)
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
@@ -216,6 +218,10 @@ class Session:
         requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
         requires.notes.effects += map(ClearGrad, self.gradients.cleared)
         requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)
+
+    def stood_for(self) -> dict[int, Any]:
+        """What each stand-in of an input stands for, by the id of the stand-in."""
+        return {id(p): real for p, real in zip(self.placeholders, self.real, strict=True)}
 
     def append(self, item: Input, real: Any, placeholder: Any) -> None:
         """One more input."""

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import FunctionType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -16,15 +15,14 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
 from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.origin import Checkpoint
-from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import cell_content, cells_of, lookup
-from foretrace.ir.source.call_site import asking_line, function_of
+from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.access.switched_inside import Switches
+from foretrace.python_state.effects.inner_reads import InnerReads, PartsOfRun
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
@@ -102,9 +100,9 @@ class Checkpoints:
     Eager's backward runs them again, and reads what their names refer to by then.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.read: list[tuple[Checkpoint, Frame | None, list[Location]]] = []
+    def __init__(self, recorder: Recorder, parts: PartsOfRun) -> None:
+        self.recorder, self._parts = recorder, parts
+        self._read: list[tuple[Checkpoint, Frame | None, InnerReads]] = []
 
     def around(self, *call_args: Any, **call_kwargs: Any) -> Iterator[None]:
         """Runs around a function; the outermost of nested regions recomputes all inside."""
@@ -116,26 +114,42 @@ class Checkpoints:
         scope, (context, _again) = recorder.scope, context_fn()
         saves = torch_api.selective_policy(context)
         region = scope.checkpoint
+        reads: AbstractContextManager[None] = nullcontext()
         if region is None and recorder.grad_mode():
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             stand_ins = [known_as(t, recorder) for t in tensors]
             inputs = tuple([value_of(tensor, recorder) for tensor in stand_ins])
             region = Checkpoint(saves, inputs)
-            self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
+            reads = self._noted(region, fn, args)
         count = len(scope.log)
-        with scope.checkpointed(region), nullcontext() if saves is not None else context:
+        with reads, scope.checkpointed(region), nullcontext() if saves is not None else context:
             yield
         inside = [op for op in scope.log[count:] if op.origin.checkpoint is not None]
         if any(out.type.requires_grad for op in inside for out in op.outs):
             for op in inside:
                 _check_drawn_again(op, same_draws)
 
+    @contextmanager
+    def _noted(self, region: Checkpoint, fn: Any, args: tuple[Any, ...]) -> Iterator[None]:
+        """What the function that runs inside reads is noted, for `check`."""
+        at = self.recorder.sources.here()
+        with self._parts.watched(fn, args, twice=True) as part:
+            yield
+        self._read.append((region, at, part))
+
     def check(self) -> None:
-        """Refuse one that would compute with something else than the forward did."""
-        for region, at, places in self.read:
+        """Refuse one that would compute with something else than the forward did, or change it.
+
+        Python's state is as the program leaves it.
+        """
+        read, self._read = self._read, []
+        for region, at, part in read:
             inside = (op for op in self.recorder.scope.log if op.origin.checkpoint is region)
-            changed = next((place.name for place in places if place.changed), None)
-            if changed is not None and any(v.type.requires_grad for op in inside for v in op.outs):
+            if not any(value.type.requires_grad for op in inside for value in op.outs):
+                continue
+            _check_changes_nothing(part, at)
+            changed = part.changed()
+            if changed is not None:
                 raise Refusal(
                     f"a checkpoint reads {changed}, which the program changes afterwards, and"
                     " eager's backward runs it again with what is there then",
@@ -143,6 +157,22 @@ class Checkpoints:
                     at=at,
                     do=("give it to the checkpoint as an argument", "or do not change it later"),
                 )
+
+
+def _check_changes_nothing(part: InnerReads, at: Frame | None) -> None:
+    """Refuse a checkpoint that changes Python's state.
+
+    Raises:
+        Refusal: it does.
+    """
+    if part.own is not None:
+        raise Refusal(
+            f"a checkpoint changes {part.own}, and eager's backward does that once more",
+            kind="modified in place",
+            at=at,
+            do=("return what is new, and change it outside of the checkpoint",
+                "or train without the checkpoint"),
+        )  # fmt: skip
 
 
 def _check_drawn_again(op: Op, same_draws: bool) -> None:
@@ -164,23 +194,6 @@ def _check_drawn_again(op: Op, same_draws: bool) -> None:
             ),
             op,
         )
-
-
-def _named_by(fn: Any, seen: set[int]) -> Iterator[Location]:
-    """What a function's code names: closure cells, globals, attributes of objects that it has."""
-    function = function_of(fn)
-    if function is None or id(function) in seen:
-        return
-    seen.add(id(function))
-    names = function.__code__.co_names
-    places = [Location(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
-    yield from places
-    objects = [lookup(fn, "__self__"), fn, *(place.before for place in places)]
-    for space in (function.__globals__, *(lookup(item, "__dict__") for item in objects)):
-        known = names if isinstance(space, dict) else ()
-        yield from (Location(name, space, space[name]) for name in known if name in space)
-    for item in objects[2:]:
-        yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
 
 INPUTS = 4
@@ -258,26 +271,26 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def running(
-    recorder: Recorder, paths: dict[int, str], device: str, engine: Engine | None = None,
-    *, switches: bool = True, as_they_are: AbstractSet[str] = frozenset(),
-) -> Iterator[None]:  # fmt: skip
-    """The recorder sees every call inside.
+    recorder: Recorder, parts: PartsOfRun, paths: dict[int, str], device: str, engine: Engine, *,
+    switches: bool = True, as_they_are: AbstractSet[str] = frozenset(),
+) -> Iterator[Checkpoints]:  # fmt: skip
+    """The recorder sees every call inside; gives what is to be checked when the program ends.
 
     Args:
         recorder: it.
+        parts: watches what runs again by itself.
         paths: names of modules, by their ids.
         device: the type of the target's.
         engine: computes the gradients that the program asks for.
         switches: whether it is to see, too, where the program switches torch's ambient state.
         as_they_are: functions, by their full names, in whose places no others stand.
     """
-    checkpoints = Checkpoints(recorder)
+    checkpoints = Checkpoints(recorder, parts)
     stand_ins = refusing(recorder, device not in torch_api.device_types_here())
     ambient = Switches(recorder)
     stand_ins |= ambient.stand_ins(device) if switches else {}
-    stand_ins["engine"] = _engine(engine, ambient) if engine is not None else _no_gradient
-    if engine is not None:
-        stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
+    stand_ins["engine"] = _engine(engine, ambient)
+    stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
     stand_ins["checkpoint"] = checkpoints.around
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
     for name in torch_api.OPTIONAL if as_they_are else ():
@@ -291,12 +304,11 @@ def running(
         sizes_as_integers(),
         talks,
         followed_autocast(recorder),
-        function_calls(recorder),
+        function_calls(recorder, parts),
         module_calls(recorder, paths),
         recorder,
     ):
-        yield
-        checkpoints.check()
+        yield checkpoints
 
 
 @contextmanager

@@ -8,9 +8,9 @@ torch/csrc/autograd/custom_function.cpp.
 """
 
 from collections.abc import Iterable, Iterator, Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.autograd.function import Function
@@ -35,15 +35,24 @@ ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
 
 
+class Reads(Protocol):
+    """Sees what of Python's state forwards read."""
+
+    def of_forward(
+        self, function: type[Function], args: tuple[Any, ...]
+    ) -> AbstractContextManager[list[FunctionCall]]:
+        """Watch the forward that runs inside; the list takes the call of it."""
+
+
 @contextmanager
-def function_calls(recorder: Recorder) -> Iterator[None]:
+def function_calls(recorder: Recorder, reads: Reads) -> Iterator[None]:
     """Record calls of autograd.Functions inside, however the program looked up `apply`.
 
     Calls inside an operator's kernel are not recorded.
     """
 
     def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
-        return _Call(recorder, cls, args).recorded()
+        return _Call(recorder, reads, cls, args).recorded()
 
     with torch_api.applied(called, lambda: torch_api.sees_calls(recorder)):
         yield
@@ -52,8 +61,10 @@ def function_calls(recorder: Recorder) -> Iterator[None]:
 class _Call:
     """One call while it is recorded."""
 
-    def __init__(self, recorder: Recorder, cls: type[Function], args: tuple[Any, ...]) -> None:
-        self.recorder, self.cls = recorder, cls
+    def __init__(
+        self, recorder: Recorder, reads: Reads, cls: type[Function], args: tuple[Any, ...]
+    ) -> None:
+        self.recorder, self.reads, self.cls = recorder, reads, cls
         self.args = tuple(self._argument(arg) for arg in args)
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
@@ -74,7 +85,8 @@ class _Call:
         operands = tuple(map(self._values, self.args))
         before, there = [*self._memory()] if self.followed else [], self._there()
         with recorder.scope.inner(self.origin.frame) as body, torch.no_grad():
-            returned = self._forward()
+            with self.reads.of_forward(self.cls, self.args) as of_call:
+                returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
             self._check_dirty(raw)
             inner_outs = {out for op in body for out in op.outs}
@@ -86,6 +98,7 @@ class _Call:
         call = FunctionCall(
             self.cls, self.context, followed=self.followed, written=self._written(before, results)
         )
+        of_call.append(call)
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in inner_outs))
         call.reads_outside = self._reads_outside(operands, body, there)

@@ -131,6 +131,9 @@ class FunctionCall:
         """the arguments that are cloned before the call"""
         self.reads_outside = False
         """whether its forward reads a value of the program that is no argument"""
+        self.reads_changed: str | None = None
+        """the name of Python state that its forward reads, or changes, and that a call of it would
+        find otherwise: the program changes it"""
         self.__name__ = function.__name__
 
     def __str__(self) -> str:
