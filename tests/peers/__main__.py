@@ -22,10 +22,16 @@ DYNAMO = (
     "functions", "modules", "misc", "repros", "higher_order_ops", "hooks", "ctx_manager",
     "model_output", "python_autograd", "subclasses", "unspec", "aot_autograd", "modes",
 )  # fmt: skip
+BY_COMPILERS = frozenset({"functions", "modules", "misc", "hooks", "ctx_manager"})
+BOTH = "compile", "compilers"
 PLAN: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("functorch/test_aotdispatch.py", ("compile", "compilers"), AOT),
+    ("functorch/test_aotdispatch.py", BOTH, AOT),
+    ("functorch/test_control_flow.py", BOTH, ""),
     *((f"export/test_{name}.py", ("compile",), "") for name in EXPORT),
-    *((f"dynamo/test_{name}.py", ("compile",), "") for name in DYNAMO),
+    *(
+        (f"dynamo/test_{name}.py", BOTH if name in BY_COMPILERS else BOTH[:1], "")
+        for name in DYNAMO
+    ),
 )
 """Files, the modes that they are run in, and which of their tests"""
 
