@@ -373,3 +373,23 @@ def test_the_first_lookup_by_a_library(program: Callable[[Tensor], Tensor]) -> N
     compiled, x = foretrace.compile(program, fullgraph=True), torch.ones(2)
     assert torch.equal(compiled(x), program(x))
     assert torch.equal(compiled(x), program(x))
+
+
+class Root:
+    """A class whose subclasses a program counts."""
+
+
+class Heir(Root):
+    """One of them."""
+
+
+def test_only_the_subclasses_that_are_asked_for_are_a_guard() -> None:
+    cut = foretrace.capture(
+        lambda x: x * len(Root.__subclasses__()), (torch.ones(2),)
+    ).cut("export")  # fmt: skip
+    metaclass = type("Metaclass", (type,), {})  # `type` has one more
+    assert torch.equal(cut(torch.ones(2)), torch.ones(2))
+    other = type("Other", (Root,), {})
+    with pytest.raises(foretrace.Refusal, match="the subclasses of Root"):
+        cut(torch.ones(2))
+    del metaclass, other

@@ -66,9 +66,12 @@ def origin_of_class(kind: type) -> str:
 
 
 def module_of(kind: type) -> str:
-    """The module that a class says it is in; none if it was defined in globals without a name."""
+    """The module that a class says it is in; none if it was defined in globals without a name.
+
+    A class in C, as `type`, may have a descriptor there, for its instances.
+    """
     name = str(kind.__module__)
-    return "" if name == "builtins" and "__module__" in vars(kind) else name
+    return "" if name == "builtins" and isinstance(vars(kind).get("__module__"), str) else name
 
 
 @cache
