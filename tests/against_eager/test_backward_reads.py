@@ -285,6 +285,25 @@ def test_a_backward_after_a_change_of_what_the_program_leaves(changed: bool) -> 
         assert x.grad.item() == 6.0
 
 
+class LeftAndChanged(Left):
+    """Its backward sets what its forward leaves."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        Left.mode = "by the backward"
+        return g
+
+
+@pytest.mark.usefixtures("_left")
+def test_a_refused_backward_leaves_what_the_user_has_set() -> None:
+    x = torch.ones(1, requires_grad=True)
+    captured = foretrace.capture(lambda x: LeftAndChanged.apply(x).sum(), (x,))
+    Left.mode = "set by the user since"
+    with pytest.raises(foretrace.Refusal, match="changes"):
+        captured.cut("joint", loss=0)
+    assert (Left.mode, Left.table) == ("set by the user since", {})
+
+
 class Raises(Function):
     """Its backward raises, as it does not find what the forward of each call leaves."""
 

@@ -28,6 +28,10 @@ LIBRARY.define("composite(Tensor x) -> Tensor")
 LIBRARY.impl("composite", lambda x: x * FACTOR, "CompositeImplicitAutograd")
 LIBRARY.define("explicit(Tensor x) -> Tensor")
 LIBRARY.impl("explicit", lambda x: x * FACTOR, "CompositeExplicitAutograd")
+LIBRARY.define("asks(Tensor x) -> Tensor")
+LIBRARY.impl("asks", lambda x: x * x.max().item(), "CompositeImplicitAutograd")
+LIBRARY.define("column(Tensor x) -> Tensor")
+LIBRARY.impl("column", lambda x: x.reshape(x.shape[0], 1) * x.shape[0], "CompositeImplicitAutograd")
 LIBRARY.define("counts(Tensor x) -> Tensor")
 LIBRARY.impl("counts", counted, "CompositeExplicitAutograd")
 
@@ -96,3 +100,36 @@ def test_a_capture_leaves_what_kernels_change() -> None:
     cut(torch.ones(3))
     cut(torch.ones(3))
     assert CALLS["all"] == 2
+
+
+@torch.library.custom_op("foretrace_users::positive", mutates_args=())
+def positive(x: Tensor) -> Tensor:
+    return x[x > 0].clone()
+
+
+@positive.register_fake
+def _(x: Tensor) -> Tensor:
+    FAKES.append(1)
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+def test_what_a_kernel_changes_is_put_back_where_it_is_refused() -> None:
+    FAKES.clear()
+    with pytest.raises(foretrace.Refusal):
+        foretrace.capture(lambda x: positive(x) * 2, (torch.ones(3),))
+    assert FAKES == []
+
+
+NUMBERS: tuple[Callable[[Tensor], Any], ...] = (
+    torch.ops.foretrace_users.asks,
+    lambda x: torch.ops.foretrace_users.column(x[x > 0]),
+)
+
+
+@pytest.mark.parametrize("level", ["export", "aten"])
+@pytest.mark.parametrize("program", NUMBERS)
+def test_a_number_of_its_own_or_of_its_arguments(program: Any, level: str) -> None:
+    """That a body computes, or that is a size of what it gets."""
+    cut = foretrace.capture(program, (torch.tensor([1.0, -2.0, 3.0]),)).cut(level)
+    for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, 2.0, 3.0])):
+        assert torch.equal(cut(x), program(x))

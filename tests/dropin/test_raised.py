@@ -52,6 +52,32 @@ def draws(x: Tensor, b: Tensor) -> Tensor:
     return y + torch.rand(2, 2) * b
 
 
+@torch.library.custom_op("foretrace_tests::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.rand(2, 2)
+
+
+noisy.register_fake(torch.empty_like)
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * torch.rand(2, 2)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+def draws_in_code_of_the_users(x: Tensor, b: Tensor) -> Tensor:
+    y = noisy(x) + Noisy.apply(b)
+    try:
+        return y + torch.linalg.cholesky(x)
+    except LinAlgError:
+        return y + torch.rand(2, 2)
+
+
 def passes_on(x: Tensor, b: Tensor) -> Tensor:
     LOG.append("begins")
     b.add_(1)
@@ -88,7 +114,8 @@ def same(left: Any, right: Any) -> bool:
 
 
 PROGRAMS = (
-    takes, takes_through_a_manager, takes_an_index, draws, passes_on, passes_on_at_last
+    takes, takes_through_a_manager, takes_an_index, draws, draws_in_code_of_the_users, passes_on,
+    passes_on_at_last,
 )  # fmt: skip
 
 

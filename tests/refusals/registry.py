@@ -30,7 +30,7 @@ EXCUSED: dict[str, str] = {
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
     "python_state/access/backward_reads.py:_check_left": "tests/against_eager/"
     "test_backward_reads.py",
-    "tracer/recorder/composite_bodies.py:_of_users": "it runs once more: tests/against_eager/"
+    "tracer/recorder/composite_bodies.py:_check_numbers": "it runs once more: tests/against_eager/"
     "test_operators_of_users.py",
     "runtime/backends/autograd_function.py:check": "tests/against_eager/test_backward_reads.py",
     "frontends/torch_compat/stateless_check.py:_refuse_memory": "tests/dropin/test_aot_export.py",

@@ -89,9 +89,10 @@ class BackwardReads(AccessMonitor):
                 self.found()
             raise
         finally:
-            changes = [*self.changes(), *self._state.undone()]
+            changes = self.changes()
             for change in changes:
                 change.undo()
+            changes += self._state.undone()
         check_unchanged(changes, self._state.at)
 
     def _rest(self, frame: Any) -> None:

@@ -201,15 +201,17 @@ class AccessMonitor(Unmonitored):
         """
         other = AccessMonitor(self._refuse)
         other.borrowed = self.borrowed
-        with other.watching(None), other.of_users_alone():
-            yield
-        for key, place in other.places.items():
-            if place.changed and id(place.now) not in self.borrowed:
-                place.restore()
-            else:
-                self.places.setdefault(key, place)
-        self.attributes |= other.attributes
-        self.own_attributes |= other.own_attributes
+        try:
+            with other.watching(None), other.of_users_alone():
+                yield
+        finally:
+            for key, place in other.places.items():
+                if place.changed and id(place.now) not in self.borrowed:
+                    place.restore()
+                else:
+                    self.places.setdefault(key, place)
+            self.attributes |= other.attributes
+            self.own_attributes |= other.own_attributes
 
     def names(self) -> dict[int, str]:
         """The former contents of globals and closure cells, by id, with their names."""

@@ -85,7 +85,7 @@ def core_lines(
 ) -> list[str]:
     """Lines that call the core of a program, and write back; expressions of what it returns.
 
-    `undo`: gives the call up where it cannot go on; None: it raises.
+    `undo`: abandons the call where it cannot go on; None: it raises.
     """
     early, graphs = call.early, source.bind(call, "graphs")
     early.write(source, recorded, inputs, undo)

@@ -16,7 +16,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
-from foretrace.ir.program.walk import makes_leaf
+from foretrace.ir.program.walk import makes_leaf, subgraphs_of
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.lowering.reinplace.order import MayRaise, raises
@@ -24,6 +24,7 @@ from foretrace.operators.schemas.schema import schema_of
 from foretrace.runtime.backends.scalar_compare import ASSERTIONS, Relation
 from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
@@ -31,6 +32,7 @@ PASSED_ON: Final = (Refusal, torch.OutOfMemoryError)
 """Errors that no `except` of the program's is asked about: it would not meet the same ones"""
 LARGE: Final = 2**16
 """Elements of a tensor whose kernel takes longer than the states of generators"""
+CPU: Final = torch.device("cpu")
 NOTHING_ASKED: Final[Mapping[str, ValueGuard]] = MappingProxyType({})
 
 
@@ -76,9 +78,9 @@ class Undo:
         self._error = source.names.new("error")
         self._passed_on = source.bind(PASSED_ON, "passed_on")
         self._begin = list[str]()
-        drawn = list(dropwhile(lambda op: not draws(op), ops))
-        self._goes_on = drawn != [] and not any(_may_raise(op, may_raise) for op in drawn)
+        drawn = list(dropwhile(lambda op: not _may_draw(op), ops))
         generators = list(dict.fromkeys(_drawn_from(drawn)))
+        self._goes_on = drawn != [] and not any(_may_raise(op, may_raise) for op in drawn)
         if generators and not self._goes_on:
             self.states = source.names.new("states")
             self._begin = [f"{self.states} = {source.bind(_States(generators), 'generators')}()"]
@@ -111,6 +113,13 @@ def _may_raise(op: Op, may_raise: MayRaise) -> bool:
     return not small or raises(op, may_raise)
 
 
+def _may_draw(op: Op) -> bool:
+    """Whether an op draws, or runs code of the user's that may."""
+    target, inside = op.target, (inner for each in subgraphs_of(op) for inner in each.ops)
+    users = isinstance(target, torch_api.OpOverload) and target.namespace not in TORCHS
+    return users or isinstance(target, FunctionCall) or draws(op) or any(map(_may_draw, inside))
+
+
 class _States:
     """Takes the states of generators: by copies of these, which are no tensors."""
 
@@ -124,9 +133,11 @@ class _States:
 
 def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
     """The generators from which ops draw."""
-    for op in filter(draws, ops):
+    for op in filter(_may_draw, ops):
         passed = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
-        yield from passed or filter(None, (_default(out.type.device) for out in op.outs[:1]))
+        devices = [out.type.device for out in op.outs[:1]]
+        devices += [] if draws(op) else [CPU]
+        yield from passed or filter(None, map(_default, devices))
 
 
 def _is_generator(leaf: Any) -> bool:

@@ -72,7 +72,7 @@ class ScalarPrelude:
             source: takes them.
             recorded: the program.
             inputs: names of its inputs.
-            undo: gives the call up where an answer is another; None: the assertion raises.
+            undo: abandons the call where an answer is another; None: the assertion raises.
         """
         body, ops = source.inner(), self.ops if undo is None else with_relations(self.ops)
 

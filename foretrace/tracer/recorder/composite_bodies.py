@@ -1,15 +1,17 @@
 """The body of a composite: recorded once over stand-ins and shared, or recorded at each call."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set as AbstractSet
 from functools import partial
 from typing import Any
 
 import torch
+from sympy import Symbol
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.rewriter import RecordedBody
+from foretrace.ir.program.walk import binds, every_op
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.nested import leaves, map_tree
 from foretrace.ir.values.tensor_type import TensorType
@@ -73,6 +75,15 @@ class RecordEachCall:
         return result
 
 
+class RecordUsersCall(RecordEachCall):
+    """The same for an operator that is the user's, whose body may read what the program reads."""
+
+    def __call__(self, call: Call) -> Any:
+        result = super().__call__(call)
+        _check_numbers(call.recorder.scope.ops[-1], call.recorder.types.symbols.data)
+        return result
+
+
 def learn_body(
     recorder: RecorderBase, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
 ) -> Outcome | None:
@@ -88,7 +99,7 @@ def learn_body(
     inline = Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice))
     if not lasts(func):
         kernel = partial(_of_users, recorder, kernel)
-        return Outcome(None, choice=choice, inline=RecordEachCall(kernel, choice), lasting=False)
+        return Outcome(None, choice=choice, inline=RecordUsersCall(kernel, choice), lasting=False)
     what = recorder, func, kernel, (args, kwargs), operands, params
     try:
         ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
@@ -114,23 +125,27 @@ def learn_body(
 
 
 def _of_users(recorder: RecorderBase, kernel: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of an operator that is the user's: the program's own code, run inside a call.
+    """The kernel of an operator that is the user's: the program's own code, run inside a call."""
+    with recorder.user_code():
+        return kernel(*args, **kwargs)
+
+
+def _check_numbers(op: Op, data: AbstractSet[Symbol]) -> None:
+    """Refuse a body that uses a number which the operator neither gets nor computes.
 
     Raises:
-        Refusal: it reads a number that varies from Python's state: no argument of the operator has
-            it, and who gets the operator in a graph would run the kernel over another.
+        Refusal: the body reads one that varies from Python's state: who gets the operator in a
+            graph would run the kernel over another.
     """
-    begin = len(recorder.scope.ops)
-    with recorder.user_code():
-        result = kernel(*args, **kwargs)
-    within = [(op.args, op.kwargs) for op in recorder.scope.ops[begin:]]
-    if (free_symbols(within) & recorder.types.symbols.data) - free_symbols([args, kwargs]):
+    _, *inside = every_op([op])
+    known = free_symbols([op.args, op.kwargs]).union(*map(binds, inside))
+    known |= {symbol for value in values_in((op.args, op.kwargs)) for symbol in value.type.symbols}
+    if (free_symbols([(each.args, each.kwargs) for each in inside]) & data) - known:
         raise Refusal(
             "the body of an operator reads a number that varies from Python's state",
             kind="unsupported",
             do="let it be an argument of the operator",
         )
-    return result
 
 
 def subclass_body(
