@@ -17,7 +17,7 @@ _HOMES: dict[str, str] = {
     "Explanation": "foretrace.inspect.explain.explanation",
     "Loaded": "foretrace.frontends.program.load",
     "Program": "foretrace.frontends.program",
-    "Recapture": "foretrace.runtime.calls.compiled",
+    "Recapture": "foretrace.runtime.calls.recapture",
     "Refusal": "foretrace.errors",
     "Target": "foretrace.ir.program.recording",
     "aot_autograd": "foretrace.frontends.torch_compat.aot_autograd",

@@ -12,7 +12,7 @@ from foretrace.inspect.dispatcher.dispatch import dispatch
 from foretrace.inspect.dispatcher.dispatch_trace import dispatch_trace
 from foretrace.inspect.explain.explanation import Explanation
 from foretrace.ir.program.interface import Target
-from foretrace.runtime.calls.compiled import Recapture
+from foretrace.runtime.calls.recapture import Recapture
 from foretrace.runtime.graph_breaks.break_report import Break
 from foretrace.runtime.graph_breaks.region import region
 

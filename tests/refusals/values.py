@@ -110,7 +110,7 @@ def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
     return call
 
 
-refuses("changing answers", "runtime/calls/compiled.py:_check_answers").when(
+refuses("changing answers", "runtime/calls/recapture.py:check_answers").when(
     of_many_lengths(halves),
     of_many_lengths(halves_at_once),
     compiled(halves_so_often, X, 3),

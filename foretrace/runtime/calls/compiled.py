@@ -4,45 +4,22 @@ import functools
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from foretrace import forks, torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
-from foretrace.errors import Frame, Printed, Refusal, line_of
+from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.value_guard import SymbolGuard, ValueGuard
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import hide
 from foretrace.runtime.calls.raised import as_python
+from foretrace.runtime.calls.recapture import MOST, Recaptures
 from foretrace.runtime.guards.abandoned import GUARD_FAILED, GraphRaised
+from foretrace.runtime.guards.broken import Broken
 from foretrace.runtime.guards.cut_guards import refusal_of
-from foretrace.runtime.guards.guard_list import Broken
 from foretrace.runtime.guards.guarded_entry import Entry
-
-MANY = 8
-"""Recaptures after which a warning says that there are many; torch.compile stops at 8."""
-MOST = 64
-"""Captures that are kept; the least recently used is dropped. So many for answers alone."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Recapture(Printed):
-    """One more capture of a program, and why the earlier ones could not answer."""
-
-    reason: str
-    """the guard that failed, in words, of the capture that came nearest"""
-    at: Frame | None
-    """the user's line that the guard follows from, if there is one"""
-    others: tuple[str, ...]
-    """the same for all other captures"""
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.reason}\n  at    {self.at}" if self.at is not None else self.reason
-
 
 Capturing = Callable[[Any, tuple[Any, ...], dict[str, Any]], Captured]
 """Captures a program for one call, or raises a Refusal"""
@@ -78,13 +55,11 @@ class Compiled:
         self.fn, self._capture, self._build = fn, capture, build
         self.plain: Callable[..., Any] = fn
         """calls it as Python"""
-        self.recaptures: list[Recapture] = []
+        self.recaptures = Recaptures(fn)
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
         self._first_calls = set[Any]()
         """lines of what was refused once, as a first call may do it"""
-        self._answers = 0
-        """captures again because of an answer"""
         self.first: Callable[[Any, Any], Any] = lambda args, kwargs: GUARD_FAILED
         """the capture that is expected to answer"""
         self._expected = nothing = Entry(lambda args, kwargs: GUARD_FAILED, [], {})
@@ -248,28 +223,16 @@ class Compiled:
         known = [(entry, tried[entry]) for entry in self._entries]
         failed = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
         broken = sorted((each for each in failed if each), key=lambda each: -each.passed)
-        self._check_answers(broken)
+        self.recaptures.check_answers(broken)
         self._check_count(broken, args, kwargs)
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
         self._check_later(captured)
         entry = self._build(captured, args, kwargs)
         if broken:
-            self._note(broken, time.perf_counter() - start)
+            self.recaptures.note(broken, time.perf_counter() - start)
         self._use(entry)
         return entry
-
-    def _note(self, broken: list[Broken], seconds: float) -> None:
-        first, *others = broken
-        failed = tuple(each.reason for each in others)
-        self.recaptures.append(Recapture(first.reason, line_of(first.at), failed, seconds))
-        if len(self.recaptures) == MANY:
-            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-            warnings.warn(
-                f"{name} was captured again {MANY} times, last because {first.reason};"
-                " .recaptures has all reasons",
-                stacklevel=5,
-            )
 
     def _check_count(
         self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -293,27 +256,6 @@ class Compiled:
             )
             if self._may_be_first(refusal):
                 raise refusal
-
-    def _check_answers(self, broken: list[Broken]) -> None:
-        """Refuse one more capture for answers alone, where there are many.
-
-        Raises:
-            Refusal: there are.
-        """
-        if not broken or broken[0].asked is None:
-            return
-        self._answers += 1
-        if self._answers > MOST:
-            raise Refusal(
-                f"captured again {MOST} times because an answer was another, and now once more:"
-                f" {broken[0].reason}",
-                kind="changing answers",
-                at=broken[0].at,
-                do=(
-                    "compute both branches, and choose with torch.where",
-                    "or ask outside of the captured program, and pass the answer as an argument",
-                ),
-            )
 
     def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A guard that its own capture breaks: what it looks at changes by itself."""

@@ -9,7 +9,8 @@ from torch import nn
 
 from foretrace.errors import Refusal
 from foretrace.ir.source.short_tracebacks import hide
-from foretrace.runtime.calls.compiled import Compiled, Recapture
+from foretrace.runtime.calls.compiled import Compiled
+from foretrace.runtime.calls.recapture import Recapture
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ from foretrace.runtime.graph_breaks.module_redirect import (
 )
 from foretrace.runtime.graph_breaks.paths import has_forward, name_of, path_of, paths_of, region_of
 from foretrace.runtime.guards.abandoned import GUARD_FAILED
-from foretrace.runtime.guards.guard_list import Broken
+from foretrace.runtime.guards.broken import Broken
 from foretrace.runtime.guards.guarded_entry import Entry
 
 LEAST = 8

@@ -12,8 +12,8 @@ from typing import Any, Final
 from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace.errors import Refusal
+from foretrace.runtime.guards.broken import Broken
 from foretrace.runtime.guards.guard import Of
-from foretrace.runtime.guards.guard_list import Broken
 from foretrace.runtime.guards.guarded_entry import Entry
 
 RECAPTURES = 7

@@ -19,8 +19,9 @@ from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.argument_guards import WAS_OWN
+from foretrace.runtime.guards.broken import Broken, reporting_lines
 from foretrace.runtime.guards.guard import message, shown
-from foretrace.runtime.guards.guard_list import Broken, GuardList, reporting_lines
+from foretrace.runtime.guards.guard_list import GuardList
 from foretrace.runtime.guards.identity_guards import IS_OWN
 from foretrace.runtime.guards.tensor_guards import TensorFacts, one_tensor
 from foretrace.session.run.aliased_inputs import check_shared_memory, without_views

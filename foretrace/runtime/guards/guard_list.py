@@ -5,14 +5,13 @@ fails, a cut as a function that returns what failed (`cut_guards.py`).
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import (
     BackwardGuards,
     PythonGuards,
@@ -28,31 +27,14 @@ from foretrace.ir.pydata.state import tensor_of
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
-from foretrace.lowering.emit.python_source import INDENT, Source
+from foretrace.lowering.emit.python_source import Source
 from foretrace.operators.abstract_tensors.subclass_types import Holds
 from foretrace.python_state.access.backward_reads import beyond
-from foretrace.runtime.guards.guard import Check, Of, check_lines, message, of_answer
+from foretrace.runtime.guards.broken import Broken, reporting_lines
+from foretrace.runtime.guards.guard import Check, message, of_answer
 from foretrace.runtime.guards.identity_guards import IdentityGuards
 from foretrace.runtime.guards.state_guards import StateGuards
 from foretrace.runtime.guards.tensor_guards import Absent, Beside, Elsewhere, hooks_now
-
-GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
-"""Errors of reading a name that is no longer bound, or of a question without an answer"""
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A guard that failed: its reason, and the user's line that led to it, if there is one."""
-
-    reason: str
-    at: Frame | LazyFrame | None
-    passed: int = 0
-    """how many guards passed before it"""
-    do: str = ""
-    asked: ValueGuard | None = None
-    """the question of the program's whose answer is another"""
-    of: Of = "call"
-    """what it was about"""
 
 
 class GuardList(IdentityGuards):
@@ -339,24 +321,3 @@ def unlike_then(reads: BackwardGuards) -> Callable[[], Broken | None]:
     source, found = Source(), replace(reads, reads=[*reads.reads, *reads.left])
     source.add(*reporting_lines(StateGuards(source, found).checks, source.space))
     return source.function("reads", "")
-
-
-def reporting_lines(
-    checks: Sequence[Check], space: dict[str, Any], result: str = "None"
-) -> Iterator[str]:
-    """The checks as lines that return a Broken where one fails, else the result."""
-    space["Broken"] = Broken
-
-    def failure(number: int, check: Check) -> str:
-        space[f"at{number}"] = check.at
-        space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
-        rest = f"{check.do!r}, asked{number}, {check.of!r}"
-        return f"return Broken({check.reason}, {at}, {number}, {rest})"
-
-    yield "try:"
-    yield from (INDENT + line for line in check_lines(checks, failure))
-    yield f"{INDENT}pass"
-    yield f"{GONE} as gone_:"  # a name that no source binds
-    words = "f'what the capture relied on is gone: {gone_}'"
-    yield f"{INDENT}return Broken({words}, None, of='state')"
-    yield f"return {result}"

@@ -17,8 +17,9 @@ from foretrace.ir.pydata.containers import SHARED, shared_in
 from foretrace.lowering.emit.python_source import INDENT, compiled
 from foretrace.runtime.guards.abandoned import GUARD_FAILED, Abandoned
 from foretrace.runtime.guards.argument_guards import Arguments
+from foretrace.runtime.guards.broken import GONE, Broken, reporting_lines
 from foretrace.runtime.guards.guard import Check, check_lines, of_answer
-from foretrace.runtime.guards.guard_list import GONE, Broken, GuardList, reporting_lines
+from foretrace.runtime.guards.guard_list import GuardList
 from foretrace.runtime.guards.tensor_guards import OwnMemory, TensorFacts, difference, disjoint
 
 

@@ -8,17 +8,14 @@ classes and all else by identity.
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
-
-import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import AFTER_ONE, ModuleState, PythonGuards
-from foretrace.ir.pydata.members import MISSING, OWN, is_special, own_items, own_kind
-from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.members import MISSING, OWN, own_kind
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
     ContainerItems,
@@ -32,7 +29,16 @@ from foretrace.ir.pydata.read_facts import (
 )
 from foretrace.lowering.emit.python_source import Source
 from foretrace.python_state.access.object_parts import HOOKS
-from foretrace.runtime.guards.guard import Check, Checks, Shown, differs
+from foretrace.runtime.guards.guard import Check, Checks
+from foretrace.runtime.guards.state_compared import (
+    Added,
+    Items,
+    Members,
+    NotInTables,
+    Order,
+    Shows,
+    same_items,
+)
 
 AROUND = "capture under what is on around the call, or use foretrace.compile"
 """A way out where torch is in another state"""
@@ -116,7 +122,7 @@ class StateGuards(Checks):
             known = [*map(str, table)]
             keys, order = (
                 self.source.bind(known, "keys"),
-                self.source.bind(_Order(table).same, "order"),
+                self.source.bind(Order(table).same, "order"),
             )
             found = [(f"([*{here}] == {keys} or {order}({here}))", more)] if known else []
             for name, item in table.items():
@@ -128,7 +134,7 @@ class StateGuards(Checks):
                     words = repr(f"{path}.{name} is another module")
                     found.append((f"{here}[{name!r}] is {module}", words))
             if found:
-                self._unchanged(here, now, found, as_it_was=_same(now, table))
+                self._unchanged(here, now, found, as_it_was=same_items(now, table))
 
     def _unchanged(
         self, name: str, table: Any, checks: Sequence[tuple[str, str]], *, as_it_was: bool
@@ -164,7 +170,7 @@ class StateGuards(Checks):
         tensors = chain.from_iterable(each.tensors for each in python.reads)
         others = [each for each in tensors if id(each) not in own]
         if others and own:
-            elsewhere = self.source.bind(_NotInTables(others, tables).hold, "elsewhere")
+            elsewhere = self.source.bind(NotInTables(others, tables).hold, "elsewhere")
             self.add(
                 f"{elsewhere}()", repr("a module has a tensor now that was held elsewhere alone")
             )
@@ -188,10 +194,10 @@ class StateGuards(Checks):
         if isinstance(guard, ObjectClass):
             return
         if isinstance(guard, ShownContent):
-            shows = self.source.bind(_Shows(guard), "shows")
+            shows = self.source.bind(Shows(guard), "shows")
             self.add(f"{shows}.same()", f"{shows}.words()")
         elif isinstance(guard, AttributeNames):
-            added = self.source.bind(_Added(guard, self.mentioned), "added")
+            added = self.source.bind(Added(guard, self.mentioned), "added")
             known = [key for key in guard.holder if key in guard.before]
             keys = self.source.bind(known, "keys")
             condition = f"([*{holder}] == {keys} or not {added}.names({holder}))"
@@ -202,10 +208,10 @@ class StateGuards(Checks):
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)
             if isinstance(guard, ContainerMembers):
-                same = self.source.bind(_Members(guard.members).same, "members")
+                same = self.source.bind(Members(guard.members).same, "members")
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other members"))
             if isinstance(guard, ContainerItems):
-                same = self.source.bind(_Items(guard.items).same, "items")
+                same = self.source.bind(Items(guard.items).same, "items")
                 self.add(f"{same}({holder})", repr(f"{guard.name} has other items"))
         elif isinstance(guard, ReadLocation):
             self._location(guard, holder)
@@ -256,113 +262,3 @@ def _other_class(known: ObjectClass) -> str:
         return f"{known.name} has another __dict__"
     now, before = type(known.holder).__name__, known.before.__name__
     return f"{known.name} is of the class {now}, in the capture of {before}"
-
-
-class _Shows:
-    """Whether an object of C shows what it did."""
-
-    def __init__(self, known: ShownContent) -> None:
-        self.known, self.plain = known, plain(known.before)
-
-    def same(self) -> bool:
-        """Asked at each call."""
-        now, before = self.known.ask(self.known.holder), self.known.before
-        return now is before or (self.plain and same(now, before))
-
-    def words(self) -> str:
-        """Without what it shows where that is long, or a secret."""
-        now, before = self.known.ask(self.known.holder), self.known.before
-        if type(before) is bytes:
-            return f"{self.known.name} has other content than in the capture"
-        return differs(self.known.name, Shown(before), now)
-
-
-class _Members:
-    """Whether a set has the members that it had."""
-
-    def __init__(self, members: tuple[object, ...]) -> None:
-        self.members = members  # alive, so that nothing else gets the id of one
-        self.keys = set(map(_by_identity, members))
-
-    def same(self, holder: Any) -> bool:
-        """Asked of Python's own type: a class may say otherwise."""
-        return {_by_identity(item) for _, item in own_items(holder)} == self.keys
-
-
-class _Items:
-    """Whether a dict has the items that it had, by keys that are not looked up."""
-
-    def __init__(self, items: tuple[tuple[object, object], ...]) -> None:
-        self.keys = {id(key): key for key, _ in items}
-        self.before = {id(key): (item, plain(item)) for key, item in items}
-
-    def same(self, table: Any) -> bool:
-        """Asked of Python's own type: a class may say otherwise."""
-        now = {id(key): item for key, item in own_items(table) if id(key) in self.keys}
-        return len(now) == len(self.keys) and all(
-            item is before or (is_data and same(item, before))
-            for item, (before, is_data) in ((now[key], each) for key, each in self.before.items())
-        )
-
-
-class _Order:
-    """Whether a table has the names that it had, and what is not None in that order.
-
-    A weight that loses its parametrization is registered again, behind a bias that is None.
-    """
-
-    def __init__(self, table: Mapping[Any, object]) -> None:
-        self.names, self.order = table.keys(), _present(table)
-
-    def same(self, table: Mapping[Any, object]) -> bool:
-        """Asked where the names are in another order."""
-        return table.keys() == self.names and _present(table) == self.order
-
-
-def _same(one: Mapping[Any, object], other: Mapping[Any, object]) -> bool:
-    return [*one] == [*other] and all(one[key] is other[key] for key in one)
-
-
-def _present(table: Mapping[Any, object]) -> list[Any]:
-    return [name for name, item in table.items() if item is not None]
-
-
-class _NotInTables:
-    """Whether tensors are none of those in modules' tables."""
-
-    def __init__(self, others: list[torch.Tensor], tables: Sequence[Mapping[str, Any]]) -> None:
-        self.others = {id(each): each for each in others}  # alive, as of sets
-        self.tables = tables
-
-    def hold(self) -> bool:
-        """Asked at each call."""
-        tensors = chain.from_iterable(table.values() for table in self.tables)
-        return self.others.keys().isdisjoint(map(id, tensors))
-
-
-def _by_identity(item: object) -> object:
-    return (type(item), item) if plain(item) else id(item)
-
-
-class _Added:
-    """Which names an object has now that the program's code mentions, and had not.
-
-    Also names that Python looks up in a class by itself, such as `__len__`.
-    """
-
-    def __init__(self, known: AttributeNames, mentioned: frozenset[str]) -> None:
-        self.known, self.mentioned = known, mentioned | known.by_library
-
-    def names(self, space: Iterable[str]) -> list[str]:
-        """In order."""
-        found = self.mentioned.intersection(space)
-        if isinstance(space, types.MappingProxyType):
-            found = found.union(filter(is_special, space))
-        return sorted(found - self.known.before)
-
-    def words(self, space: Iterable[str]) -> str:
-        """What the first of them does."""
-        name = self.names(space)[0]
-        hides = self.known.kind is not None and hasattr(self.known.kind, name)
-        does = "hides that of the class" if hides else "is there now, the capture saw none"
-        return f"{self.known.name}.{name} {does}"
