@@ -23,7 +23,7 @@ WINGS: Final = MappingProxyType({
     ),
     "python_state": ("code", "snapshot", "access", "effects"),
     "autograd": ("derivatives", "eager_history", "higher_order", "backward"),
-    "session": ("run", "both_branches"),
+    "session": ("patches", "run", "both_branches"),
     "lowering": (
         "cuts", "subclasses", "reinplace", "emit", "partition", "pipelines",
     ),

@@ -375,7 +375,7 @@ def binds_another_name(w: Tensor) -> Tensor:
     return (y * whole).sum()
 
 
-refuses("modified in place", "session/run/torch_patches.py:check").when(
+refuses("modified in place", "session/patches/checkpoints.py:check").when(
     captures(binds_what_a_checkpoint_reads, W),
     trained(gives_what_a_checkpoint_reads, W),
     trained(binds_another_name, W),
@@ -400,7 +400,7 @@ class Counting(nn.Module):
         return checkpoint(self.body, w, use_reentrant=False).sum()  # here
 
 
-refuses("modified in place", "session/run/torch_patches.py:_check_changes_nothing").when(
+refuses("modified in place", "session/patches/checkpoints.py:_check_changes_nothing").when(
     captures(Counting(), W),
     trained(Counting(inside=False), W),
     trained(Counting(checked=False), W),
@@ -430,7 +430,7 @@ def draws_before(w: Tensor) -> Tensor:
     return checkpoint(half, w, use_reentrant=False, preserve_rng_state=False).sum()
 
 
-refuses("unsupported", "session/run/torch_patches.py:_check_drawn_again").when(
+refuses("unsupported", "session/patches/checkpoints.py:_check_drawn_again").when(
     captures(draws_others_in_its_backward, W), trained(draws_the_same, W), trained(draws_before, W)
 )
 
@@ -517,7 +517,7 @@ def grad_of_compiled() -> None:
     )
 
 
-refuses("autograd inside", "session/run/torch_patches.py:_no_gradient").when(
+refuses("autograd inside", "session/patches/torch_patches.py:_no_gradient").when(
     captures(asks_torch_func, X, target="cuda:sm90"),
     trained(squares, W),
     grad_of_compiled,

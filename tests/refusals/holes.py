@@ -174,7 +174,7 @@ def starts_a_process(x: Tensor) -> Tensor:
     return x * 2
 
 
-FORKS = "session/run/torch_patches.py:_forks"
+FORKS = "session/patches/torch_patches.py:_forks"
 refuses("side effect", FORKS).when(captures(forks, X), captured(doubles, X))
 refuses("side effect", FORKS).when(captures(starts_a_process, X), captured(doubles, X))
 

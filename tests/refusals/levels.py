@@ -27,7 +27,7 @@ def linearized(x: Tensor) -> Any:
     return linearize(torch.sin, x)[1](x)  # here
 
 
-refuses("unsupported", "session/run/torch_patches.py:_linearized").when(
+refuses("unsupported", "session/patches/torch_patches.py:_linearized").when(
     captures(linearized, X),
     captured(lambda x: pushed(torch.sin, x), X),
     "outside of the captured program",

@@ -62,7 +62,7 @@ EXCUSED: dict[str, str] = {
     "frontends/torch_compat/dynamo.py:_check": "a wrong call",
     "frontends/torch_compat/export.py:_check_call": "a wrong call",
     "session/run/setup.py:_check_call": "a wrong call",
-    "session/run/torch_patches.py:check_whole": "in a forked child: tests/unit/forks",
+    "session/patches/collector.py:check_whole": "in a forked child: tests/unit/forks",
     "session/run/setup.py:check_values": "a wrong call",
     "frontends/program/make_cut.py:_no_cut": "a wrong call",
     "inspect/diff/diff.py:of": "a wrong call: tests/explained/test_diff.py",

@@ -30,7 +30,7 @@ from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, ru
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained
 from foretrace.serialization.archive.stored_cut import Stored
 from foretrace.serialization.schema.opaque import asserted
-from foretrace.session.run.torch_patches import UNCOLLECTED
+from foretrace.session.patches.collector import UNCOLLECTED
 
 STEP = "step"
 

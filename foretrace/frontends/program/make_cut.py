@@ -27,7 +27,7 @@ from foretrace.lowering.pipelines.passes import (
 )
 from foretrace.lowering.pipelines.rewrites import take_backward, take_forward
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
-from foretrace.session.run.torch_patches import UNCOLLECTED
+from foretrace.session.patches.collector import UNCOLLECTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import Reshape
-from foretrace.ir.program.interface import Input, Mutation, Output, Role
-from foretrace.ir.program.op import Op, ViewStep, Write
+from foretrace.ir.program.interface import Input, Mutation
+from foretrace.ir.program.op import Op, Write
 from foretrace.ir.source.state_change_lines import Lines
-from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
@@ -26,7 +25,6 @@ from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.current_value import check_based, current
 from foretrace.tracer.functionalization.functionalize import holder
 from foretrace.tracer.functionalization.out_variants import LEAVE_OUT
-from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import check_unchanged, known_as
 
@@ -225,49 +223,6 @@ def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> boo
     return new is before
 
 
-def taken(
-    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder,
-    stand_ins: Sequence[Any],
-) -> tuple[Output | None, ViewStep | None]:  # fmt: skip
-    """How autograd has a view of a written input: the view that it was taken of, and the call.
-
-    Without the former it was taken of the input itself; without the latter it is by strides, as
-    after a write. `stand_ins`: of the inputs, of which one may be a view of another.
-    """
-    above = alias.parent
-    if above is None or above.parent is None or _is_left(above):
-        return None, _taken_by(alias, recorder)
-    seen = place(above, above.last)
-    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
-        return None, None
-    maker = _maker(recorder, value)
-    if maker is None or above.last not in maker.operands:
-        return None, None  # of the input itself, after a write
-    type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
-    tensor = above.tensor()
-    passed = next((i for i, each in enumerate(stand_ins) if each is tensor), None)
-    if passed is not None:
-        return Output(above.last, role, passed), _taken_by(alias, recorder)
-    through, step = taken(above, above.last, view_of, base, recorder, stand_ins)
-    output = Output(above.last, role, None, view_of, type, through=through, step=step)
-    return output, _taken_by(alias, recorder)
-
-
-def _is_left(alias: Alias) -> bool:
-    """Whether it is an input in the shape that operators in place gave it last."""
-    return alias.moved is None and alias.parent is not None and alias.parent.moved is alias
-
-
-def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
-    """The call of a view, if that is what autograd still has, and it takes no other tensor."""
-    step = alias.step
-    if step is None or step.several or step.kwargs:
-        return None
-    maker = _maker(recorder, alias.last)
-    called = maker is not None and maker.target is step.func
-    return step if called and values_in(step.args) == [step.base] == [*step.args[:1]] else None
-
-
 def begins_read(
     recorder: Recorder, placeholders: list[Any], mutations: list[Mutation]
 ) -> dict[int, Frame | None]:
@@ -309,11 +264,12 @@ def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW
 
 def line_of(recorder: Recorder, value: Value) -> Frame | None:
     """The line that computed a value."""
-    maker = _maker(recorder, value)
+    maker = maker_of(recorder, value)
     return None if maker is None else maker.origin.frame
 
 
-def _maker(recorder: Recorder, value: Value) -> Op | None:
+def maker_of(recorder: Recorder, value: Value) -> Op | None:
+    """The op that computed a value; None: it is an input."""
     return next((op for op in recorder.scope.log if value in op.outs), None)
 
 

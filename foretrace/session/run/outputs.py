@@ -1,7 +1,7 @@
 """The outputs of a run: values, and their views of inputs."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final
 
@@ -10,13 +10,17 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.interface import Output, Role
+from foretrace.ir.program.op import ViewStep
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.source.call_site import definition, place_of
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Share
-from foretrace.session.run.mutations import line_of, taken
+from foretrace.session.run.mutations import line_of, maker_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import returned_value, value_of
+from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
@@ -138,7 +142,7 @@ class Outputs:
         separate = alias.own_history if followed else alias.up_to_history()[0] is not alias.root
         through, step = None, None
         if followed and not separate:
-            through, step = taken(alias, value, view_of, base, recorder, placeholders)
+            through, step = _taken(alias, value, view_of, base, recorder, placeholders)
         return Output(value, role, None, view_of, seen, separate, through, step)
 
     def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:
@@ -154,3 +158,46 @@ class Outputs:
             at=line_of(recorder, value),
             do=("give both: tensor.detach(), tensor.grad", *later),
         )
+
+
+def _taken(
+    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder,
+    stand_ins: Sequence[Any],
+) -> tuple[Output | None, ViewStep | None]:  # fmt: skip
+    """How autograd has a view of a written input: the view that it was taken of, and the call.
+
+    Without the former it was taken of the input itself; without the latter it is by strides, as
+    after a write. `stand_ins`: of the inputs, of which one may be a view of another.
+    """
+    above = alias.parent
+    if above is None or above.parent is None or _is_left(above):
+        return None, _taken_by(alias, recorder)
+    seen = place(above, above.last)
+    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+        return None, None
+    maker = maker_of(recorder, value)
+    if maker is None or above.last not in maker.operands:
+        return None, None  # of the input itself, after a write
+    type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
+    tensor = above.tensor()
+    passed = next((i for i, each in enumerate(stand_ins) if each is tensor), None)
+    if passed is not None:
+        return Output(above.last, role, passed), _taken_by(alias, recorder)
+    through, step = _taken(above, above.last, view_of, base, recorder, stand_ins)
+    output = Output(above.last, role, None, view_of, type, through=through, step=step)
+    return output, _taken_by(alias, recorder)
+
+
+def _is_left(alias: Alias) -> bool:
+    """Whether it is an input in the shape that operators in place gave it last."""
+    return alias.moved is None and alias.parent is not None and alias.parent.moved is alias
+
+
+def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
+    """The call of a view, if that is what autograd still has, and it takes no other tensor."""
+    step = alias.step
+    if step is None or step.several or step.kwargs:
+        return None
+    maker = maker_of(recorder, alias.last)
+    called = maker is not None and maker.target is step.func
+    return step if called and values_in(step.args) == [step.base] == [*step.args[:1]] else None

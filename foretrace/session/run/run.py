@@ -14,23 +14,19 @@ from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import CallMemo, ChangePlace, LeaveState, ReturnArgument, ordered
+from foretrace.ir.program.effects import ChangePlace, LeaveState, ReturnArgument, ordered
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
-from foretrace.ir.pydata.read_facts import ids_compared
 from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.python_state.access.global_switches import ambient_guards
-from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.access.side_effects import check_iterators
-from foretrace.python_state.effects.counters import counted_in, scheduled
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import (
@@ -41,23 +37,18 @@ from foretrace.python_state.effects.module_state import (
 )
 from foretrace.python_state.effects.state_inputs import (
     add_state_inputs,
-    attributes_asked,
-    check_first_call,
-    drop_unread,
-    open_holders,
 )
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
-    bound_before,
-    bound_to_data,
     collect_state_outputs,
-    of_filled,
     states_of,
     themselves,
-    with_name,
 )
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
+from foretrace.session.patches.checkpoints import Checkpoints
+from foretrace.session.patches.collector import UNCOLLECTED, check_whole
+from foretrace.session.patches.torch_patches import running, unchanged_state
 from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
 from foretrace.session.run.append_only import check_built_once, check_separate
 from foretrace.session.run.mutations import (
@@ -69,15 +60,9 @@ from foretrace.session.run.mutations import (
     mutations_of,
     reshaped_views,
 )
+from foretrace.session.run.noted_reads import note_reads
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
-from foretrace.session.run.torch_patches import (
-    UNCOLLECTED,
-    Checkpoints,
-    check_whole,
-    running,
-    unchanged_state,
-)
 from foretrace.tracer.functionalization.autograd_leaves import check_parted
 from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
@@ -157,7 +142,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
-    _note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
+    note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
@@ -226,48 +211,6 @@ def _repeated(
     return again
 
 
-def _note_reads(
-    fn: Any,
-    leaves: list[tuple[str, Any]],
-    capture: Session,
-    requires: CallRequirements,
-    kept: list[Change],
-    left: list[Change],
-    lines: Callable[[], Lines],
-) -> None:
-    """Note what the program may have read of Python state, and which plain data it has changed.
-
-    Args:
-        fn: the program.
-        leaves: its arguments.
-        capture: its run.
-        requires: takes it.
-        kept: what is left as state.
-        left: what else was changed, and is undone.
-        lines: the lines of its functions.
-    """
-    requires.notes.effects += map(CallMemo, capture.memos.calls)
-    left = [located(with_name(change, capture.outside), lines) for change in left]
-    requires.notes.changed += left
-    requires.notes.counted += counted_in((*requires.notes.changed, *kept))
-    if capture.outside is None:
-        return
-    open = open_holders(capture.inputs, requires)
-    kept_by_memos = [(each.name, each.result) for each in capture.memos.calls]
-    read_outside(capture.outside, fn, [*leaves, *kept_by_memos], requires, capture.real, open)
-    requires.python.reads += capture.memos.reads()
-    data = bound_to_data(kept, capture.inputs, lines)
-    asked = attributes_asked(capture.inputs, capture.real, capture.outside.own_attributes)
-    requires.inputs.set_on += asked
-    found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
-    reads = [*data, *of_filled(found, [*kept, *left], lines)]
-    reads += [bound_before(change) for change in left if change.rebound]
-    requires.python.reads = [*reads, *capture.ties(reads)]
-    _note_ambient(requires, capture)
-    requires.notes.counted += scheduled(requires.python.locations)
-    check_first_call(requires, lines)
-
-
 def _running(
     capture: Session, paths: dict[int, str], before: HeapSnapshot
 ) -> AbstractContextManager[Checkpoints]:
@@ -278,20 +221,6 @@ def _running(
         capture.recorder, capture.parts, paths, device, engine, switches=sees,
         as_they_are=as_they_are,
     )  # fmt: skip
-
-
-def _note_ambient(requires: CallRequirements, capture: Session) -> None:
-    """Note which arguments the program knows by another way, and on what around it it depends."""
-    objects = ids_compared(requires.python.reads)
-    requires.shared.own = capture.own(requires, objects)
-    asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
-    if capture.recorder.scope.called_modules:
-        asked.add("hooks of all modules")
-    inference = capture.recorder.autograd.called_in_inference
-    requires.python.ambient = ambient_guards(
-        requires.python.mentioned, objects, asked, inference=inference
-    )
-    requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:

@@ -25,11 +25,11 @@ from foretrace.python_state.access.global_switches import may_switch
 from foretrace.python_state.code.first_imports import FirstImports
 from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
+from foretrace.session.patches.collector import UNCOLLECTED
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session
 from foretrace.session.run.session_parts import Assumed
-from foretrace.session.run.torch_patches import UNCOLLECTED
 
 Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""

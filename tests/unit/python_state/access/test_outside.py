@@ -13,7 +13,7 @@ from foretrace.ir.source.code_owner import origin_of
 from foretrace.ir.source.events import MONITORING, TOOLS
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.code.bytecode import reads_of
-from foretrace.session.run.torch_patches import UNCOLLECTED
+from foretrace.session.patches.collector import UNCOLLECTED
 from tests.support.tools import other_tools
 
 monitored = pytest.mark.skipif(MONITORING is None, reason="Python 3.11 has no sys.monitoring")

@@ -1,20 +1,16 @@
 """Patches of torch while a program runs: what they replace is refused or followed, and restored."""
 
-import gc
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from foretrace import forks, torch_api
+from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.backward.pack_hooks import Packing
-from foretrace.autograd.eager_history.op_facts import locate
-from foretrace.errors import OUTSIDE, Frame, Refusal, Remedy
-from foretrace.ir.program.op import Op, target_name
-from foretrace.ir.program.origin import Checkpoint
+from foretrace.errors import OUTSIDE, Refusal, Remedy
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
@@ -22,18 +18,16 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.access.switched_inside import Switches
-from foretrace.python_state.effects.inner_reads import InnerReads, PartsOfRun
+from foretrace.python_state.effects.inner_reads import PartsOfRun
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.python_state.snapshot.heap import HeapSnapshot
-from foretrace.session.run.data_dependent_sizes import taking_rates, taking_steps
-from foretrace.tracer.concrete.rng_draws import draws
-from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.session.patches.checkpoints import Checkpoints
+from foretrace.session.patches.data_dependent_sizes import taking_rates, taking_steps
 from foretrace.tracer.recorder.autograd_function import function_calls
-from foretrace.tracer.recorder.inference_mode import check_mode, guards
+from foretrace.tracer.recorder.inference_mode import guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.recorder.rng import random_stand_ins, undrawn
-from foretrace.tracer.subclasses.dispatch import known_as
 
 BACKWARD = (
     "return the loss, and ask for its gradient outside of the captured program",
@@ -92,108 +86,6 @@ def _forks(recorder: Recorder) -> NoReturn:
             do=OUTSIDE[:1],
         )
     )
-
-
-class Checkpoints:
-    """The functions under `torch.utils.checkpoint`: their ops name the region; they run once.
-
-    Eager's backward runs them again, and reads what their names refer to by then.
-    """
-
-    def __init__(self, recorder: Recorder, parts: PartsOfRun) -> None:
-        self.recorder, self._parts = recorder, parts
-        self._read: list[tuple[Checkpoint, Frame | None, InnerReads]] = []
-
-    def around(self, *call_args: Any, **call_kwargs: Any) -> Iterator[None]:
-        """Runs around a function; the outermost of nested regions recomputes all inside."""
-        fn, context_fn, args, same_draws = torch_api.checkpoint_call(call_args, call_kwargs)
-        recorder = self.recorder
-        check_mode(recorder, "a checkpoint")
-        if recorder.autograd.saving is not None:
-            recorder.autograd.saving.check_checkpoint()
-        scope, (context, _again) = recorder.scope, context_fn()
-        saves = torch_api.selective_policy(context)
-        region = scope.checkpoint
-        reads: AbstractContextManager[None] = nullcontext()
-        if region is None and recorder.grad_mode():
-            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            stand_ins = [known_as(t, recorder) for t in tensors]
-            inputs = tuple([value_of(tensor, recorder) for tensor in stand_ins])
-            region = Checkpoint(saves, inputs)
-            reads = self._noted(region, fn, args)
-        count = len(scope.log)
-        with reads, scope.checkpointed(region), nullcontext() if saves is not None else context:
-            yield
-        inside = [op for op in scope.log[count:] if op.origin.checkpoint is not None]
-        if any(out.type.requires_grad for op in inside for out in op.outs):
-            for op in inside:
-                _check_drawn_again(op, same_draws)
-
-    @contextmanager
-    def _noted(self, region: Checkpoint, fn: Any, args: tuple[Any, ...]) -> Iterator[None]:
-        """What the function that runs inside reads is noted, for `check`."""
-        at = self.recorder.sources.here()
-        with self._parts.watched(fn, args, twice=True) as part:
-            yield
-        self._read.append((region, at, part))
-
-    def check(self) -> None:
-        """Refuse one that would compute with something else than the forward did, or change it.
-
-        Python's state is as the program leaves it.
-        """
-        read, self._read = self._read, []
-        for region, at, part in read:
-            inside = (op for op in self.recorder.scope.log if op.origin.checkpoint is region)
-            if not any(value.type.requires_grad for op in inside for value in op.outs):
-                continue
-            _check_changes_nothing(part, at)
-            changed = part.changed()
-            if changed is not None:
-                raise Refusal(
-                    f"a checkpoint reads {changed}, which the program changes afterwards, and"
-                    " eager's backward runs it again with what is there then",
-                    kind="modified in place",
-                    at=at,
-                    do=("give it to the checkpoint as an argument", "or do not change it later"),
-                )
-
-
-def _check_changes_nothing(part: InnerReads, at: Frame | None) -> None:
-    """Refuse a checkpoint that changes Python's state.
-
-    Raises:
-        Refusal: it does.
-    """
-    if part.own is not None:
-        raise Refusal(
-            f"a checkpoint changes {part.own}, and eager's backward does that once more",
-            kind="modified in place",
-            at=at,
-            do=("return what is new, and change it outside of the checkpoint",
-                "or train without the checkpoint"),
-        )  # fmt: skip
-
-
-def _check_drawn_again(op: Op, same_draws: bool) -> None:
-    """Refuse an op whose random numbers eager's backward draws otherwise than the forward did.
-
-    Raises:
-        Refusal: the checkpoint does not keep the state of the generator that the op draws from.
-    """
-    if not (same_draws and op.kwargs.get("generator") is None) and draws(op):
-        raise locate(
-            Refusal(
-                f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw"
-                " the same ones again: eager's backward runs it with others",
-                kind="unsupported",
-                do=(
-                    "draw from torch's own generator, with preserve_rng_state=True",
-                    "or draw before the checkpoint, and pass the numbers",
-                ),
-            ),
-            op,
-        )
 
 
 INPUTS = 4
@@ -325,41 +217,3 @@ def unchanged_state(lines: Callable[[], Lines], before: HeapSnapshot) -> Iterato
     """
     with undrawn(lines, may_seed=before.may_seed), unswitched(lines):
         yield
-
-
-class Resting(forks.Shared):
-    """Python's collector rests while a thread is inside: nearly all objects of a run are kept."""
-
-    before_it = False
-    """whether it was enabled"""
-
-    def begin(self) -> None:
-        """Disable it."""
-        self.before_it = gc.isenabled()
-        gc.disable()
-
-    def end(self) -> None:
-        """As it was."""
-        (gc.enable if self.before_it else gc.disable)()
-
-
-UNCOLLECTED: Final = Resting()
-"""Of a capture, a cut or its module; there is one collector for all threads"""
-
-
-def check_whole() -> None:
-    """Refuse to capture in a child that was forked in the middle of another thread's capture.
-
-    Raises:
-        Refusal: it was. Torch and the modules are as they were, but not all that torch keeps.
-    """
-    if UNCOLLECTED.cut_off:
-        raise Refusal(
-            "this process was forked while another thread captured, which took longer than the"
-            f" {forks.LONGEST:.0f} s that a fork waits",
-            kind="forked",
-            do=(
-                "fork when no thread captures",
-                "or start the process in another way: multiprocessing's spawn or forkserver",
-            ),
-        )

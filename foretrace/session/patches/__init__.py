@@ -1,0 +1,1 @@
+"""What is replaced around a run of the program: functions of torch, Python's collector."""
