@@ -16,35 +16,31 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.errors import NodeFrame
 from foretrace.ir.program.interface import Input, Output
-from foretrace.ir.program.names import Names, calls_target
-from foretrace.ir.program.op import Op, Subgraph, target_name
+from foretrace.ir.program.names import calls_target
+from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.walk import binds, leaves_that_run, shows
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.substitution import Size, solved
+from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.emit.fake_vals import Vals
-from foretrace.lowering.emit.fx_sizes import write_size
+from foretrace.lowering.emit.fx_sizes import SizeNodes
 from foretrace.lowering.emit.graph_module import LITERAL_TYPES, Complex, module_of, size_path
 from foretrace.lowering.emit.module_stack import ModuleStacks
 
 Needs = Callable[[Op], Collection[Value]]
 
 
-class Emitter:
+class Emitter(SizeNodes):
     """Builds one fx graph; kept ops become submodules with graphs of their own."""
 
     def __init__(self, symbols: Symbols, vals: Vals, needs: Needs) -> None:
-        self.symbols, self.vals, self.needs = symbols, vals, needs
-        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        super().__init__(symbols)
+        self.vals, self.needs, self.root = vals, needs, torch.nn.Module()
         self.append = torch_api.Nodes(self.graph).append
-        self.names = Names()
-        self.nodes: dict[Value, fx.Node] = {}
-        self.sizes: dict[sympy.Basic, Any] = {}
         self.stacks = ModuleStacks()
-        self.data = symbols.data
         self.unbound = set(self.data)
         """those that data decides, until a node gives them their numbers"""
 
@@ -138,12 +134,6 @@ class Emitter:
         self.unbound -= free_symbols(size)
         self._learn_size(size, self._placeholder(name))
 
-    def _learn_size(self, size: Size, node: fx.Node) -> None:
-        """What is computed of a size begins here."""
-        node.meta["val"] = self.symbols.symbolic(size)
-        if isinstance(size, sympy.Expr):
-            self.sizes = {self.symbols.simplify(size): node, size: node} | self.sizes
-
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
@@ -226,93 +216,6 @@ class Emitter:
         name = self.names.new(type(item).__name__)
         setattr(self.root, name, item)
         return self.graph.create_node("get_attr", name, (), {}, name)
-
-    def _size(self, expr: Any) -> Any:
-        """The node that computes an expression; created once, from the sizes of the inputs."""
-        if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
-            return self.sizes[expr]
-        expr = self.symbols.simplify(expr)
-        if isinstance(expr, sympy.Integer):
-            return int(expr)
-        if expr not in self.sizes:
-            if isinstance(expr, sympy.Symbol):
-                self.sizes[expr] = self._symbol(expr)
-            else:
-                self.sizes[expr] = self._expression(expr)
-        return self.sizes[expr]
-
-    def _condition(self, condition: Boolean) -> Any:
-        """A condition as it was asked: what is known of sizes by now may follow from it."""
-        symbols = {symbol: self._size_of(symbol) for symbol in condition.free_symbols}
-        return write_size(condition, symbols, self._create_size)
-
-    def _size_of(self, symbol: sympy.Symbol) -> Any:
-        if symbol not in self.sizes:
-            self.sizes[symbol] = self._symbol(symbol)
-        return self.sizes[symbol]
-
-    def _symbol(self, symbol: sympy.Symbol) -> Any:
-        """The size of an input that the symbol is, or else that it follows from."""
-        sizes = [
-            (size if size == symbol else self.symbols.simplify(size), node, dim)
-            for value, node in self.nodes.items()
-            if self._gives_sizes(value, node)
-            for dim, size in enumerate(value.type.shape)
-            if not isinstance(size, int)
-        ]
-        for size, node, dim in sizes:
-            if size == symbol:
-                return self._size_node(symbol, node, dim)
-        for size, node, dim in sizes:
-            whole = sympy.Dummy("size", integer=True)
-            expr = solved(size, symbol, whole) if symbol in size.free_symbols else None
-            if expr is not None:
-                return write_size(
-                    expr, {whole: self._size_node(size, node, dim)}, self._create_size
-                )
-        return self._place(symbol)
-
-    def _gives_sizes(self, value: Value, node: fx.Node) -> bool:
-        """Whether sizes are read off a node: an input, or what data decides the sizes of."""
-        return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
-
-    def _place(self, symbol: sympy.Symbol) -> fx.Node:
-        """A stride of an input that no size explains (of rows with gaps), or its offset."""
-        for value, node in self.nodes.items():
-            if node.op == "placeholder" and symbol in value.type.stride:
-                dim = value.type.stride.index(symbol)
-                return self._size_node(symbol, node, dim, target=torch.ops.aten.sym_stride.int)
-            if node.op == "placeholder" and symbol == value.type.offset:
-                target = torch.ops.aten.sym_storage_offset.default
-                return self._size_node(symbol, node, target=target)
-        raise AssertionError(f"no input has the size {symbol}")
-
-    def _size_node(
-        self, size: sympy.Expr, node: fx.Node, *dim: int, target: Any = torch.ops.aten.sym_size.int
-    ) -> fx.Node:
-        name = self.names.new(f"{target_name(target)}_{size}")
-        after = self._last_placeholder() if node.op == "placeholder" else node
-        with self.graph.inserting_after(after):
-            created = self.graph.create_node("call_function", target, (node, *dim), {}, name)
-        created.meta["val"] = self.symbols.symbolic(size)
-        self.describe_size(created)
-        return created
-
-    def _last_placeholder(self) -> fx.Node:
-        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
-
-    def _expression(self, expr: sympy.Basic) -> Any:
-        symbols = {symbol: self._size(symbol) for symbol in free_symbols(expr)}
-        return write_size(expr, symbols, self._create_size)
-
-    def _create_size(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
-        name = self.names.new(function.__name__)
-        node = self.graph.create_node("call_function", function, args, {}, name)
-        self.describe_size(node)
-        return node
-
-    def describe_size(self, node: fx.Node) -> None:
-        """Say where a node that computes a size comes from: from no line of the user."""
 
     def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
         """Close the graph."""

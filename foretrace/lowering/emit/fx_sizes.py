@@ -1,4 +1,4 @@
-"""An expression over sizes as fx nodes: each function that a ShapeEnv's expressions may have."""
+"""Sizes as fx nodes: each function that a ShapeEnv's expressions may have, and where they begin."""
 
 import math
 import operator
@@ -8,9 +8,16 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.ir.program.names import Names
+from foretrace.ir.program.op import target_name
+from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.symbols.substitution import Size, solved
+from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 
 Make = Callable[[Callable[..., Any], tuple[Any, ...]], Any]
 """Adds a node that calls a function of nodes and numbers"""
@@ -42,7 +49,7 @@ ROUNDING: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """The same for functions that torch calls with the dtype of the result."""
 
 
-class SizeNodes:
+class SizeFunctions:
     """Handlers for torch's interpreter of expressions: a method for each function, by name."""
 
     def __init__(self, make: Make) -> None:
@@ -108,4 +115,107 @@ def write_size(
         node.meta["val"] = function(*known)
         return node
 
-    return torch_api.interpret_expression(expr, SizeNodes(make), symbols)
+    return torch_api.interpret_expression(expr, SizeFunctions(make), symbols)
+
+
+class SizeNodes:
+    """The nodes of one graph, and those among them that compute sizes: created once each."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols, self.graph, self.names = symbols, fx.Graph(), Names()
+        self.nodes: dict[Value, fx.Node] = {}
+        self.sizes: dict[sympy.Basic, Any] = {}
+        self.data = symbols.data
+
+    def _learn_size(self, size: Size, node: fx.Node) -> None:
+        """What is computed of a size begins here."""
+        node.meta["val"] = self.symbols.symbolic(size)
+        if isinstance(size, sympy.Expr):
+            self.sizes = {self.symbols.simplify(size): node, size: node} | self.sizes
+
+    def _size(self, expr: Any) -> Any:
+        """The node that computes an expression; created once, from the sizes of the inputs."""
+        if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
+            return self.sizes[expr]
+        expr = self.symbols.simplify(expr)
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if expr not in self.sizes:
+            if isinstance(expr, sympy.Symbol):
+                self.sizes[expr] = self._symbol(expr)
+            else:
+                self.sizes[expr] = self._expression(expr)
+        return self.sizes[expr]
+
+    def _condition(self, condition: Boolean) -> Any:
+        """A condition as it was asked: what is known of sizes by now may follow from it."""
+        symbols = {symbol: self._size_of(symbol) for symbol in condition.free_symbols}
+        return write_size(condition, symbols, self._create_size)
+
+    def _size_of(self, symbol: sympy.Symbol) -> Any:
+        if symbol not in self.sizes:
+            self.sizes[symbol] = self._symbol(symbol)
+        return self.sizes[symbol]
+
+    def _symbol(self, symbol: sympy.Symbol) -> Any:
+        """The size of an input that the symbol is, or else that it follows from."""
+        sizes = [
+            (size if size == symbol else self.symbols.simplify(size), node, dim)
+            for value, node in self.nodes.items()
+            if self._gives_sizes(value, node)
+            for dim, size in enumerate(value.type.shape)
+            if not isinstance(size, int)
+        ]
+        for size, node, dim in sizes:
+            if size == symbol:
+                return self._size_node(symbol, node, dim)
+        for size, node, dim in sizes:
+            whole = sympy.Dummy("size", integer=True)
+            expr = solved(size, symbol, whole) if symbol in size.free_symbols else None
+            if expr is not None:
+                return write_size(
+                    expr, {whole: self._size_node(size, node, dim)}, self._create_size
+                )
+        return self._place(symbol)
+
+    def _gives_sizes(self, value: Value, node: fx.Node) -> bool:
+        """Whether sizes are read off a node: an input, or what data decides the sizes of."""
+        return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
+
+    def _place(self, symbol: sympy.Symbol) -> fx.Node:
+        """A stride of an input that no size explains (of rows with gaps), or its offset."""
+        for value, node in self.nodes.items():
+            if node.op == "placeholder" and symbol in value.type.stride:
+                dim = value.type.stride.index(symbol)
+                return self._size_node(symbol, node, dim, target=torch.ops.aten.sym_stride.int)
+            if node.op == "placeholder" and symbol == value.type.offset:
+                target = torch.ops.aten.sym_storage_offset.default
+                return self._size_node(symbol, node, target=target)
+        raise AssertionError(f"no input has the size {symbol}")
+
+    def _size_node(
+        self, size: sympy.Expr, node: fx.Node, *dim: int, target: Any = torch.ops.aten.sym_size.int
+    ) -> fx.Node:
+        name = self.names.new(f"{target_name(target)}_{size}")
+        after = self._last_placeholder() if node.op == "placeholder" else node
+        with self.graph.inserting_after(after):
+            created = self.graph.create_node("call_function", target, (node, *dim), {}, name)
+        created.meta["val"] = self.symbols.symbolic(size)
+        self.describe_size(created)
+        return created
+
+    def _last_placeholder(self) -> fx.Node:
+        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+
+    def _expression(self, expr: sympy.Basic) -> Any:
+        symbols = {symbol: self._size(symbol) for symbol in free_symbols(expr)}
+        return write_size(expr, symbols, self._create_size)
+
+    def _create_size(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        name = self.names.new(function.__name__)
+        node = self.graph.create_node("call_function", function, args, {}, name)
+        self.describe_size(node)
+        return node
+
+    def describe_size(self, node: fx.Node) -> None:
+        """Say where a node that computes a size comes from: from no line of the user."""

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.lowering.emit.fx_sizes import SizeNodes
+from foretrace.lowering.emit.fx_sizes import SizeFunctions
 
 TEXTS: Mapping[Callable[..., Any], str] = MappingProxyType({
     operator.add: "({} + {})", operator.mul: "({} * {})", operator.sub: "({} - {})",
@@ -38,7 +38,7 @@ def size_text(size: Any) -> str:
     if not isinstance(size, sympy.Basic):
         return str(size)
     names = {symbol: str(symbol) for symbol in size.free_symbols}
-    return _text(torch_api.interpret_expression(size, SizeNodes(_call), names))
+    return _text(torch_api.interpret_expression(size, SizeFunctions(_call), names))
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
