@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import foretrace
 from foretrace.ir.pydata.object_containers import object_attributes
-from foretrace.python_state.access.object_parts import NUMBERED
+from foretrace.python_state.reads.object_parts import NUMBERED
 
 LOG = logging.getLogger(__name__)
 

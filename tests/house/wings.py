@@ -21,7 +21,7 @@ WINGS: Final = MappingProxyType({
         "functionalization", "concrete", "subclasses", "higher_order", "forward_ad", "recorder",
         "data_dependence",
     ),
-    "python_state": ("code", "snapshot", "access", "effects"),
+    "python_state": ("code", "snapshot", "access", "reads", "effects"),
     "autograd": ("derivatives", "eager_history", "higher_order", "backward"),
     "session": ("patches", "run", "both_branches"),
     "lowering": (

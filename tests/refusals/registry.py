@@ -28,7 +28,7 @@ EXCUSED: dict[str, str] = {
     "session/run/append_only.py:check_separate": "tests/steps/test_filling.py",
     "session/run/append_only.py:check_none_left": "it runs once more: tests/steps/test_filling.py",
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
-    "python_state/access/backward_reads.py:_check_left": "tests/against_eager/"
+    "python_state/reads/backward_reads.py:_check_left": "tests/against_eager/"
     "test_backward_reads.py",
     "tracer/recorder/composite_bodies.py:_check_numbers": "it runs once more: tests/against_eager/"
     "test_operators_of_users.py",

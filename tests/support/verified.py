@@ -73,7 +73,7 @@ def checking(make: Callable[..., Any], check: Callable[..., None]) -> Callable[.
 
 def _record(found: Any, fn: Any, args: Any, kwargs: Any, run: Any, *_: Any) -> None:
     outside = run.outside
-    switched = outside is not None and (outside.switches or outside.switching)
+    switched = outside is not None and (outside.mentions.switches or outside.switching)
     if switched and not run.known.sees_switches:
         return  # nothing saw what it switched: it is recorded again
     verify.verify_record(found, run.recorder.semantics.inference.again)

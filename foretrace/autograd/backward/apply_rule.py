@@ -24,7 +24,7 @@ from foretrace.ir.values.value import Tree, Value, map_values, substitute, value
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import lasts
-from foretrace.python_state.access.backward_reads import BackwardReads
+from foretrace.python_state.reads.backward_reads import BackwardReads
 from foretrace.tracer.recorder.autograd_hooks import Packed
 
 

@@ -20,8 +20,8 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in, every_op, outs_in
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.python_state.access.backward_reads import BackwardReads
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
+from foretrace.python_state.reads.backward_reads import BackwardReads
 from foretrace.python_state.snapshot.backward_state import as_left
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED

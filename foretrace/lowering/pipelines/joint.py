@@ -20,7 +20,7 @@ from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import cut_inside, flatten
 from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
-from foretrace.python_state.access.backward_reads import BackwardReads
+from foretrace.python_state.reads.backward_reads import BackwardReads
 
 
 @as_pass("check gradients")

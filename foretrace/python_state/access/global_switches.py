@@ -69,8 +69,8 @@ def may_switch(outside: AccessMonitor, lines: Callable[[], Lines], *, stands: bo
     if stands and outside.switching:
         name, at = next(iter(outside.switching.items()))
         raise _by_another_name(name, "a name that is not torch's", at)
-    found = outside.switches or bool(outside.switching)
-    found |= not outside.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
+    found = outside.mentions.switches or bool(outside.switching)
+    found |= not outside.mentions.own_attributes.isdisjoint(torch_api.SWITCHED_BY)
     for place in outside.places.values():
         item = place.before
         if _name_of(item) in torch_api.SWITCHED_BY:

@@ -20,7 +20,7 @@ from foretrace.ir.pydata.plain_data import SINGLE, plain
 from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.ir.source.code_owner import origin, origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
-from foretrace.python_state.code.bytecode import Reads, values_of
+from foretrace.python_state.code.bytecode import Reads, reads_of, values_of
 from foretrace.python_state.snapshot.code_references import functions_in
 
 BUILTINS: Final = frozenset(vars(builtins))
@@ -59,6 +59,39 @@ class Refusing(Protocol):
 
     def entered(self, frame: types.FrameType) -> None:
         """Note that such a function begins."""
+
+
+@dataclass(slots=True)
+class Mentions:
+    """Names that the code which ran mentions."""
+
+    attributes: set[str] = field(default_factory=set)
+    """of attributes that the program's code, or torch's layers, mention"""
+    own_attributes: set[str] = field(default_factory=set)
+    """those that the program's code mentions"""
+    counts: set[str] = field(default_factory=set)
+    """of what the program's code, or torch's layers, read and store to"""
+    stores: set[str] = field(default_factory=set)
+    """those that the program's own code stores to; what it does not read by name it may read by
+    another way (`vars(self)`)"""
+    switches: bool = False
+    """whether code of torch's ran that may switch torch's state"""
+
+    def note_counts(self, frame: types.FrameType) -> None:
+        """What the code counts with, and methods of its object that it names and may call."""
+        code = frame.f_code
+        reads = reads_of(code)
+        self.counts |= reads.counts
+        if code.co_argcount and code.co_varnames[0] == "self":
+            for base in type(frame.f_locals.get("self")).__mro__:
+                for name in reads.attributes.intersection(vars(base)):
+                    if isinstance(method := vars(base)[name], types.FunctionType):
+                        self.counts |= reads_of(method.__code__).counts
+
+    def take(self, other: "Mentions") -> None:
+        """Add the attributes that other code mentions."""
+        self.attributes |= other.attributes
+        self.own_attributes |= other.own_attributes
 
 
 @dataclass(slots=True)

@@ -90,6 +90,10 @@ class UnknownCalls:
     ) -> None:
         self.refuse, self.switching, self.met = refuse, switching, met
 
+    def knowing(self, met: Callable[[Any], bool]) -> "UnknownCalls":
+        """The same, of a program that had other objects before it ran."""
+        return UnknownCalls(self.refuse, self.switching, met)
+
     def called(self, frame: types.FrameType, function: types.BuiltinFunctionType) -> None:
         """A function in C is about to be called.
 

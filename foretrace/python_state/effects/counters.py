@@ -20,6 +20,7 @@ from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
+from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.changes import Called, name_of_leaf
 
 
@@ -192,16 +193,19 @@ class SymbolicCounters:
 
     @contextmanager
     def replaced(
-        self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
+        self,
+        symbol: Callable[[StateRead, str], Any],
+        outside: AccessMonitor | None,
+        called: Mapping[int, Called],
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            outside: its `borrowed` takes each, and the number, by the id of the one.
+            outside: its `places.borrowed` takes each, and the number, by the id of the one.
             called: what dicts of optimizers are about, by id.
         """
-        borrowed_by_id: dict[int, Any] = getattr(outside, "borrowed", {})
+        borrowed_by_id = {} if outside is None else outside.places.borrowed
         left, borrowed = list[Change](), list[tuple[Location, Any, list[Any], str]]()
         try:
             for change, known in self._places.values():

@@ -36,7 +36,7 @@ from foretrace.ir.pydata.read_facts import (
 from foretrace.ir.source.call_site import function_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.access.reads import reading_by
+from foretrace.python_state.reads.outside_reads import reading_by
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.tracer.recorder.function_target import FunctionCall
 
@@ -75,7 +75,7 @@ class InnerReads(AccessMonitor):
             self._find(host, before)
 
     def _find(self, host: AccessMonitor, before: HeapSnapshot | None) -> None:
-        self._stand_ins = dict(host.borrowed)
+        self._stand_ins = dict(host.places.borrowed)
         own = [*self.changes(), *(before.bound() if before is not None else ())]
         self.own = next((change.name for change in own), None)
         reading = reading_by(self)

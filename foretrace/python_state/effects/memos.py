@@ -89,7 +89,7 @@ class Memos:
         stand_ins = {key: self._stand_in(memos[key]) for key in found}
         if outside is not None:
             pairs = ((each, memos[key]) for key, each in stand_ins.items())
-            outside.borrowed.update({id(one): (one, other) for one, other in pairs})
+            outside.places.borrowed.update({id(one): (one, other) for one, other in pairs})
         try:
             for place in places:
                 put = _put(place.before, stand_ins)

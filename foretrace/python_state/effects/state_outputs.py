@@ -139,7 +139,7 @@ def with_name(change: Change, outside: AccessMonitor | None) -> Change:
     place = change.place
     if outside is None or not isinstance(place, (Contents, Entry)):
         return change
-    name = outside.names().get(id(place.holder))
+    name = outside.places.names().get(id(place.holder))
     return change if name is None else replace(change, place=place.named(name))
 
 

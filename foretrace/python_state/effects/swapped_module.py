@@ -14,7 +14,7 @@ from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
-from foretrace.python_state.access.object_parts import REGISTERED as STATE
+from foretrace.python_state.reads.object_parts import REGISTERED as STATE
 from foretrace.python_state.snapshot.changes import content_changes, filled
 from foretrace.python_state.snapshot.objects import ATOMS, EMPTY, Snapshot, changes_in
 from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot

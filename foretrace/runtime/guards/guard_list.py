@@ -29,7 +29,7 @@ from foretrace.ir.symbols.symbols import MANY
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
 from foretrace.operators.abstract_tensors.subclass_types import Holds
-from foretrace.python_state.access.backward_reads import beyond
+from foretrace.python_state.reads.backward_reads import beyond
 from foretrace.runtime.guards.broken import Broken, reporting_lines
 from foretrace.runtime.guards.guard import Check, message, of_answer
 from foretrace.runtime.guards.identity_guards import IdentityGuards

@@ -1,8 +1,8 @@
 """What the program may read of modules and of Python state outside, as guards.
 
 Modules: train() or eval(), which parameters, buffers and submodules there are, which hooks. All
-else is what `python_state/access/reads.py` has noted: plain data is compared by value, functions,
-classes and all else by identity.
+else is what `python_state/reads/state_reads.py` has noted: plain data is compared by value,
+functions, classes and all else by identity.
 """
 
 import sys
@@ -28,7 +28,7 @@ from foretrace.ir.pydata.read_facts import (
     ShownContent,
 )
 from foretrace.lowering.emit.python_source import Source
-from foretrace.python_state.access.object_parts import HOOKS
+from foretrace.python_state.reads.object_parts import HOOKS
 from foretrace.runtime.guards.guard import Check, Checks
 from foretrace.runtime.guards.state_compared import (
     Added,

@@ -22,7 +22,7 @@ from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.lowering.partition.partition import Pair, Saved
-from foretrace.python_state.access.object_parts import state_of
+from foretrace.python_state.reads.object_parts import state_of
 from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS
 from foretrace.serialization.schema.field_checks import (
     NUMBER,

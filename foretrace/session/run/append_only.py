@@ -143,7 +143,7 @@ class AppendOnlyContainers:
     def replaced(self, before: HeapSnapshot, outside: AccessMonitor | None) -> Iterator[None]:
         """Inside, the program finds what stands for them."""
         self._stand_ins, self._parted = {}, {}
-        monitored = {} if outside is None else outside.borrowed
+        monitored = {} if outside is None else outside.places.borrowed
         for key, (_, holder, places) in [*self._guessed.items()]:
             if before.holders_of(holder) != len(places):  # it may be found by another way
                 self._close(key)
@@ -191,7 +191,7 @@ class AppendOnlyContainers:
         for each in self._stand_ins.values():
             each.puts.clear()
             if outside is not None:
-                del outside.borrowed[id(each)]
+                del outside.places.borrowed[id(each)]
         self._parted = {key: ref(each) for key, each in self._stand_ins.items()}
         self._stand_ins = {}
         return filled

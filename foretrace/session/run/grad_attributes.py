@@ -98,7 +98,7 @@ class Gradients:
         requires.inputs.gradients = self.found
         requires.inputs.whole |= self.whole
         requires.inputs.rooms = self.rooms
-        named = self.outside.attributes if self.outside is not None else ()
+        named = self.outside.mentions.attributes if self.outside is not None else ()
         requires.inputs.set_on += [(*each, MISSING) for each in self.absent if each[1] in named]
 
     def is_whole(self, placeholder: Abstract) -> bool:

@@ -10,11 +10,8 @@ from foretrace.ir.pydata.read_facts import ids_compared
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.global_switches import ambient_guards
-from foretrace.python_state.access.reads import read_outside
 from foretrace.python_state.effects.counters import counted_in, scheduled
-from foretrace.python_state.effects.module_state import (
-    located,
-)
+from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.effects.state_inputs import (
     attributes_asked,
     check_first_call,
@@ -27,6 +24,7 @@ from foretrace.python_state.effects.state_outputs import (
     of_filled,
     with_name,
 )
+from foretrace.python_state.reads.outside_reads import read_outside
 from foretrace.session.run.session import Session
 
 
@@ -61,7 +59,7 @@ def note_reads(
     read_outside(capture.outside, fn, [*leaves, *kept_by_memos], requires, capture.real, open)
     requires.python.reads += capture.memos.reads()
     data = bound_to_data(kept, capture.inputs, lines)
-    asked = attributes_asked(capture.inputs, capture.real, capture.outside.own_attributes)
+    asked = attributes_asked(capture.inputs, capture.real, capture.outside.mentions.own_attributes)
     requires.inputs.set_on += asked
     found = drop_unread(requires.python.reads, capture.inputs, capture.real, requires)
     reads = [*data, *of_filled(found, [*kept, *left], lines)]

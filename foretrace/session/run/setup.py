@@ -245,10 +245,9 @@ class Assumptions:
         if not self.guesses:
             return more
         if not asks_types(run):
-            more |= self.counts.guess(
-                may_be_counted(requires.python.locations, outside.counts | outside.stores)
-            )
-        found = may_be_bound(requires, outside.stores) if self.binds else ()
+            names = outside.mentions.counts | outside.mentions.stores
+            more |= self.counts.guess(may_be_counted(requires.python.locations, names))
+        found = may_be_bound(requires, outside.mentions.stores) if self.binds else ()
         new = {c.place.identity: c for c in found}
         more |= not new.keys() <= self.bound.keys()
         self.bound |= new

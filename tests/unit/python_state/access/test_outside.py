@@ -122,7 +122,7 @@ def test_attributes_that_the_code_mentions() -> None:
     def fn():
         return getattr(nn, "Linear").__name__ + str(torch.float32.is_complex)  # noqa: B009
 
-    assert {"Linear", "is_complex"} <= after(fn)[0].attributes
+    assert {"Linear", "is_complex"} <= after(fn)[0].mentions.attributes
 
 
 def test_nothing_is_watched_while_work_of_ours_goes_on() -> None:

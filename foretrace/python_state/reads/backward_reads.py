@@ -17,9 +17,9 @@ from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadFact, ReadLocation
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.access.reads import reading_by
 from foretrace.python_state.access.unknown_calls import unnoted
 from foretrace.python_state.code.first_imports import FirstImports, in_backward
+from foretrace.python_state.reads.outside_reads import reading_by
 from foretrace.python_state.snapshot.backward_state import BackwardState, check_unchanged
 from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import OWN, FunctionCall

@@ -27,7 +27,7 @@ import torch
 from foretrace.arrays import numpy
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
-from foretrace.python_state.access.process_state import decimal_context
+from foretrace.python_state.reads.process_state import decimal_context
 
 Ask = Callable[[Any], object]
 SIMPLE: Final = ctypes.c_int.__mro__[1]

@@ -11,7 +11,6 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from enum import EnumMeta
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
+from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.heap_walk import walk_heap, walk_nested
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import (
@@ -47,41 +46,31 @@ from foretrace.ir.pydata.read_facts import (
     ShownContent,
 )
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
-from foretrace.python_state.access.dynamic_names import names_of_getters
-from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.access.noted import Asked
-from foretrace.python_state.access.object_parts import (
+from foretrace.python_state.reads.attributes_read import AttributesRead
+from foretrace.python_state.reads.object_parts import (
     MATCHED,
-    OF_ENUMS,
-    REGISTERED,
-    REGISTRY,
     bases_of,
-    builtins_seen,
     container_fact,
-    dispatches,
     fixed_parts,
     items_of,
     leads_on,
     names_in,
     of_a_library,
     parts_in_c,
-    reads_itself,
     shown_key,
     slots_of_layer,
     state_of,
 )
-from foretrace.python_state.access.process_state import process_state
-from foretrace.python_state.access.state_in_c import (
+from foretrace.python_state.reads.state_in_c import (
     OF_THREADS,
     REFERENCES,
     answered,
     asked_by,
     names_in_thread,
     referent,
-    shown_by,
 )
 
-OF_MODULES = frozenset({*REGISTERED, "training"})
 NO_INSIDE = (type, torch.Tensor)
 LOGS = ((logging.Logger, "_cache"), (logging.Manager, "loggerDict"))
 """What any import or question about a level fills; the levels, by a logger's parents, are facts"""
@@ -90,44 +79,6 @@ Step: TypeAlias = tuple[str, Any]
 LONG = 400
 """Letters of a name, of which the middle is left out where it is longer"""
 SLOT = types.MemberDescriptorType
-
-
-def read_outside(
-    outside: AccessMonitor,
-    fn: Any,
-    leaves: Iterable[tuple[str, Any]],
-    requires: CallRequirements,
-    inputs: Iterable[Any],
-    open: set[int],
-) -> None:
-    """Note what the run of `fn` that was watched may have read, now that all is as before it.
-
-    `open`: containers, by id, whose content a call reads, or leaves otherwise.
-    """
-    reading = reading_by(outside, open=open, unread=set(map(id, requires.notes.filled)))
-    items = [("the program", fn), *leaves]
-    reading.read(requires.python.modules, outside.places.values(), items)
-    reading.found += builtins_seen(outside.asked)
-    reading.found += (*outside.asked.checks.values(), *outside.asked.answered())
-    names = {place.name for place in outside.places.values()}
-    reading.found += process_state(reading.mentioned | names)
-    for index, tensor in enumerate(inputs):
-        if isinstance(tensor, torch.Tensor) and vars(tensor):
-            requires.inputs.set_on += reading.set_on(index, tensor)
-    requires.python.reads, requires.python.met = reading.found, reading.met
-    requires.python.mentioned = reading.mentioned
-
-
-def reading_by(
-    outside: AccessMonitor,
-    *,
-    also: frozenset[str] = frozenset(),
-    open: Collection[int] = (),
-    unread: Collection[int] = (),
-) -> "StateReads":
-    """Follow what the code may read that a monitor has seen; `also`: further attributes."""
-    named = names_of_getters(place.before for place in outside.places.values())
-    return StateReads({*outside.attributes, *also, *named}, open, unread, outside.asked)
 
 
 def short(name: str) -> str:
@@ -150,10 +101,9 @@ class StateReads:
         asked: Asked | None = None,
     ) -> None:  # fmt: skip
         self._open, self._unread = open, unread
-        asked = asked or Asked()
-        self._lists, self._may_call, self._ran = asked.lists_all, asked.may_call, asked.has_run
-        self._by_library = frozenset(asked.by_library)
+        self._asked = asked or Asked()
         self.mentioned = frozenset(mentioned) | {"forward"}
+        self._names = AttributesRead(self.mentioned, self._asked)
         self.found = list[ReadFact]()
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
@@ -161,8 +111,6 @@ class StateReads:
         self._referents = set[int]()
         """what a weak reference leads to; it is seen, too, so that no other gets the same id"""
         self._slots: dict[type, list[str]] = {}
-        self._asks: dict[type, dict[str, Callable[[Any], Any]]] = {}
-        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str], frozenset[str]]] = {}
 
     def read(
         self,
@@ -291,9 +239,9 @@ class StateReads:
         if kind.__flags__ & HEAP_TYPE and id(item) not in self._referents:
             self.found.append(ObjectClass(name, item, kind, space))
         if space is not None:
-            names, keys, own = self._asked_of(item, space)
+            names, keys, own = self._names.of_object(item, space)
             self.found.append(AttributeNames(name, space, type(item), names, own))
-            if self._lists(item):
+            if self._asked.lists_all(item):
                 self.found.append(names_in(name, space))
             for key in keys:
                 if any(key == filled and issubclass(kind, each) for each, filled in LOGS):
@@ -311,35 +259,10 @@ class StateReads:
     def _in_c(self, name: str, item: Any) -> Iterator[Step]:
         """Attributes that the code mentions, and that the object's class has in C."""
         kind = type(item)
-        asks = self._asks.get(kind)
-        if asks is None:
-            every = shown_by(kind)
-            asks = self._asks[kind] = {
-                key: every[key] for key in self.mentioned.intersection(every)
-            }
-        for key, ask in asks.items():
+        for key, ask in self._names.in_c(kind).items():
             content = answered(ask, item)
             if plain(content) or answered(ask, item) is content:
                 yield from self._shown(f"{name}.{key}", item, partial(answered, ask))
-
-    def _asked_of(
-        self, item: Any, space: dict[str, Any]
-    ) -> tuple[frozenset[str], list[str], frozenset[str]]:
-        """The attributes of an object, those that are read, and names that Python's library reads.
-
-        That no other is added which the code mentions is asked too: it may hide that of a class.
-        """
-        known = self._asked.get(shape := (type(item), self._lists(item), *space))
-        if known is None:
-            names = frozenset(space)
-            registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
-            own = reads_itself(type(item), self._by_library)
-            own |= {REGISTRY} if dispatches(item) else frozenset()
-            # a union would copy all that the code mentions
-            read = names if self._lists(item) else (names & self.mentioned) | (names & own)
-            known = names, sorted(read - registered), own
-            self._asked[shape] = known
-        return known
 
     def _classes(self, kind: type) -> Generator[Step, None, list[str]]:
         """A class of the user and what it inherits from; gives the names of slots."""
@@ -350,13 +273,7 @@ class StateReads:
         for each in kind.__mro__:
             slots += slots_of_layer(each, self.mentioned)
             if not of_a_library(each):
-                every = vars(each).keys()
-                own = OF_ENUMS if isinstance(each, EnumMeta) else frozenset()
-                named = self.mentioned.intersection(every).union(
-                    own.intersection(every),
-                    reads_itself(each, self._by_library).intersection(every),
-                )
-                mentioned = sorted(every if self._lists(each) else named)
+                mentioned = self._names.of_class(each)
                 slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
                 if id(each) not in self._seen:
                     self._seen[id(each)] = each
@@ -369,15 +286,15 @@ class StateReads:
         self.found += bases_of(kind, self.mentioned)
         yield from self._in_c(kind.__name__, kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
-        if self._lists(kind):
+        if self._asked.lists_all(kind):
             self.found.append(names_in(kind.__name__, space))
         named = [key for key in mentioned if not key.startswith("__")]
         others = space.keys() - PYTHONS_OWN - {*named}
-        ran = [key for key in space if key in others and self._ran(space[key])]
+        ran = [key for key in space if key in others and self._asked.has_run(space[key])]
         for key in (*named, *ran, *MATCHED & space.keys()):
             if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
-                leads = key in self.mentioned or self._may_call(item)
+                leads = key in self.mentioned or self._asked.may_call(item)
                 yield from self._take(name, "item", space, key, item, make, leads=leads)
 
     def _items(self, name: str, item: Any) -> Iterator[Step]:

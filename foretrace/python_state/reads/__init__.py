@@ -1,0 +1,1 @@
+"""What the code that ran may have read, found when the run is over."""
