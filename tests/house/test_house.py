@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100
+FILE_LINES, FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 350, 40, 20, 14, 100
 
 # Names of Python's own that are documented although they begin with an underscore.
 DOCUMENTED = {"_asdict", "_current_frames", "_fields", "_getframe", "_make", "_replace"}
@@ -104,6 +104,11 @@ def imports_hide_nowhere(source: Source) -> Complaints:
             yield line, "import for TYPE_CHECKING only"
 
 
+def files_are_short(source: Source) -> Complaints:
+    if len(source.lines) > FILE_LINES:
+        yield 1, f"{len(source.lines)} lines: find what is an idea of its own, and give it its file"
+
+
 def functions_are_short(source: Source) -> Complaints:
     for function in source.functions:
         if length(function) > FUNCTION_LINES:
@@ -188,6 +193,7 @@ def locks_are_made_in_one_place(source: Source) -> Complaints:
 
 CHECKS = (
     imports_hide_nowhere,
+    files_are_short,
     functions_are_short,
     files_are_named_for_what_they_hold,
     private_names_stay_at_home,
@@ -239,6 +245,7 @@ BAD = {
         (IR, "from typing import TYPE_CHECKING"),
         (IR, "import typing as t\nif t.TYPE_CHECKING: pass"),
     ],
+    files_are_short: [(IR, "X = 1\n" * (FILE_LINES + 1)), (IR, "\n" * (FILE_LINES + 1))],
     functions_are_short: [
         (IR, "def f():\n" + "    pass\n" * FUNCTION_LINES),
         (IR, "#" * (COLUMNS + 1)),
@@ -304,6 +311,7 @@ GOOD = [
         "try: f()\nexcept (ValueError, OSError): pass\nexcept BaseException:\n    g()\n    raise",
     ),
     (IR, "def f():\n" + "    pass\n" * (FUNCTION_LINES - 1)),
+    (IR, "\n" * FILE_LINES),
     (IR, "from threading import get_ident\nfrom foretrace import forks\nHERE = forks.Lock()"),
     ("foretrace/forks.py", "import threading\nHELD = threading.RLock()"),
     (API, "import torch\n# told, 2.13\nX = torch._C.X\nfrom torch._C import (\n    A,  # told\n)"),
