@@ -20,12 +20,14 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
+from foretrace.ir.pydata.read_facts import ids_compared
 from foretrace.ir.pydata.returned import handed_back
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
+from foretrace.python_state.access.global_switches import ambient_guards
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
@@ -35,9 +37,8 @@ from foretrace.python_state.effects.module_state import (
     located,
     watched,
 )
-from foretrace.python_state.effects.state_inputs import (
-    add_state_inputs,
-)
+from foretrace.python_state.effects.noted_reads import note_reads
+from foretrace.python_state.effects.state_inputs import add_state_inputs
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
     collect_state_outputs,
@@ -60,7 +61,6 @@ from foretrace.session.run.mutations import (
     mutations_of,
     reshaped_views,
 )
-from foretrace.session.run.noted_reads import note_reads
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
 from foretrace.tracer.functionalization.autograd_leaves import check_parted
@@ -143,6 +143,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
+    if capture.outside is not None:
+        _note_ambient(requires, capture)
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
@@ -221,6 +223,20 @@ def _running(
         capture.recorder, capture.parts, paths, device, engine, switches=sees,
         as_they_are=as_they_are,
     )  # fmt: skip
+
+
+def _note_ambient(requires: CallRequirements, capture: Session) -> None:
+    """Note which arguments the program knows by another way, and on what around it it depends."""
+    objects = ids_compared(requires.python.reads)
+    requires.shared.own = capture.own(requires, objects)
+    asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
+    if capture.recorder.scope.called_modules:
+        asked.add("hooks of all modules")
+    inference = capture.recorder.autograd.called_in_inference
+    requires.python.ambient = ambient_guards(
+        requires.python.mentioned, objects, asked, inference=inference
+    )
+    requires.python.kernels = [(row, row.read()) for row in torch_api.ROWS if row.chooses]
 
 
 def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
