@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 import foretrace
 from foretrace import torch_api
-from foretrace.ir.source.code_owner import RUNS_PROGRAMS, origin_of
+from foretrace.python_state.code.code_owner import RUNS_PROGRAMS, origin_of
 
 ONE, OTHER, Y = torch.randn(4), torch.randn(4), torch.randn(4)
 OF_ONE, OF_OTHER = weakref.ref(ONE), weakref.ref(OTHER)

@@ -92,7 +92,7 @@ EXCUSED: dict[str, str] = {
     "runtime/backends/compilers.py:_check": "behind Dynamo, in a backward",
     "ir/symbols/frontend_symbols.py:_check_backed": "behind Dynamo: tests/dropin/test_dynamo.py",
     "runtime/calls/compiled.py:not_copied": "a wrong call",
-    "tracer/recorder/rng.py:check_states": "tests/refusals/test_left_as_it_was.py has its programs",
+    "session/patches/rng.py:check_states": "tests/refusals/test_left_as_it_was.py has its programs",
     "runtime/calls/compiled.py:_check_later": "nobody is told: the call runs as Python",
     "runtime/calls/compiled.py:_unstable": (
         "a guard of what changes by itself, as by another thread"

@@ -350,7 +350,7 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
         return x * 2
 
 
-refuses("side effect", "python_state/access/global_switches.py:_check_unswitched").when(
+refuses("side effect", "session/patches/global_switches.py:_check_unswitched").when(
     captures(leaves_grad_mode, X), captured(puts_grad_mode_back, X)
 )
 
@@ -390,7 +390,7 @@ def counts_threads_of_torch(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("side effect", "python_state/access/global_switches.py:_by_another_name").when(
+refuses("side effect", "session/patches/global_switches.py:_by_another_name").when(
     captures(counts_threads, X), captured(lambda x: x * 2, X), captured(counts_threads_of_torch, X)
 )
 

@@ -356,7 +356,7 @@ def does_not_seed(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("side effect", "tracer/recorder/rng.py:_no_seed").when(
+refuses("side effect", "session/patches/rng.py:_no_seed").when(
     captures(seeds, X), captured(does_not_seed, X)
 )
 
@@ -369,7 +369,7 @@ def takes_numbers(x: Tensor, numbers: Tensor) -> Tensor:
     return x + numbers
 
 
-refuses("side effect", "tracer/recorder/rng.py:__call__").when(
+refuses("side effect", "session/patches/rng.py:__call__").when(
     captures(makes_a_generator, X), captured(takes_numbers, X, torch.rand(8))
 )
 
@@ -378,10 +378,10 @@ def draws_in_python(x: Tensor) -> Tensor:
     return x * random.random()  # here
 
 
-refuses("side effect", "tracer/recorder/rng.py:_drawn").when(
+refuses("side effect", "session/patches/rng.py:_drawn").when(
     captures(draws_in_python, X), captured(scales_by_a_number, X, 0.25)
 )
-refuses("side effect", "tracer/recorder/rng.py:_drawn").when(
+refuses("side effect", "session/patches/rng.py:_drawn").when(
     compiles(draws_in_python, X), compiled(scales_by_a_number, X, 0.25)
 )
 

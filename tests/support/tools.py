@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from foretrace.ir.source.events import MONITORING
+from foretrace.python_state.access.events import MONITORING
 
 
 @contextmanager

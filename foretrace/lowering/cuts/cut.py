@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
-from foretrace.autograd.eager_history.function_calls import call_with_copies, called, overwritten
 from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved, saved_over
 from foretrace.autograd.eager_history.version_counters import applied
 from foretrace.ir.program.op import Backward, GradientCall, Op, Subgraph
@@ -16,6 +15,7 @@ from foretrace.ir.program.walk import every_op, hides, subgraphs_of, with_subgra
 from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.dead_code import live, with_saved
 from foretrace.lowering.cuts.folded_products import folded_for_grad
+from foretrace.lowering.cuts.function_calls import call_with_copies, called, overwritten
 from foretrace.lowering.cuts.selectors import Selector, selects
 from foretrace.operators.schemas.higher_order_schema import runs_wider
 from foretrace.operators.schemas.schema import schema_of

@@ -19,9 +19,9 @@ from foretrace.ir.program.walk import leaf_ops, leaves_that_run
 from foretrace.ir.values.value import Value, map_values
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fake_vals import Vals
+from foretrace.lowering.partition.recompute_costs import COSTS
 from foretrace.operators.schemas.cache import OWN
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.operators.targets.recompute_costs import COSTS
 
 ASKED = "the policy of its selective checkpoint asks for it"
 ROOT = "root gradient"

@@ -10,7 +10,6 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.symbols.view_strides import viewed
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree
@@ -29,6 +28,7 @@ from foretrace.operators.inference.fake_kernels import NO_KERNEL, FakeKernels, n
 from foretrace.operators.inference.meta_kernels import MetaKernels
 from foretrace.operators.inference.numeric_probe import of_any_number, probe
 from foretrace.operators.inference.sparse_ops import compressed_in, created, reads_sparse
+from foretrace.operators.inference.view_strides import viewed
 from foretrace.operators.schemas.cache import (
     ONE_AT_A_TIME,
     Cache,

@@ -7,7 +7,7 @@ from typing import Final
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, PYTHON_DIR
-from foretrace.ir.source.code_owner import origin_of
+from foretrace.python_state.code.code_owner import origin_of
 
 SHOWING: Final = tuple(
     f"{PYTHON_DIR}{name}.py"

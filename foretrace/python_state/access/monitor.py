@@ -14,8 +14,6 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.pydata.state import Change
-from foretrace.ir.source.code_owner import NO_FILE, origin
-from foretrace.ir.source.events import events_for
 from foretrace.python_state.access.calling_frames import is_of_python
 from foretrace.python_state.access.dynamic_names import (
     FUNCTIONS,
@@ -26,6 +24,7 @@ from foretrace.python_state.access.dynamic_names import (
     reads_by_name,
     reads_fields,
 )
+from foretrace.python_state.access.events import events_for
 from foretrace.python_state.access.named_places import Borrowed, ClosureCells, NamedPlaces
 from foretrace.python_state.access.noted import (
     ABSTRACT_CHECKS,
@@ -38,6 +37,7 @@ from foretrace.python_state.access.noted import (
 )
 from foretrace.python_state.access.unknown_calls import UnknownCalls, nothing_met, switches, unnoted
 from foretrace.python_state.code.bytecode import reads_of
+from foretrace.python_state.code.code_owner import NO_FILE, origin
 from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder

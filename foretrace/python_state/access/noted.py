@@ -18,9 +18,9 @@ from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import SINGLE, plain
 from foretrace.ir.pydata.read_facts import ShownContent
-from foretrace.ir.source.code_owner import origin, origin_of_class
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads, reads_of, values_of
+from foretrace.python_state.code.code_owner import origin, origin_of_class
 from foretrace.python_state.snapshot.code_references import functions_in
 
 BUILTINS: Final = frozenset(vars(builtins))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from foretrace.ir.source.code_owner import origin_in
 from foretrace.ir.source.instructions import (
     ATTRIBUTE,
     CELL,
@@ -22,6 +21,7 @@ from foretrace.ir.source.instructions import (
     words,
 )
 from foretrace.ir.source.operand_stack import attributes_as_values
+from foretrace.python_state.code.code_owner import origin_in
 
 GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
 ANNOTATED = "__annotations__"

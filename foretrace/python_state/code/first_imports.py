@@ -28,7 +28,7 @@ from foretrace.errors import OUTSIDE, Attempt, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
-from foretrace.ir.source.code_owner import origin_of
+from foretrace.python_state.code.code_owner import origin_of
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.recorder.recorder import Recorder
 

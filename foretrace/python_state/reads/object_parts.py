@@ -17,8 +17,8 @@ from foretrace.ir.program.call_requirements import ModuleState
 from foretrace.ir.pydata.members import own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, plain
 from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
-from foretrace.ir.source.code_owner import module_of, origin, origin_in, origin_of_class
 from foretrace.python_state.access.noted import Asked
+from foretrace.python_state.code.code_owner import module_of, origin, origin_in, origin_of_class
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.ir.pydata.memo import MEMO
-from foretrace.ir.source.code_owner import module_of, origin, origin_in
 from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 from foretrace.ir.symbols.builtin_call_sites import CASTS
 from foretrace.python_state.code.bytecode import imported
+from foretrace.python_state.code.code_owner import module_of, origin, origin_in
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT, states
 

@@ -51,7 +51,7 @@ CLOSED = (
     nn.Module,
     torch.Tensor,
 )
-"""What nobody looks into for a tensor of the run; for frames see `ir/source/returned_frames.py`"""
+"""What nobody looks into for a tensor of the run; for frames see `effects/returned_frames.py`"""
 
 
 class HeapSnapshot(ReachableState):

@@ -20,9 +20,9 @@ from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, referents, slot_names
 from foretrace.ir.pydata.memo import MEMO, Memo
-from foretrace.ir.source.code_owner import origin
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.python_state.code.code_owner import origin
 from foretrace.python_state.snapshot.code_references import (
     FOLLOWS,
     UNNAMED,

@@ -16,18 +16,18 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
-from foretrace.python_state.access.global_switches import unswitched
-from foretrace.python_state.access.switched_inside import Switches
 from foretrace.python_state.effects.inner_reads import PartsOfRun
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.patches.checkpoints import Checkpoints
 from foretrace.session.patches.data_dependent_sizes import taking_rates, taking_steps
+from foretrace.session.patches.global_switches import unswitched
+from foretrace.session.patches.rng import random_stand_ins, undrawn
+from foretrace.session.patches.switched_inside import Switches
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.inference_mode import guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
-from foretrace.tracer.recorder.rng import random_stand_ins, undrawn
 
 BACKWARD = (
     "return the loss, and ask for its gradient outside of the captured program",

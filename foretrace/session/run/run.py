@@ -27,7 +27,6 @@ from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
-from foretrace.python_state.access.global_switches import ambient_guards
 from foretrace.python_state.access.side_effects import check_iterators
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
@@ -49,6 +48,8 @@ from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.python_state.snapshot.restore import put_back
 from foretrace.session.patches.checkpoints import Checkpoints
 from foretrace.session.patches.collector import UNCOLLECTED, check_whole
+from foretrace.session.patches.global_switches import ambient_guards
+from foretrace.session.patches.rng import check_states
 from foretrace.session.patches.torch_patches import running, unchanged_state
 from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
 from foretrace.session.run.append_only import check_built_once, check_separate
@@ -68,7 +69,6 @@ from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.inference_mode import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
-from foretrace.tracer.recorder.rng import check_states
 from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
 
 
@@ -99,6 +99,8 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         before.exchange_states()
         recorded = _recorded(fn, args, kwargs, capture, before)
+        if capture.outside is not None:
+            _note_ambient(recorded.requires, capture)
         capture.parts.settle(capture.stood_for())
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
@@ -143,8 +145,6 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         capture.dynamic.check()
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
-    if capture.outside is not None:
-        _note_ambient(requires, capture)
     return Recording(
         recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,

@@ -21,11 +21,11 @@ from foretrace.ir.symbols.input_symbols import Dynamic, dynamic_of
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.targets.profile import target_of
-from foretrace.python_state.access.global_switches import may_switch
 from foretrace.python_state.code.first_imports import FirstImports
 from foretrace.python_state.effects.counters import SymbolicCounters, may_be_counted, numbers_in
 from foretrace.python_state.effects.state_inputs import may_be_bound
 from foretrace.session.patches.collector import UNCOLLECTED
+from foretrace.session.patches.global_switches import may_switch
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session

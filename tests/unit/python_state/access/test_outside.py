@@ -9,10 +9,10 @@ from torch import nn
 
 import foretrace
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.source.code_owner import origin_of
-from foretrace.ir.source.events import MONITORING, TOOLS
+from foretrace.python_state.access.events import MONITORING, TOOLS
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.code.bytecode import reads_of
+from foretrace.python_state.code.code_owner import origin_of
 from foretrace.session.patches.collector import UNCOLLECTED
 from tests.support.tools import other_tools
 

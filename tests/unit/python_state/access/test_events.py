@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from foretrace.ir.source.events import MONITORING, TOOLS, Events, Monitored, Profiled, events_for
+from foretrace.python_state.access.events import (
+    MONITORING,
+    TOOLS,
+    Events,
+    Monitored,
+    Profiled,
+    events_for,
+)
 from tests.support.tools import other_tools
 
 monitored = pytest.mark.skipif(MONITORING is None, reason="Python 3.11 has no sys.monitoring")

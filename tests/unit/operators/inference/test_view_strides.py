@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretrace.ir.symbols.symbols import Symbols
-from foretrace.ir.symbols.view_strides import in_order, viewed
+from foretrace.operators.inference.view_strides import in_order, viewed
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((4, 6), (24,)), ((4, 6), (2, 2, 6)), ((4, 6), (-1, 3)), ((1, 6), (6, 1)), ((0, 3), (3, 0)),
