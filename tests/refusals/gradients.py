@@ -1142,7 +1142,7 @@ def returns_what_it_uses_twice(w: Tensor, clones: bool = False) -> tuple[Tensor,
 
 
 USED_TWICE = torch.randn(3, 4, requires_grad=True)
-refuses("unsupported", "autograd/eager_history/returned_leaves.py:_check").when(
+refuses("unsupported", "lowering/pipelines/returned_leaves.py:_check").when(
     cuts(returns_what_it_uses_twice, USED_TWICE, cut="export"),
     lambda: same_as_eager(
         lambda w: returns_what_it_uses_twice(w, True), (USED_TWICE,), loss=None, cuts=("export",)

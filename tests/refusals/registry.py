@@ -116,7 +116,9 @@ EXCUSED: dict[str, str] = {
         "a gradient of another class, which holds more, behind Inductor"
     ),
     "operators/abstract_tensors/subclass_types.py:_other_tangent": "behind Inductor, in a backward",
-    "ir/program/verify.py:_raise": "a bug of foretrace; tests/unit/ir/program/test_verify.py",
+    "lowering/pipelines/verify.py:_raise": (
+        "a bug of foretrace; tests/unit/lowering/pipelines/test_verify.py"
+    ),
     "operators/inference/numeric_probe.py:_size": (
         "no operator of torch 2.13 is known to come there"
     ),

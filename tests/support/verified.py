@@ -10,11 +10,10 @@ from typing import Any
 
 import foretrace
 from foretrace.errors import Refusal
-from foretrace.ir.program import verify
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.emit import fx
 from foretrace.lowering.partition import partition
-from foretrace.lowering.pipelines import passes
+from foretrace.lowering.pipelines import passes, verify
 from foretrace.lowering.pipelines.passes import Context, Pass
 from foretrace.session.run import run as record
 

@@ -16,7 +16,6 @@ from foretrace.inspect.explain.explain import explain
 from foretrace.inspect.explain.explanation import Explanation
 from foretrace.ir.program.interface import Signature
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.verify import verify_module
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
@@ -25,6 +24,7 @@ from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.lowering.partition.step_parts import PARTS
 from foretrace.lowering.pipelines.passes import PassRun
+from foretrace.lowering.pipelines.verify import verify_module
 from foretrace.runtime.calls.compiled import not_copied
 from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained

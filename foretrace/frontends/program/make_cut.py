@@ -9,7 +9,6 @@ from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import Cut, Remake
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.verify import verify_pair
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
@@ -26,6 +25,7 @@ from foretrace.lowering.pipelines.passes import (
     run_passes,
 )
 from foretrace.lowering.pipelines.rewrites import take_backward, take_forward
+from foretrace.lowering.pipelines.verify import verify_pair
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.patches.collector import UNCOLLECTED
 

@@ -5,11 +5,11 @@ from foretrace.errors import counted
 from foretrace.ir.program.interface import Target
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
-from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.lowering.pipelines.passes import Watch, verifying
+from foretrace.lowering.pipelines.verify import verify_graph, verify_record
 from foretrace.runtime.guards.cut_guards import CallGuards
 
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from foretrace.autograd.backward.gradient_hooks import with_hooks
 from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
 from foretrace.autograd.eager_history.history_ops import HISTORY, left_in_memory, unmark
-from foretrace.autograd.eager_history.returned_leaves import check_used_once, returned_inputs
-from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.verify import RUN
 from foretrace.lowering.cuts.cut import cut_inside, flatten, visible
 from foretrace.lowering.cuts.dead_code import live, values_of, with_saved, without_unread
 from foretrace.lowering.cuts.function_calls import check_calls
 from foretrace.lowering.cuts.runtime_asserts import with_assertions
 from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
+from foretrace.lowering.pipelines.returned_leaves import check_used_once, returned_inputs
+from foretrace.lowering.pipelines.storage_offsets import placed
+from foretrace.lowering.pipelines.verify import RUN
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 

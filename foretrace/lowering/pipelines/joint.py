@@ -14,12 +14,12 @@ from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Origin, RuleName
 from foretrace.ir.program.recording import Graph, Recording, maker_of
-from foretrace.ir.program.verify import DIFFERENTIATED
 from foretrace.ir.values.tensor_type import TangentStrides, TensorType
 from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import cut_inside, flatten
 from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
+from foretrace.lowering.pipelines.verify import DIFFERENTIATED
 from foretrace.python_state.reads.backward_reads import BackwardReads
 
 

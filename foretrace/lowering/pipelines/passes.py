@@ -10,12 +10,12 @@ from foretrace.autograd.eager_history.overwritten_saved import OverwrittenSaved
 from foretrace.forks import cached_property
 from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.verify import DIFFERENTIATED, Infer, verify_graph
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.cut import Level, read_by_gradients, written_over
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
+from foretrace.lowering.pipelines.verify import DIFFERENTIATED, Infer, verify_graph
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from foretrace.autograd.derivatives.target_semantics import Captured, TargetSema
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program.effects import ordered
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.verify import verify_graph, verify_record
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.lowering.pipelines.verify import verify_graph, verify_record
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.serialization.archive.modules import Loadable, parts_of
 from foretrace.serialization.archive.stored_cut import Stored, stored_of

@@ -9,7 +9,6 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.verify import DIFFERENTIATED, RUN
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.forward import drop_dead, flatten_forward
 from foretrace.lowering.pipelines.kinds import (
@@ -29,6 +28,7 @@ from foretrace.lowering.pipelines.passes import (
     start,
     verifying,
 )
+from foretrace.lowering.pipelines.verify import DIFFERENTIATED, RUN
 from tests.support.trees import program, semantics
 
 TEXT = """\

@@ -8,7 +8,7 @@ import torch
 import foretrace
 from foretrace.autograd.eager_history.emit_history import HIDDEN
 from foretrace.autograd.eager_history.history_ops import make_call
-from foretrace.autograd.eager_history.returned_leaves import check_used_once, returned_inputs
+from foretrace.lowering.pipelines.returned_leaves import check_used_once, returned_inputs
 from tests.support.trees import recorded, tree
 
 ONCE = """\

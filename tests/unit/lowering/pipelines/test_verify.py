@@ -12,8 +12,13 @@ import foretrace
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Origin, RuleName
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.ir.values.value import Value
+from foretrace.lowering.pipelines.verify import (
+    verify_graph,
+    verify_module,
+    verify_pair,
+    verify_record,
+)
 
 X = torch.randn(3, 4)
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from foretrace.autograd.eager_history.history_ops import HISTORY
-from foretrace.autograd.eager_history.storage_offsets import placed
 from foretrace.ir.program.origin import Choice
+from foretrace.lowering.pipelines.storage_offsets import placed
 from tests.support.notation import read
 
 LITERAL_TYPES = Choice(HISTORY, "spelled out", "a test")
