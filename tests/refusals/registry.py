@@ -72,14 +72,14 @@ EXCUSED: dict[str, str] = {
     "inspect/explain/explain.py:explain": "a wrong call",
     "lowering/partition/policies.py:check_policy": "a wrong call",
     "lowering/cuts/selectors.py:check_selectors": "a wrong call",
-    "autograd/derivatives/registry.py:rule_name": "a wrong call",
+    "frontends/program/capture.py:rule_name": "a wrong call",
     "runtime/backends/by_name.py:building": "a wrong call",
     "runtime/calls/run_cut.py:run_half": "a wrong call",
     "runtime/calls/tangents.py:_number": (
         "strides of what no size of a tangent tells; `agree` follows"
     ),
     "ir/symbols/dynamic_shapes.py:wrong_shapes": "a wrong call",
-    "ir/symbols/shapes_spec.py:of_function": "a wrong call",
+    "frontends/program/capture.py:of_function": "a wrong call",
     "session/run/setup.py:_check_ranks": (
         "a switch of torch's: tests/unit/session/run/test_ranks.py"
     ),
@@ -134,7 +134,7 @@ EXCUSED: dict[str, str] = {
     "serialization/schema/errors.py:damaged": "a file: tests/artifact/test_damaged.py",
     "serialization/schema/names.py:_operator": "a file: tests/artifact/test_operators.py",
     "serialization/schema/names.py:check_schemas": "a file: tests/artifact/test_operators.py",
-    "serialization/schema/opaque.py:asserted": "a file: tests/artifact/test_round_trip.py",
+    "frontends/program/cut.py:asserted": "a file: tests/artifact/test_round_trip.py",
     "serialization/schema/opaque.py:__call__": "a file: tests/artifact/test_loaded.py",
     "serialization/schema/shape_env_json.py:symbols_json": "a front end's program is not saved",
     "serialization/schema/sympy_json.py:_unknown": (

@@ -173,14 +173,6 @@ def hooked(item: Input, at: Frame | None) -> Refusal:
     )
 
 
-def at_input(op: Op) -> Refusal:
-    """A hook on the caller's own tensor, which sees gradients that no graph has."""
-    return locate(Refusal(
-        f"the hook {op.target.name} is on an input, and holds a tensor of the program", kind="hook",
-        do=('use cut("joint")', "or register it on what is computed of the input: x.view_as(x)"),
-    ), op)  # fmt: skip
-
-
 def _several(op: Op) -> Refusal:
     return locate(
         Refusal(

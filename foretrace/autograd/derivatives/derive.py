@@ -27,7 +27,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
+from foretrace.operators.inference.sparse_ops import reads_sparse
 from foretrace.operators.schemas.cache import Cache, frozen, lasts
 from foretrace.operators.schemas.schema import schema_of
 
@@ -213,3 +213,15 @@ def _traits(tree: Tree) -> Any:
 
 def _is_number(item: Any) -> bool:
     return isinstance(item, (int, float, sympy.Basic)) and not isinstance(item, bool)
+
+
+def no_derivative(func: Any) -> Refusal:
+    """The refusal of a gradient through a call with a sparse operand."""
+    return Refusal(
+        f"no derivative: {func} reads a sparse tensor, and the gradient of an output needs one",
+        kind="no derivative",
+        do=(
+            "compute with dense tensors on the way of a gradient",
+            'or let autograd train another form: cut("export"), foretrace.compile',
+        ),
+    )

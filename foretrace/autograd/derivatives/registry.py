@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import target_name
 from foretrace.operators.schemas.cache import Learned
 
 aten = torch.ops.aten
@@ -139,16 +138,3 @@ def _summed(op: Any, gradient: torch.Tensor, operand: torch.Tensor) -> torch.Ten
             kind="wrong rule",
             do="return gradients of the shapes of the arguments, or that expanding them gives",
         ) from error
-
-
-def rule_name(op: Any, backward: Any) -> str:
-    """Where a registered rule stands."""
-    if not callable(backward):
-        raise Refusal(
-            f"the backward of {target_name(op)} is not callable",
-            kind="wrong rule",
-            do="pass a function of a BackwardCall that returns one gradient a tensor argument",
-        )
-    code = getattr(backward, "__code__", None)
-    place = f" ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else ""
-    return f"{getattr(backward, '__name__', backward)}{place}"

@@ -12,7 +12,7 @@ from foretrace.frontends.cli.arguments import Options
 from foretrace.frontends.cli.load import user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import capture
-from foretrace.inspect.check.check import Item, Report, check, has_modes
+from foretrace.inspect.check.check import Item, Report, check
 
 SHOWN = 12
 VERIFIED = partial(capture, verify=True)
@@ -69,7 +69,7 @@ def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:
 def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
     with screen.busy(f"loading {spec}") as now, user_program(spec) as user:
         reports = []
-        for mode in modes if has_modes(user.fn) else (None,):
+        for mode in modes if pieces.has_modes(user.fn) else (None,):
             after = f" after {mode}()" if mode else ""
             now(f"checking {spec}{after}")
             reports.append(check(VERIFIED, user.fn, user.args, user.kwargs, mode=mode))

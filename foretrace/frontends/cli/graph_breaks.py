@@ -1,15 +1,18 @@
 """`foretrace check --partial`: a program in pieces beside eager, and why it is not one graph."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
+
+from torch import nn
 
 from foretrace.errors import counted
 from foretrace.frontends.cli.arguments import Options
 from foretrace.frontends.cli.load import user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.torch_compat.compile import compile as compiled_form
-from foretrace.inspect.check.check import has_modes
 from foretrace.inspect.check.graph_breaks import PiecesReport, check_pieces
+from foretrace.python_state.effects.module_owners import owners_of
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -52,3 +55,8 @@ def _print(spec: str, report: PiecesReport, screen: Screen) -> None:
     verdict = f"{'not ' if wrong else ''}all of {counted(len(names), 'thing')} bitwise equal"
     screen.line(verdict, "bold red" if wrong else "green")
     screen.line()
+
+
+def has_modes(fn: Callable[..., Any]) -> bool:
+    """Whether the program has modules, so that train() and eval() may differ."""
+    return any(isinstance(owner, nn.Module) for owner in owners_of(fn).values())

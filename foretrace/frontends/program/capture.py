@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from foretrace.autograd.derivatives.registry import BackwardCall, Registered, rule_name
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.autograd.derivatives.registry import BackwardCall, Registered
 from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.errors import Refusal
 from foretrace.frontends.program.program import Program
 from foretrace.ir.program.interface import Target
+from foretrace.ir.program.op import target_name
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
-from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
@@ -19,12 +23,13 @@ from foretrace.session.run.setup import (
     RULES,
     Branches,
     Values,
-    after_warmup,
     check_branches,
     prepare,
     record_to_fixpoint,
 )
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
+
+T = TypeVar("T")
 
 
 @Hiding()
@@ -97,3 +102,52 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
         Refusal: `backward` is not callable.
     """
     RULES.register(op, Registered(backward, rule_name(op, backward)))
+
+
+def of_function(dynamic_shapes: Any, fn: Any) -> Any:
+    """What is asked of sizes: by the caller, or else by the `@dynamic_spec` of the function.
+
+    Raises:
+        Refusal: both say something; torch raises, too.
+    """
+    put = torch_api.spec_of_function(fn.forward if isinstance(fn, nn.Module) else fn)
+    if put is None:
+        return dynamic_shapes
+    if dynamic_shapes is not None:
+        raise Refusal(
+            "dynamic_shapes is given for a function that has @dynamic_spec",
+            kind="wrong dynamic_shapes",
+            do="leave one of them away",
+        )
+    return put
+
+
+def rule_name(op: Any, backward: Any) -> str:
+    """Where a registered rule stands."""
+    if not callable(backward):
+        raise Refusal(
+            f"the backward of {target_name(op)} is not callable",
+            kind="wrong rule",
+            do="pass a function of a BackwardCall that returns one gradient a tensor argument",
+        )
+    code = getattr(backward, "__code__", None)
+    place = f" ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(backward, '__name__', backward)}{place}"
+
+
+def after_warmup(
+    capture: Callable[[], T],
+    fn: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    *,
+    warm: bool,
+) -> T:
+    """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
+
+    Raises:
+        Refusal: as for the capture.
+    """
+    if warm:
+        fn(*args, **(kwargs or {}))
+    return capture()

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.errors import Refusing, counted
+from foretrace.errors import Refusal, Refusing, counted
 from foretrace.forks import cached_property
 from foretrace.frontends.program.recording_handle import Tree, shown
 from foretrace.inspect.explain.explain import explain
 from foretrace.inspect.explain.explanation import Explanation
 from foretrace.ir.program.interface import Signature
-from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
@@ -29,7 +29,6 @@ from foretrace.runtime.calls.compiled import not_copied
 from foretrace.runtime.calls.run_cut import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.calls.untrainable_results import Untrained, untrained
 from foretrace.serialization.archive.stored_cut import Stored
-from foretrace.serialization.schema.opaque import asserted
 from foretrace.session.patches.collector import UNCOLLECTED
 
 STEP = "step"
@@ -161,3 +160,18 @@ class Cut:
             if self.graph.kind == STEP:
                 return run_step(self, args, kwargs)
             return run_forward(self, args, kwargs)
+
+
+def asserted(recorded: Recording, error: BaseException, trace: object) -> Refusal | None:
+    """The refusal of a call in which an assertion of the graph about a guarded value fails."""
+    if isinstance(error, Refusal):
+        return None
+    found = next((each for each in recorded.asked if each.text in str(error)), None)
+    if found is None:
+        return None
+    return Refusal(
+        f"guard broken: {found.broken}",
+        kind="guard broken",
+        at=found.frame,
+        do="capture again with inputs like these",
+    )

@@ -15,6 +15,7 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Attempt, Refusal
 from foretrace.frontends.program import Program
+from foretrace.frontends.program.capture import of_function
 from foretrace.frontends.torch_compat.export_calls import module_calls
 from foretrace.frontends.torch_compat.export_checks import (
     check_keys,
@@ -36,7 +37,6 @@ from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.graph_lines import copied_meta
 from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.input_symbols import WithoutSmall
-from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs

@@ -13,8 +13,7 @@ from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.recording import Graph
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
-from foretrace.ir.values.value import Value
-from foretrace.lowering.emit.export_graph import returnable
+from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.emit.graph_module import LITERAL_TYPES
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
@@ -133,3 +132,8 @@ def _check_op(op: Op) -> None:
 def is_function(op: Op) -> bool:
     """Whether an op is the call of an autograd.Function."""
     return hasattr(op.target, "as_module") and not isinstance(op.target, Unwrap | Wrap)
+
+
+def returnable(value: Tree) -> bool:
+    """Whether an exported graph can return it."""
+    return value is None or isinstance(value, (Value, sympy.Basic, bool, int, float, str))

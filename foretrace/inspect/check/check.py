@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from torch import nn
-
 from foretrace.errors import Attempt
 from foretrace.inspect.check.bits import Sight, difference
 from foretrace.inspect.check.run_stages import Seen, Stage
@@ -122,11 +120,6 @@ def check(
         if not all(item.equal for item in items):
             items = _judged(items, compare("eager", stage.eager()))
     return Report(mode or "as is", loss, tuple(items), tuple(_notes(program.recorded, stage)))
-
-
-def has_modes(fn: Callable[..., Any]) -> bool:
-    """Whether the program has modules, so that train() and eval() may differ."""
-    return any(isinstance(owner, nn.Module) for owner in owners_of(fn).values())
 
 
 def _notes(recorded: Recording, stage: Stage) -> Iterator[str]:

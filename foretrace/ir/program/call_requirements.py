@@ -18,11 +18,6 @@ from foretrace.ir.symbols.substitution import Size
 
 FIRST_CALL = FirstCall("or, if only its first call does it: call it once eagerly before")
 """A way out of a change of Python state"""
-AFTER_ONE = (
-    "the program left it there itself: capture after a call of it (warm=True does one), or use"
-    " foretrace.compile"
-)
-"""A way out of a guard that the second call breaks"""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
@@ -48,13 +43,6 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         return base
     with torch.no_grad():
         return tensor.as_strided((count // tensor.element_size(),), (1,), 0)
-
-
-def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors share memory; those that autograd follows, a history, too."""
-    followed = {id(torch_api.base_of(each)) for each in tensors if each.requires_grad}
-    one = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-    return one and len(followed) <= 1
 
 
 @dataclass(slots=True, eq=False)

@@ -185,18 +185,6 @@ def shows(op: Op) -> frozenset[sympy.Symbol]:
     return frozenset(filter(torch_api.is_from_data, chain(*found))) if found else NO_SYMBOLS
 
 
-def hides(op: Op) -> bool:
-    """Whether a number that data decides arises in the op, and none of its results is it.
-
-    Where a view begins that the op takes with such a number speaks of it, as does a size that
-    follows from it. A call of the op would give nobody the number.
-    """
-    shown = binds(op)
-    if not shown or isinstance(op.result, sympy.Symbol):
-        return False
-    return not shown <= set[object]().union(*(out.type.shape for out in op.outs))
-
-
 class _Renaming(Substitution):
     """Copies ops with other values; those that they make are themselves, unless `env` says.
 

@@ -1,6 +1,5 @@
 """What Python objects hold, found without a call of the user's classes."""
 
-import gc
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -65,11 +64,6 @@ def cell_content(cell: types.CellType) -> Any:
         return MISSING
 
 
-def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
-    """The cells that a function closes over, by their names in its code."""
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-
-
 def attributes_of(item: Any) -> dict[str, Any] | None:
     """The attributes of an object; None if it has no room for them."""
     try:
@@ -132,24 +126,9 @@ def members(item: Any) -> Iterator[tuple[Any, Any]]:
     return own_items(item) if own_kind(item) else iter((names_in(item) or {}).items())
 
 
-def referents(item: Any) -> list[Any]:
-    """What an object holds by any means, as Python's collector knows it.
-
-    The attributes of an object as a dict hold nothing by Python 3.13.0: the object does itself.
-    """
-    found = gc.get_referents(item)
-    return found if found or type(item) is not dict else list(item.values())
-
-
 PYTHONS_OWN: Final = frozenset({
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__doc__",
     "__module__", "__dict__", "__weakref__", "__abstractmethods__", "__static_attributes__",
     "__firstlineno__", "__type_params__", "__parameters__", "__orig_bases__", "__qualname__",
 })  # fmt: skip
 """Names that Python adds to classes, some of them later"""
-
-
-def is_special(name: object) -> bool:
-    """Whether it is a name that Python looks up in a class by itself: `__len__`."""
-    special = type(name) is str and name.startswith("__") and name.endswith("__")
-    return special and name not in PYTHONS_OWN

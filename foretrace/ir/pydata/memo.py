@@ -1,16 +1,12 @@
 """What `functools.cache` and `lru_cache` keep of a function's results, looked at without a call."""
 
-import functools
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
-
-MEMO: Final = type(functools.cache(len))
-"""The class of memoized functions"""
 
 
 class Memo:

@@ -225,22 +225,6 @@ def users_frame() -> FrameType | None:
     return at
 
 
-CLEARING: Final = tuple(
-    inspect.unwrap(kind.zero_grad).__code__ for kind in (nn.Module, torch.optim.Optimizer)
-)
-"""torch's functions that look at a gradient in order to let it be None, if they are to"""
-
-
-def clears() -> bool:
-    """Whether a gradient is looked at by code that leaves None there, whatever it finds."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and at.f_code.co_filename.startswith(PACKAGE_DIR):
-        at = at.f_back
-    if at is None or not any(at.f_code is code for code in CLEARING):
-        return False
-    return bool(at.f_locals["set_to_none"])
-
-
 def _asking(at: FrameType | None, end: str) -> FrameType | None:
     """The innermost frame of the user's from here, if none of the folder `end` comes before it."""
     while at is not None and not at.f_code.co_filename.startswith(end):

@@ -144,15 +144,8 @@ COPY, CACHE = dis.opmap["COPY"], bytes([dis.opmap["CACHE"]])
 LOADS_NAME: Final = frozenset(
     dis.opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in dis.opmap
 )
-BINDS_GLOBAL: Final = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
-SETS_ATTRIBUTE: Final = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
 WIDE: Final = 128
 """From here on the place of a name in the code takes more than a byte"""
-
-
-def opcodes(code: CodeType) -> frozenset[int]:
-    """The opcodes in code."""
-    return frozenset(code.co_code[::2])
 
 
 def contains_at(code: CodeType, offset: int) -> bool:

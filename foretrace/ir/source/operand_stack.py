@@ -8,14 +8,11 @@ import dis
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache, partial
 from types import CodeType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from foretrace.errors import Attempt
 from foretrace.ir.source.instructions import (
-    ATTRIBUTE,
-    CONSTANT,
     LOAD,
     LOCAL,
     STORE,
@@ -257,37 +254,6 @@ class Flow:
             return 0, net
         self.unknown.add(opname)
         return depth, depth + net
-
-
-class Attribute(NamedTuple):
-    """An attribute that code loads, and does not just call."""
-
-    of: str
-    """where its object is loaded from: LOCAL, CELL, GLOBAL, ATTRIBUTE; "": elsewhere"""
-    owner: str
-    """the name of its object there"""
-    name: str
-
-
-@cache
-def attributes_as_values(code: CodeType) -> frozenset[Attribute]:
-    """The attributes that code loads, and does not just call."""
-    flow = Flow(code)
-    loads = [
-        place for place, each in enumerate(flow.instructions)
-        if (each.does, each.of) == (LOAD, ATTRIBUTE)
-    ]  # fmt: skip
-    values = (place for place in loads if not (flow.understood and flow.only_called(place)))
-    return frozenset(map(partial(_attribute, flow), values))
-
-
-def _attribute(flow: Flow, place: int) -> Attribute:
-    name = str(flow.instructions[place].arg)
-    owners = [*flow.operands.get(place, (UNKNOWN,))[0]] if flow.understood else []
-    owner = flow.instructions[owners[0]] if len(owners) == 1 and owners[0] >= 0 else None
-    if owner is None or owner.does != LOAD or owner.of == CONSTANT:
-        return Attribute("", "", name)
-    return Attribute(owner.of, str(owner.arg), name)
 
 
 def called_at(code: CodeType, offset: int) -> str:

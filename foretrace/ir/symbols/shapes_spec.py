@@ -13,11 +13,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch import nn
 from torch.export import Dim
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
 from foretrace.ir.source.signatures import signature_of
 
 
@@ -35,24 +33,6 @@ class Number:
     """Of a number that varies; no form of Dims has one."""
 
     dim: Dim
-
-
-def of_function(dynamic_shapes: Any, fn: Any) -> Any:
-    """What is asked of sizes: by the caller, or else by the `@dynamic_spec` of the function.
-
-    Raises:
-        Refusal: both say something; torch raises, too.
-    """
-    put = torch_api.spec_of_function(fn.forward if isinstance(fn, nn.Module) else fn)
-    if put is None:
-        return dynamic_shapes
-    if dynamic_shapes is not None:
-        raise Refusal(
-            "dynamic_shapes is given for a function that has @dynamic_spec",
-            kind="wrong dynamic_shapes",
-            do="leave one of them away",
-        )
-    return put
 
 
 def stated(spec: torch_api.Spec, fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Stated:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import sympy
+
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.emit_history import EagerHistory, emit_history
@@ -11,7 +13,7 @@ from foretrace.autograd.eager_history.version_counters import applied
 from foretrace.ir.program.op import Backward, GradientCall, Op, Subgraph
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import every_op, hides, subgraphs_of, with_subgraphs
+from foretrace.ir.program.walk import binds, every_op, subgraphs_of, with_subgraphs
 from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.dead_code import live, with_saved
 from foretrace.lowering.cuts.folded_products import folded_for_grad
@@ -167,3 +169,15 @@ def visible(ops: list[Op], results: list[Value]) -> set[Value]:
         return set()
     read = (v for op in ops if op.origin.grad_mode for v in op.operands)
     return {*read, *results}
+
+
+def hides(op: Op) -> bool:
+    """Whether a number that data decides arises in the op, and none of its results is it.
+
+    Where a view begins that the op takes with such a number speaks of it, as does a size that
+    follows from it. A call of the op would give nobody the number.
+    """
+    shown = binds(op)
+    if not shown or isinstance(op.result, sympy.Symbol):
+        return False
+    return not shown <= set[object]().union(*(out.type.shape for out in op.outs))

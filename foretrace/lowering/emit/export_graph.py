@@ -243,11 +243,6 @@ def argument_of(output: Any) -> ArgumentSpec:
     )
 
 
-def returnable(value: Tree) -> bool:
-    """Whether an exported graph can return it."""
-    return value is None or isinstance(value, (Value, sympy.Basic, bool, int, float, str))
-
-
 def emitter_for(
     symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs, modules: Mapping[str, str]
 ) -> ExportEmitter:

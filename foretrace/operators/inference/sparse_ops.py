@@ -76,15 +76,3 @@ def _unfit(layout: torch.layout) -> Refusal:
             "or put it together outside of the captured program, and pass it",
         ),
     )
-
-
-def no_derivative(func: Any) -> Refusal:
-    """The refusal of a gradient through a call with a sparse operand."""
-    return Refusal(
-        f"no derivative: {func} reads a sparse tensor, and the gradient of an output needs one",
-        kind="no derivative",
-        do=(
-            "compute with dense tensors on the way of a gradient",
-            'or let autograd train another form: cut("export"), foretrace.compile',
-        ),
-    )

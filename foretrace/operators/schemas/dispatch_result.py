@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 from foretrace.ir.program.op import SharedBody
 from foretrace.ir.program.origin import Choice
-from foretrace.ir.values.nested import map_tree
-from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, values_in
 
 
@@ -166,15 +164,3 @@ class Schema:
             for position in range(count)
             for base in bases
         )
-
-
-def fill(result: Tree, operands: list[Value], new: list[Value]) -> Tree:
-    """The result with operands in place, and a Value for each type, which `new` collects."""
-
-    def of(leaf: Any) -> Any:
-        if not isinstance(leaf, TensorType):
-            return operands[leaf.operand] if isinstance(leaf, ReturnedOperand) else leaf
-        new.append(Value(leaf))
-        return new[-1]
-
-    return map_tree(result, of)

@@ -6,10 +6,10 @@ import types
 from typing import Any
 
 from foretrace.ir.pydata.location import Location
-from foretrace.ir.pydata.members import MISSING, cell_content, cells_of
+from foretrace.ir.pydata.members import MISSING, cell_content
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
 from foretrace.python_state.access.noted import state_of_python
-from foretrace.python_state.code.bytecode import ANNOTATED, imported, reads_of
+from foretrace.python_state.code.bytecode import ANNOTATED, cells_of, imported, reads_of
 
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""

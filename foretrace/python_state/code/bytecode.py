@@ -4,8 +4,9 @@ import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from types import CodeType
+from typing import Any, NamedTuple
 
 from foretrace.ir.source.instructions import (
     ATTRIBUTE,
@@ -20,7 +21,7 @@ from foretrace.ir.source.instructions import (
     Word,
     words,
 )
-from foretrace.ir.source.operand_stack import attributes_as_values
+from foretrace.ir.source.operand_stack import UNKNOWN, Flow
 from foretrace.python_state.code.code_owner import origin_in
 
 GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
@@ -147,3 +148,39 @@ def _stored_through(code: list[Word]) -> Iterator[tuple[str, ...]]:
             before -= 1
         if code[before][0] in ((LOAD, GLOBAL), (LOAD, NAME)):
             yield code[before][1], *reversed(names)
+
+
+def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The cells that a function closes over, by their names in its code."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+class Attribute(NamedTuple):
+    """An attribute that code loads, and does not just call."""
+
+    of: str
+    """where its object is loaded from: LOCAL, CELL, GLOBAL, ATTRIBUTE; "": elsewhere"""
+    owner: str
+    """the name of its object there"""
+    name: str
+
+
+def _attribute(flow: Flow, place: int) -> Attribute:
+    name = str(flow.instructions[place].arg)
+    owners = [*flow.operands.get(place, (UNKNOWN,))[0]] if flow.understood else []
+    owner = flow.instructions[owners[0]] if len(owners) == 1 and owners[0] >= 0 else None
+    if owner is None or owner.does != LOAD or owner.of == CONSTANT:
+        return Attribute("", "", name)
+    return Attribute(owner.of, str(owner.arg), name)
+
+
+@cache
+def attributes_as_values(code: CodeType) -> frozenset[Attribute]:
+    """The attributes that code loads, and does not just call."""
+    flow = Flow(code)
+    loads = [
+        place for place, each in enumerate(flow.instructions)
+        if (each.does, each.of) == (LOAD, ATTRIBUTE)
+    ]  # fmt: skip
+    values = (place for place in loads if not (flow.understood and flow.only_called(place)))
+    return frozenset(map(partial(_attribute, flow), values))

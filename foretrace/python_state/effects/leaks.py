@@ -21,13 +21,14 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import attributes_of, cell_content, cells_of, members, own_kind
+from foretrace.ir.pydata.members import attributes_of, cell_content, members, own_kind
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.state_change_lines import Lines, attribute
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.tensor_types import Types
+from foretrace.python_state.code.bytecode import cells_of
 from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.effects.returned_frames import let_go
 from foretrace.tracer.functionalization.alias import Stranded

@@ -17,7 +17,7 @@ import torch
 
 from foretrace.errors import PACKAGE_DIR, FirstCall, Frame, Refusal
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import MISSING, cell_content, referents
+from foretrace.ir.pydata.members import MISSING, cell_content
 from foretrace.ir.pydata.memo import Memo, MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import ShownContent
@@ -28,6 +28,7 @@ from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.snapshot.code_references import is_users_memo
 from foretrace.python_state.snapshot.heap import HeapSnapshot, memo_in
+from foretrace.python_state.snapshot.reachable import referents
 
 Changes = Callable[[], Iterable[Change]]
 BEFORE: Final = FirstCall("or, if no argument is a tensor of the program: call it once before")

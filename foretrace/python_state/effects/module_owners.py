@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from foretrace.ir.pydata.members import cell_content, cells_of
+from foretrace.ir.pydata.members import cell_content
+from foretrace.python_state.code.bytecode import cells_of
 
 
 def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:

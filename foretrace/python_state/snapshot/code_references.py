@@ -4,22 +4,28 @@ Asked of the same functions in every capture, so each answer is kept as long as 
 It has names and tables and no values: those are looked up at each use.
 """
 
+import dis
 import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from foretrace.ir.pydata.members import attributes_of
-from foretrace.ir.pydata.memo import MEMO
-from foretrace.ir.source.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 from foretrace.ir.symbols.builtin_call_sites import CASTS
 from foretrace.python_state.code.bytecode import imported
 from foretrace.python_state.code.code_owner import module_of, origin, origin_in
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT, states
+
+BINDS_GLOBAL: Final = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
+SETS_ATTRIBUTE: Final = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
+
+MEMO: Final = type(functools.cache(len))
+"""The class of memoized functions"""
 
 FOLLOWED = OUT_OF_SIGHT | {"collections", "types", "weakref", "functools", "contextlib", "torch"}
 """Libraries of which objects are followed as those of the user's classes are"""
@@ -242,3 +248,8 @@ def _home_of(module: str) -> str:
     if top in NO_STATE or (top in sys.stdlib_module_names and top != "__main__"):
         return "library"
     return "user"
+
+
+def opcodes(code: CodeType) -> frozenset[int]:
+    """The opcodes in code."""
+    return frozenset(code.co_code[::2])

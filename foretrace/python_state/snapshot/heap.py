@@ -17,7 +17,6 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.location import Entry, Location
-from foretrace.ir.pydata.members import referents
 from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.symbols.builtin_call_sites import NameOfModule, places_of
@@ -34,7 +33,7 @@ from foretrace.python_state.snapshot.objects import (
     Snapshot,
     changes_in,
 )
-from foretrace.python_state.snapshot.reachable import MOST, ReachableState
+from foretrace.python_state.snapshot.reachable import MOST, ReachableState, referents
 from foretrace.python_state.snapshot.restore import put_all_back
 from foretrace.python_state.snapshot.states_in_c import StateSnapshot
 from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot

@@ -18,13 +18,14 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, referents, slot_names
-from foretrace.ir.pydata.memo import MEMO, Memo
+from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, slot_names
+from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.code.code_owner import origin
 from foretrace.python_state.snapshot.code_references import (
     FOLLOWS,
+    MEMO,
     UNNAMED,
     home,
     is_users,
@@ -320,3 +321,12 @@ class ReachableState:
 
 def _of_user(function: types.FunctionType) -> bool:
     return origin(function.__code__, function.__globals__) == "user"
+
+
+def referents(item: Any) -> list[Any]:
+    """What an object holds by any means, as Python's collector knows it.
+
+    The attributes of an object as a dict hold nothing by Python 3.13.0: the object does itself.
+    """
+    found = gc.get_referents(item)
+    return found if found or type(item) is not dict else list(item.values())

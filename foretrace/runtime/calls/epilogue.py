@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import sympy
 
-from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, standing
+from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
+from foretrace.autograd.eager_history.op_facts import locate
+from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
 from foretrace.ir.program.interface import Mutation
@@ -248,3 +250,11 @@ def end_lines(
     ending = Ending(source, inputs, outputs, built)
     lines = [*ending.lines(recorded, "state"), *ending.lines(recorded, "result")]
     return [*lines, f"return {ending.result}"]
+
+
+def at_input(op: Op) -> Refusal:
+    """A hook on the caller's own tensor, which sees gradients that no graph has."""
+    return locate(Refusal(
+        f"the hook {op.target.name} is on an input, and holds a tensor of the program", kind="hook",
+        do=('use cut("joint")', "or register it on what is computed of the input: x.view_as(x)"),
+    ), op)  # fmt: skip

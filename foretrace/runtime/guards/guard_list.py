@@ -12,12 +12,7 @@ from typing import ClassVar
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.call_requirements import (
-    BackwardGuards,
-    PythonGuards,
-    memory_of,
-    one_memory,
-)
+from foretrace.ir.program.call_requirements import BackwardGuards, PythonGuards, memory_of
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import target_name
 from foretrace.ir.program.value_guard import ValueGuard
@@ -321,3 +316,10 @@ def unlike_then(reads: BackwardGuards) -> Callable[[], Broken | None]:
     source, found = Source(), replace(reads, reads=[*reads.reads, *reads.left])
     source.add(*reporting_lines(StateGuards(source, found).checks, source.space))
     return source.function("reads", "")
+
+
+def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors share memory; those that autograd follows, a history, too."""
+    followed = {id(torch_api.base_of(each)) for each in tensors if each.requires_grad}
+    one = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    return one and len(followed) <= 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.pydata.members import is_special, own_items
+from foretrace.ir.pydata.members import PYTHONS_OWN, own_items
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import AttributeNames, ShownContent
 from foretrace.runtime.guards.guard import Shown, differs
@@ -122,3 +122,9 @@ class Added:
         hides = self.known.kind is not None and hasattr(self.known.kind, name)
         does = "hides that of the class" if hides else "is there now, the capture saw none"
         return f"{self.known.name}.{name} {does}"
+
+
+def is_special(name: object) -> bool:
+    """Whether it is a name that Python looks up in a class by itself: `__len__`."""
+    special = type(name) is str and name.startswith("__") and name.endswith("__")
+    return special and name not in PYTHONS_OWN

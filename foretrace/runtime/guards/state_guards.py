@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import AFTER_ONE, ModuleState, PythonGuards
+from foretrace.ir.program.call_requirements import ModuleState, PythonGuards
 from foretrace.ir.pydata.members import MISSING, OWN, own_kind
 from foretrace.ir.pydata.read_facts import (
     AttributeNames,
@@ -39,6 +39,12 @@ from foretrace.runtime.guards.state_compared import (
     Shows,
     same_items,
 )
+
+AFTER_ONE = (
+    "the program left it there itself: capture after a call of it (warm=True does one), or use"
+    " foretrace.compile"
+)
+"""A way out of a guard that the second call breaks"""
 
 AROUND = "capture under what is on around the call, or use foretrace.compile"
 """A way out where torch is in another state"""

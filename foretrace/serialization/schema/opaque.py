@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.tracer.recorder.autograd_hooks import RETAIN, HookCall
 from foretrace.tracer.recorder.function_target import Context, FunctionCall
@@ -124,21 +123,6 @@ def python(name: str) -> Refusal:
         f"{name} is Python of the program's own, and no file holds that",
         kind="not saved",
         do="call a stored cut that does not call it, as the joint cut, or the program itself",
-    )
-
-
-def asserted(recorded: Recording, error: BaseException, trace: object) -> Refusal | None:
-    """The refusal of a call in which an assertion of the graph about a guarded value fails."""
-    if isinstance(error, Refusal):
-        return None
-    found = next((each for each in recorded.asked if each.text in str(error)), None)
-    if found is None:
-        return None
-    return Refusal(
-        f"guard broken: {found.broken}",
-        kind="guard broken",
-        at=found.frame,
-        do="capture again with inputs like these",
     )
 
 

@@ -7,6 +7,7 @@ is a leaf that the program makes.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 
@@ -17,9 +18,10 @@ from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.value import Value
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
 from foretrace.tracer.functionalization.alias import Alias, alias_of
-from foretrace.tracer.functionalization.autograd_leaves import switch_leaf, value_of
+from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.in_place_checks import take_memory
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
@@ -174,3 +176,19 @@ class RunLeaves:
             for real, placeholder in zip(run.real, run.placeholders, strict=True)
             if isinstance(placeholder, Abstract) and isinstance(real, torch.Tensor)
         }
+
+
+def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
+    """Turn an input into a leaf of autograd, or into none; its memory is unchanged."""
+    alias, before = alias_of(tensor), value_of(tensor, recorder)
+    known = recorder.autograd.switched.get(before)
+    if known is not None and known.type.requires_grad == wanted:
+        now = known  # nobody has written to it meanwhile
+    elif wanted:
+        now = recorder.leaf(before)
+        recorder.autograd.leaves[now] = ref(tensor)
+    else:
+        now = recorder.call(DETACH, (before,)).outs[0]
+    recorder.autograd.switched[now] = known or before
+    alias.become(now)
+    follow(tensor, wanted)

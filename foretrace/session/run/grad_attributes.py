@@ -7,27 +7,36 @@ an optimizer, is asked by Python for its `.grad` before the recorder knows of it
 Python changes a tensor without a call of an operator, and casts, which autocast makes as well.
 """
 
+import inspect
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import torch
+from torch import nn
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.location import OnGradient
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import Change
-from foretrace.ir.source.call_site import asking_line, clears
+from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.tensor_type import Size, TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.tracer.functionalization.builder import Unmonitored
+
+CLEARING: Final = tuple(
+    inspect.unwrap(kind.zero_grad).__code__ for kind in (nn.Module, torch.optim.Optimizer)
+)
+"""torch's functions that look at a gradient in order to let it be None, if they are to"""
 
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
@@ -269,3 +278,13 @@ def _same_layout(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
         return each.shape, each.stride(), each.storage_offset(), each.dtype, each.device
 
     return facts(tensor) == facts(grad)
+
+
+def clears() -> bool:
+    """Whether a gradient is looked at by code that leaves None there, whatever it finds."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code.co_filename.startswith(PACKAGE_DIR):
+        at = at.f_back
+    if at is None or not any(at.f_code is code for code in CLEARING):
+        return False
+    return bool(at.f_locals["set_to_none"])

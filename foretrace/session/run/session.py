@@ -46,7 +46,7 @@ from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswer
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
-from foretrace.tracer.functionalization.alias import alias_of, part
+from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
@@ -326,3 +326,16 @@ class Session:
     def number(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """The number that a call reads, and whether inputs or random numbers decide it."""
         return self.questions.number(recorder, func, args, kwargs)
+
+
+def part(roots: list[Alias]) -> None:
+    """Break the cycles of parents and children where no tensor is alive, and clear the list.
+
+    They are up to a third of what gc would scan after a run.
+    """
+    for root in roots:
+        members = [*root.members()]
+        if not any(member.tensor() is not None for member in members):
+            for member in members:
+                member.children.clear()
+    roots.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
 
@@ -95,27 +95,8 @@ def _check_ranks(target: Target) -> None:
         )
 
 
-T = TypeVar("T")
 ALIASED: Final = "aliased inputs"
 """Refused, until the arguments are views of one input"""
-
-
-def after_warmup(
-    capture: Callable[[], T],
-    fn: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-    *,
-    warm: bool,
-) -> T:
-    """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
-
-    Raises:
-        Refusal: as for the capture.
-    """
-    if warm:
-        fn(*args, **(kwargs or {}))
-    return capture()
 
 
 def record_to_fixpoint(

@@ -12,7 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
 from foretrace.tracer.functionalization.alias import alias_of
-from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
+from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
 
@@ -35,22 +35,6 @@ def require_grad(call: Call) -> Abstract:
         )
     make_leaf(call.recorder, tensor, value)
     return tensor
-
-
-def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
-    """Turn an input into a leaf of autograd, or into none; its memory is unchanged."""
-    alias, before = alias_of(tensor), value_of(tensor, recorder)
-    known = recorder.autograd.switched.get(before)
-    if known is not None and known.type.requires_grad == wanted:
-        now = known  # nobody has written to it meanwhile
-    elif wanted:
-        now = recorder.leaf(before)
-        recorder.autograd.leaves[now] = ref(tensor)
-    else:
-        now = recorder.call(DETACH, (before,)).outs[0]
-    recorder.autograd.switched[now] = known or before
-    alias.become(now)
-    follow(tensor, wanted)
 
 
 def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:

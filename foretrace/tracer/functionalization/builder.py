@@ -25,7 +25,7 @@ from foretrace.operators.abstract_tensors.autocast import Casts
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
-from foretrace.operators.schemas.dispatch_result import Outcome, fill
+from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand
 from foretrace.tracer.functionalization.run_state import (
     Aliasing,
     AutogradState,
@@ -322,3 +322,15 @@ def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value,
         case _:
             found = tuple(dict.fromkeys(occurrences))
     return args if len(args) == len(found) and args == found else found  # less for gc to look at
+
+
+def fill(result: Tree, operands: list[Value], new: list[Value]) -> Tree:
+    """The result with operands in place, and a Value for each type, which `new` collects."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return operands[leaf.operand] if isinstance(leaf, ReturnedOperand) else leaf
+        new.append(Value(leaf))
+        return new[-1]
+
+    return map_tree(result, of)

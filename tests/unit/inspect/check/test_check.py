@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
+from foretrace.frontends.cli.graph_breaks import has_modes
 from foretrace.inspect.check.bits import Sight, difference
-from foretrace.inspect.check.check import Report, check, has_modes
+from foretrace.inspect.check.check import Report, check
 from tests.programs.registry import Case
 from tests.support.turns import ZOO, one_in
 from tests.support.wrapped import Int8, two

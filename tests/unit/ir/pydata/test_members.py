@@ -5,15 +5,9 @@ from typing import Any
 
 import pytest
 
-from foretrace.ir.pydata.members import (
-    MISSING,
-    cell_content,
-    cells_of,
-    members,
-    own_items,
-    own_length,
-    referents,
-)
+from foretrace.ir.pydata.members import MISSING, cell_content, members, own_items, own_length
+from foretrace.python_state.code.bytecode import cells_of
+from foretrace.python_state.snapshot.reachable import referents
 
 
 class Refusing(list[Any]):

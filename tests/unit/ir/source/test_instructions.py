@@ -11,17 +11,10 @@ from typing import Any
 import pytest
 
 from foretrace.ir.source import operand_stack as stack
-from foretrace.ir.source.instructions import (
-    BINDS_GLOBAL,
-    SETS_ATTRIBUTE,
-    contains_at,
-    instructions,
-    looked_up,
-    nested,
-    opcodes,
-    words,
-)
-from foretrace.ir.source.operand_stack import Flow, attributes_as_values, called_at
+from foretrace.ir.source.instructions import contains_at, instructions, looked_up, nested, words
+from foretrace.ir.source.operand_stack import Flow, called_at
+from foretrace.python_state.code.bytecode import attributes_as_values
+from foretrace.python_state.snapshot.code_references import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 
 CALLED = frozenset({"isinstance", "len", "getattr", "type", "int", "str", "super"})
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
