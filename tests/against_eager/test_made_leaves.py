@@ -91,6 +91,80 @@ def test_it_is_refused_with_its_line_where_one_call_is_captured() -> None:
     assert not store
 
 
+# ---- views that become leaves --------------------------------------------------------------------
+
+
+def _of_coordinates(x: Tensor) -> Any:
+    """As networks that solve differential equations do: each column is a leaf."""
+    points = x * 1
+    at, time = points[:, 0:1].requires_grad_(), points[:, 1:2].requires_grad_()
+    field = torch.sin(torch.cat([at * time, time], 1))
+    (first,) = torch.autograd.grad(field.sum(), at, create_graph=True)
+    return first, *torch.autograd.grad(first.sum(), [at, time])
+
+
+def _of_an_input(x: Tensor) -> Any:
+    flat = x.view(-1).requires_grad_()
+    return torch.autograd.grad((flat * flat).sum(), flat)
+
+
+def _written_by_the_base(x: Tensor) -> Any:
+    row = x[0].requires_grad_()
+    x.mul_(2)
+    return *torch.autograd.grad((row * row).sum(), row), x + 1
+
+
+def _written_itself(x: Tensor) -> Any:
+    made = x * 2
+    row = made[1:].requires_grad_()
+    with torch.no_grad():
+        row.add_(1)
+    return *torch.autograd.grad((row * row).sum(), row), made
+
+
+def _seen_through_a_view(x: Tensor) -> Any:
+    row = x[0].requires_grad_()
+    part = row[1:]
+    return torch.autograd.grad((part * part).sum(), row)
+
+
+def _of_a_view_that_is_gone(x: Tensor) -> Any:
+    made = x * 2
+    assert made[0].sum() is not None
+    made.requires_grad_()
+    return torch.autograd.grad((made * made).sum(), made)
+
+
+VIEWS = (_of_coordinates, _of_an_input, _written_by_the_base, _written_itself,
+         _seen_through_a_view, _of_a_view_that_is_gone)  # fmt: skip
+
+
+@pytest.mark.parametrize("program", VIEWS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_view_becomes_a_leaf(program: Any, backend: str) -> None:
+    ours, eager = (torch.arange(6.0).view(2, 3).sin() for _ in range(2))
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        for found, expected in zip(compiled(ours), program(eager), strict=True):
+            assert torch.equal(found, expected)
+            assert found.requires_grad == expected.requires_grad
+        assert torch.equal(ours, eager)
+        assert not (ours.requires_grad or eager.requires_grad)
+
+
+@pytest.mark.parametrize("cut", ["export", "aten"])
+def test_a_view_that_is_a_leaf_is_returned(cut: Any) -> None:
+    def leaf(x: Tensor) -> Tensor:
+        return x.view(-1).requires_grad_()
+
+    x = torch.ones(2, 3)
+    found = foretrace.capture(leaf, (x,)).cut(cut)(x)
+    assert found.is_leaf
+    assert found.requires_grad
+    assert found._base is x
+    assert not x.requires_grad
+
+
 # ---- leaves and retained gradients that a graph has inside ---------------------------------------
 
 

@@ -953,6 +953,25 @@ refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf").
 )
 
 
+def follows_a_leaf_that_is_a_view(x: Tensor, w: Tensor) -> Tensor:
+    made = x * 1
+    row = made[0].requires_grad_()
+    made.mul_(w)
+    return row * 2  # here
+
+
+def follows_a_leaf_that_is_a_clone(x: Tensor, w: Tensor) -> Tensor:
+    made = x * 1
+    row = made[0].clone().requires_grad_()
+    made.mul_(w)
+    return row * 2
+
+
+refuses("in-place on view", "tracer/functionalization/current_value.py:of_leaf").when(
+    captures(follows_a_leaf_that_is_a_view, X, W), captured(follows_a_leaf_that_is_a_clone, X, W)
+)
+
+
 class Integral(torch.autograd.Function):
     """Differentiates, in its backward, a function that it was given."""
 

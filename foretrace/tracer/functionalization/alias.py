@@ -1,7 +1,7 @@
 """Tensors that share memory: each is a view of its parent, and may be stale after a write."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -34,8 +34,8 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "initial", "last", "mixed", "moved", "parent", "since",
-        "step", "tensor", "twins", "value", "version",
+        "based", "children", "distance", "initial", "last", "leaf_view", "mixed", "moved", "parent",
+        "since", "step", "tensor", "twins", "value", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
@@ -49,6 +49,8 @@ class Alias:
         """its last value; its own, or the one that became stale"""
         self.based = True
         """whether what it is a view of outside of the program requires grad, if it is one"""
+        self.leaf_view = False
+        """whether it is a view that the program has made a leaf"""
         self.moved: Alias | None = None
         """the member that its tensor is since `t_()` or its like gave that another shape"""
         self.mixed = False
@@ -120,6 +122,16 @@ class Alias:
         yield self
         for child in self.children:
             yield from child.members()
+
+    def views(self) -> Iterator["Alias"]:
+        """All views of it."""
+        for child in self.children:
+            yield from child.members()
+
+    def leave_history(self) -> None:
+        """Become a leaf: its history is no longer that of what it is a view of."""
+        if self.is_view and self.step is not None:
+            self.step, self.leaf_view = replace(self.step, followed=False), True
 
     @property
     def own_history(self) -> bool:

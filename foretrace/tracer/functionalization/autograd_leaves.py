@@ -38,18 +38,20 @@ def require_grad(call: Call) -> Abstract:
 
 
 def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
-    """Record that a tensor created by the program is a leaf from now on.
+    """Record that a tensor of the program's, which may be a view, is a leaf from now on.
 
     Raises:
-        Refusal: others look at its memory, which would be followed through it.
+        Refusal: views of it are alive, to which a later write would give its history.
     """
     alias = tensor.ft_alias
-    if alias is not None and (alias.is_view or alias.children):
-        raise Refusal(
-            "requires_grad_() on a tensor that has views, or is one",
-            kind="unsupported",
-            do="call it on a clone() of the tensor, before it is viewed",
-        )
+    if alias is not None:
+        if alias.loose or any(each.tensor() is not None for each in alias.views()):
+            raise Refusal(
+                "requires_grad_() on a tensor that has views, or is one of what requires grad",
+                kind="unsupported",
+                do="call it on a clone() of the tensor, before it is viewed",
+            )
+        alias.leave_history()
     leaf = recorder.leaf(value)
     if alias is not None:
         alias.become(leaf)

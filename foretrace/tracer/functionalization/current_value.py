@@ -28,6 +28,8 @@ def current(alias: Alias, recorder: RecorderBase, *, content: bool = False) -> V
         tensor = alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
         new_history = followed and alias.rewritten
+        if alias.leaf_view and alias.rewritten and base.type.requires_grad:
+            raise of_leaf()
         if new_history and alias.is_view and not content:
             check_based(alias)
         lost = bool(new_history and alias.untracked)
@@ -152,4 +154,14 @@ def of_detached() -> Refusal:
         " gives it a history that leads nowhere",
         kind=KIND,
         do="take the view after the detach_(), or use detach()",
+    )
+
+
+def of_leaf() -> Refusal:
+    """The refusal of a view that is a leaf, and has got the history of what it is a view of."""
+    return Refusal(
+        "a view that the program has made a leaf is used after a write that requires grad to its"
+        " memory: eager takes it for a leaf no longer",
+        kind=KIND,
+        do="call requires_grad_() on a clone() of the view",
     )
