@@ -424,7 +424,7 @@ def writes_outside(w: Tensor) -> Any:
     return out
 
 
-refuses("autograd.Function", "lowering/cuts/function_calls.py:called").when(
+refuses("autograd.Function", "lowering/cuts/function_calls.py:_refuse").when(
     cuts(writes_inside, W, cut="export"), trained(writes_inside, W), captured(writes_outside, W)
 )
 
@@ -450,7 +450,7 @@ def gives_the_tensor(w: Tensor) -> Any:
     return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
 
 
-refuses("autograd.Function", "lowering/cuts/function_calls.py:called").when(
+refuses("autograd.Function", "lowering/cuts/function_calls.py:_refuse").when(
     cuts(holds_a_tensor, W, cut="export"), trained(holds_a_tensor, W), captured(gives_the_tensor, W)
 )
 

@@ -22,6 +22,7 @@ from foretrace.ir.program.effects import (
     CallMemo,
     ChangePlace,
     ClearGrad,
+    FindObject,
     LeaveState,
     Reshape,
     ReturnArgument,
@@ -115,6 +116,7 @@ IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] 
     CallMemo: _left_out,
     ChangePlace: _left_out,
     ClearGrad: _left_out,
+    FindObject: _left_out,
     SetRequiresGrad: _left_out,
     ReturnArgument: _left_out,
 })  # fmt: skip
@@ -133,7 +135,8 @@ def without_states(recorded: Recording, stacklevel: int) -> Recording:
     inputs = [_fixed(item) for item in recorded.inputs]
     lines = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
     warnings.warn(f"{DROPPED}{lines}", stacklevel=stacklevel)
-    effects = [each for each in recorded.effects if not isinstance(each, LeaveState)]
+    left_out = LeaveState, FindObject, ReturnArgument
+    effects = [each for each in recorded.effects if not isinstance(each, left_out)]
     return replace(recorded, inputs=inputs, outputs=recorded.returned, effects=effects)
 
 
@@ -185,7 +188,8 @@ def _left(state: State, recorded: Recording) -> Change:
         return tensor.zero_().requires_grad_(type.requires_grad)
 
     leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
-    after = state.build(map(zeros, leaves))
+    found = [each.now for each in recorded.effects_of(FindObject)]
+    after = state.build(map(zeros, leaves), found)
     return Change(state.place, after, rebound=True, at=state.at)
 
 

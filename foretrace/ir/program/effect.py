@@ -23,6 +23,10 @@ class Call:
     outputs: list[Any]
     result: Any = None
     """what it returns"""
+    built: Sequence[Any] = ()
+    """what it has left in each place of Python's state"""
+    found: Sequence[Any] = ()
+    """the objects of Python's state that it has found, before it left anything"""
 
     def size(self, size: Size) -> int:
         """A size of this call."""
@@ -38,6 +42,13 @@ class Code(Protocol):
     """expressions of its outputs"""
     result: str
     """an expression of what it returns"""
+    built: str
+    """an expression of what it has left in each place of Python's state"""
+    found: str
+    """an expression of the objects of Python's state that it has found"""
+
+    def name(self, wish: str) -> str:
+        """A new name for what a line assigns."""
 
     def bind(self, item: object, wish: str) -> str:
         """A name for an object."""

@@ -19,9 +19,10 @@ from foretrace import torch_api
 from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.pydata.containers import same_keys
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.memo import MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
+from foretrace.ir.pydata.returned import Path, ReturnedArgument, at_path, restore_identity
 from foretrace.ir.pydata.state import Change, State, put_all
 from foretrace.ir.values.tensor_type import TensorType
 
@@ -89,6 +90,45 @@ def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> Non
     """
     with torch_api.uncounted(live), torch.no_grad():
         live.as_strided_(shape, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class FindObject(Effect):
+    """The program returns, or leaves, an object that was there: each call takes the present one."""
+
+    place: Location
+    path: Path = ()
+    """where in what the place has"""
+
+    @property
+    def now(self) -> Any:
+        """The present one; MISSING if what is there is nested otherwise."""
+        return at_path(self.place.now, self.path)
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """Find them."""
+        call.found = [each.now for each in effects]
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """Find them in generated code."""
+        code.found = code.name("found")
+        places = [code.bind(each, "place") for each in effects]
+        yield f"{code.found} = [{', '.join(f'{place}.now' for place in places)}]"
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs find the same objects at the same places."""
+        sides = [[(x.place.identity, x.path) for x in effects] for effects in (ones, others)]
+        if sides[0] != sides[1]:
+            raise ProgramsDiffer(
+                "one side of a question of data returns, or leaves, an object that was there"
+                " before, and the other another one"
+            )
+        return ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +211,16 @@ class LeaveState(Effect):
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
         """Bind the places to outputs of the graph."""
-        put_all([each.state for each in effects], call.outputs, call.inputs, call.arguments)
+        states = [each.state for each in effects]
+        call.built = put_all(states, call.outputs, call.inputs, call.arguments, call.found)
 
     @classmethod
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Bind all in one call."""
         put = code.bind(partial(put_all, [each.state for each in effects]), "put")
         outs, inputs = ("".join(f"{n}, " for n in names) for names in (code.outputs, code.inputs))
-        yield f"{put}(({outs}), ({inputs}), (args, kwargs))"
+        code.built = code.name("built")
+        yield f"{code.built} = {put}(({outs}), ({inputs}), (args, kwargs), {code.found})"
 
     @classmethod
     def merge(
@@ -234,23 +276,24 @@ class SetRequiresGrad(InputEffect):
 
 @dataclass(frozen=True, slots=True)
 class ReturnArgument(Effect):
-    """The program returns a container or an object that is the caller's own, and no copy of it."""
+    """The program returns a container or an object that others hold, too, and no copy of it."""
 
     argument: ReturnedArgument
     phase: ClassVar[Phase] = "result"
 
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
-        """Put the caller's own objects into the result."""
+        """Put these objects into the result."""
         arguments = [each.argument for each in effects]
-        call.result = restore_identity(arguments, call.result, call.arguments)
+        sources = call.arguments, call.built, call.found
+        call.result = restore_identity(arguments, call.result, *sources)
 
     @classmethod
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Put them there in generated code."""
         arguments = [each.argument for each in effects]
         back = code.bind(partial(restore_identity, arguments), "restore_identity")
-        code.result = f"{back}({code.result}, (args, kwargs))"
+        code.result = f"{back}({code.result}, (args, kwargs), {code.built}, {code.found})"
         return ()
 
     @classmethod
@@ -259,7 +302,7 @@ class ReturnArgument(Effect):
     ) -> Sequence[Self]:
         """Both runs return the same objects at the same places."""
         sides = [[each.argument for each in effects] for effects in (ones, others)]
-        paths = [[(each.place, each.source) for each in side] for side in sides]
+        paths = [[(x.place, x.source, x.state, x.found) for x in side] for side in sides]
         objects = [[id(each.itself) for each in side] for side in sides]
         if objects[0] != objects[1] or not same_keys(*paths):
             raise ProgramsDiffer(
@@ -270,7 +313,8 @@ class ReturnArgument(Effect):
 
 
 KINDS: Final[tuple[type[Effect], ...]] = (
-    Reshape, CallMemo, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad, ReturnArgument,
+    Reshape, FindObject, CallMemo, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad,
+    ReturnArgument,
 )  # fmt: skip
 """In the order in which a call does them"""
 E = TypeVar("E", bound=Effect)

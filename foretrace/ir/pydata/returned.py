@@ -1,13 +1,13 @@
-"""Containers and objects in a result that are the caller's own."""
+"""Containers and objects in a result that others hold, too: the caller, or Python's state."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from foretrace.ir.pydata.containers import shared_in
 from foretrace.ir.pydata.heap_walk import walk_nested
-from foretrace.ir.pydata.members import own_items, own_kind
+from foretrace.ir.pydata.members import MISSING, own_items, own_kind
 from foretrace.ir.pydata.object_containers import object_attributes
 
 Path = tuple[tuple[bool, Any], ...]
@@ -16,28 +16,67 @@ Path = tuple[tuple[bool, Any], ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReturnedArgument:
-    """A container or object in the result that is one of the caller's, and no copy of it."""
+    """A container or object in the result that others hold, too, and no copy of it."""
 
     place: Path
     """where it is in the result"""
     source: Path
-    """where in the arguments; nothing if it is `itself`"""
+    """where it is in the arguments, or in one of the others below"""
     itself: Any = None
+    """the object, where no call finds it anywhere"""
+    state: int | None = None
+    """the number of the state that a call leaves, in which it is"""
+    found: int | None = None
+    """its number among the objects that a call finds before it leaves anything"""
 
 
-def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[ReturnedArgument]:
-    """What is in the result of the arguments' own containers and objects, and of those `filled`."""
+def in_arguments(result: Any, call: Any) -> list[ReturnedArgument]:
+    """What is in the result of the arguments' own containers and objects."""
     paths = {id(item): path for path, item in _reached(call) if path[1:]}
-    known = {id(item): item for item in filled}
-    if not (paths or known):
-        return []
-    found = list[ReturnedArgument]()
-    for path, item in _reached(result, paths.keys() | known.keys()):
-        if id(item) in paths:
-            found.append(ReturnedArgument(path, paths[id(item)]))
-        elif id(item) in known:
-            found.append(ReturnedArgument(path, (), item))
-    return found
+    return _in(result, {each: ReturnedArgument((), path) for each, path in paths.items()})
+
+
+def in_state(
+    result: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
+) -> list[ReturnedArgument]:
+    """What is in the result of what Python's state holds after a call.
+
+    Args:
+        result: what the program returns.
+        states: what each state is to hold that a call leaves.
+        found: by id, the numbers of the objects that a call finds.
+        filled: containers that were there before, of which the content is another.
+    """
+    known = {id(item): ReturnedArgument((), (), item) for item in filled}
+    for number, state in enumerate(states):
+        for path, item in _reached(state, found, tuples=True):
+            known.setdefault(id(item), ReturnedArgument((), path, state=number))
+    known |= {each: ReturnedArgument((), (), found=number) for each, number in found.items()}
+    return _in(result, known, tuples=True)
+
+
+def _in(
+    result: Any, known: Mapping[int, ReturnedArgument], *, tuples: bool = False
+) -> list[ReturnedArgument]:
+    """What is in the result of what is known by id, with its place there."""
+    return [
+        dataclasses.replace(known[id(item)], place=path)
+        for path, item in (_reached(result, known, tuples=tuples) if known else ())
+        if id(item) in known
+    ]
+
+
+def shareable(items: Any) -> Iterator[tuple[Path, Any]]:
+    """The containers and objects with tensors in `items` that may be written to, and where."""
+    return _reached(items)
+
+
+def at_path(tree: Any, path: Path) -> Any:
+    """What is there in a nested object; MISSING if nothing."""
+    try:
+        return _at(tree, path)
+    except (LookupError, AttributeError, TypeError):
+        return MISSING
 
 
 def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
@@ -50,16 +89,44 @@ def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[i
     return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
 
 
-def restore_identity(handed: Sequence[ReturnedArgument], result: Any, call: Any) -> Any:
-    """The result with the caller's own objects in it."""
+def restore_identity(
+    handed: Sequence[ReturnedArgument],
+    result: Any,
+    call: Any,
+    built: Sequence[Any],
+    found: Sequence[Any],
+) -> Any:
+    """The result with the very objects in it.
+
+    Args:
+        handed: which.
+        result: what the call has computed.
+        call: its arguments.
+        built: what each state holds now.
+        found: the objects that it has found.
+    """
     for each in handed:
-        item = each.itself if each.itself is not None else _at(call, each.source)
-        result = _with(result, each.place, item)
+        if each.itself is not None:
+            item = each.itself
+        elif each.found is not None:
+            item = found[each.found]
+        else:
+            item = _at(call if each.state is None else built[each.state], each.source)
+        if item is not MISSING:
+            result = _with(result, each.place, item)
     return result
 
 
-def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
-    """Containers that may be written to, and objects with tensors, with their paths."""
+def _reached(
+    tree: Any, ends: Collection[int] = (), *, tuples: bool = False
+) -> Iterator[tuple[Path, Any]]:
+    """Containers that may be written to, and objects with tensors, with their paths.
+
+    Args:
+        tree: where they are.
+        ends: ids of those that are not looked into.
+        tuples: whether tuples that are not empty are among them.
+    """
 
     def inside(step: Reached) -> Iterator[Reached]:
         if id(step.item) not in ends:
@@ -69,7 +136,9 @@ def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]
                 yield from _step((*step.path, (named, key)), each)
 
     for each in walk_nested(_step((), tree), inside, attrgetter("item")):
-        if not isinstance(each.item, (tuple, set, frozenset)):
+        if not isinstance(each.item, (tuple, set, frozenset)) or (
+            tuples and each.item and isinstance(each.item, tuple)
+        ):
             yield each.path, each.item
 
 

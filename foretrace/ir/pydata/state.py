@@ -64,11 +64,22 @@ class ItemBefore:  # no dataclass, which would be a container
     def __init__(self, *path: int) -> None:
         self.path = path
 
-    def of(self, content: Any) -> Any:
+    def of(self, content: Any, found: Sequence[Any]) -> Any:
         """The item."""
         for place in self.path:
             content = content[place]
         return content
+
+
+class FoundObject:
+    """An object of which a call finds the present one, by its number among these."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def of(self, content: Any, found: Sequence[Any]) -> Any:
+        """The object."""
+        return found[self.number]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,45 +94,51 @@ class State:
     first: int
     count: int
     at: Frame | LazyFrame | None
-    kept: Mapping[int, ItemBefore]
+    kept: Mapping[int, ItemBefore | FoundObject]
     """the others of its leaves, by their places among all"""
     like: int | None = None
     """the number of an earlier state that is the same object"""
 
-    def put(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any, built: list[Any]
-    ) -> None:
-        """Bind it to what a call has computed.
+    def item(self, outputs: Sequence[Any], found: Sequence[Any]) -> Any:
+        """What it is to hold, where it is no earlier state's object.
 
         Args:
             outputs: all that the call has computed.
-            inputs: those of the graph.
-            call: the arguments, positional ones and others.
-            built: what the states before it hold; takes what it does.
+            found: the objects that it has found.
         """
-        built.append(item := self._item(outputs) if self.like is None else built[self.like])
-        self.place.bind_on_call(item, inputs, call)
-
-    def _item(self, outputs: Sequence[Any]) -> Any:
         if self.structure is LEAF and not self.kept:
             return outputs[self.first]
-        return self.build(iter(outputs[self.first : self.first + self.count]))
+        return self.build(iter(outputs[self.first : self.first + self.count]), found)
 
-    def build(self, leaves: Iterator[Any]) -> Any:
+    def build(self, leaves: Iterator[Any], found: Sequence[Any]) -> Any:
         """What the place is to hold, of its leaves that a call computes."""
-        if not self.kept:
+        kept = self.kept
+        if not kept:
             return self.structure.build(leaves)
         before = self.place.now
-        count = range(self.count + len(self.kept))
-        every = (self.kept[i].of(before) if i in self.kept else next(leaves) for i in count)
+        count = range(self.count + len(kept))
+        every = (kept[i].of(before, found) if i in kept else next(leaves) for i in count)
         return self.structure.build(every)
 
 
-def put_all(states: Sequence[State], outputs: Any, inputs: Any, call: Any) -> None:
-    """Bind all places to what a call has computed."""
+def put_all(
+    states: Sequence[State], outputs: Any, inputs: Any, call: Any, found: Sequence[Any]
+) -> list[Any]:
+    """Bind all places to what a call has computed; gives what each holds.
+
+    Args:
+        states: the places.
+        outputs: all that the call has computed.
+        inputs: those of the graph.
+        call: the arguments, positional ones and others.
+        found: the objects that it has found.
+    """
     built = list[Any]()
     for state in states:
-        state.put(outputs, inputs, call, built)
+        item = state.item(outputs, found) if state.like is None else built[state.like]
+        built.append(item)
+        state.place.bind_on_call(item, inputs, call)
+    return built
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from foretrace.python_state.effects.leaks import closes_over_run
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
+AS_ARGUMENT = "pass it as an argument of apply"
 
 
 def called(op: Op, touches: bool) -> bool:
@@ -35,19 +36,21 @@ def called(op: Op, touches: bool) -> bool:
             _refuse_changed(op)
         return False
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    keeps = target.reads_outside or closes_over_run(target.function, op.args)
-    keeps = keeps or target.context.written_since()
-    if not keeps and touches and _by_copies(op):
-        return True
-    if (keeps or touches) and target.followed:
-        raise Refusal(
-            f"{target} writes to a tensor from outside, holds one or a number that the program has"
-            " made, or keeps one in ctx that is written to later: no graph can call it",
-            kind="autograd.Function",
-            at=op.origin.frame,
-            do=(JOINT, "give what it needs as arguments, return new content, write to a clone"),
+    what = None
+    if target.reads_outside or closes_over_run(target.function, op.args):
+        what, do = (
+            "holds a tensor or a number of the program's, in a closure or in an object",
+            AS_ARGUMENT,
         )
-    return not (keeps or touches)
+    elif target.context.written_since():
+        what, do = "keeps a tensor in ctx that is written to afterwards", "save a clone of it"
+    elif touches and _by_copies(op):
+        return True
+    elif touches:
+        what, do = "writes to a tensor from outside", "write to a clone, and return that"
+    if what is not None and target.followed:
+        _refuse(op, what, do)
+    return what is None
 
 
 def check_calls(ops: Iterable[Op], outputs: Iterable[Output]) -> None:

@@ -22,6 +22,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import attributes_of, cell_content, members, own_kind
+from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.state_change_lines import Lines, attribute
@@ -189,7 +190,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item.func, item.args, item.keywords)
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
-    return (each for _, each in members(item)) if own_kind(item) else ()
+    own = own_kind(item)
+    return (x for _, x in members(item)) if own else (object_attributes(item) or {}).values()
 
 
 def _leads_to(tensor: Abstract, root: Any) -> bool:

@@ -4,7 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import replace
 from operator import is_
 from types import CellType
@@ -28,7 +28,7 @@ from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
-from foretrace.ir.pydata.state import NUMBERS, Change, ItemBefore, State
+from foretrace.ir.pydata.state import NUMBERS, Change, FoundObject, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
@@ -249,8 +249,17 @@ def states_of(
     new_output: Callable[[Role, Any], Output],
     first: int,
     lines: Callable[[], Lines],
+    found: Mapping[int, int],
 ) -> tuple[list[State], list[Output]]:
-    """The states, and their outputs from `new_output`; `first`: the number of the first."""
+    """The states, and their outputs.
+
+    Args:
+        left: what the run has left.
+        new_output: makes an output.
+        first: the number of the first.
+        lines: of the program.
+        found: by id, the numbers of the objects in it that a call finds.
+    """
     states, outputs, places = list[State](), list[Output](), dict[int, int]()
     for change in left:
         at = change.at or located(change, lines).at
@@ -258,17 +267,34 @@ def states_of(
         if like is not None and not isinstance(change.place, Contents):
             states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
             continue
-        leaves, structure = named_leaves(_by_place(change))
-        begin = first + len(outputs)
-        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, ItemBefore)}
-        for path, leaf in leaves:
-            if not isinstance(leaf, ItemBefore):
-                role = role_of(change, path)
-                outputs.append(new_output(role, leaf))
+        leaves, structure = named_leaves(_by_place(change), whole=found.keys())
+        begin, kept = first + len(outputs), dict[int, ItemBefore | FoundObject]()
+        for place, (path, leaf) in enumerate(leaves):
+            if isinstance(leaf, ItemBefore):
+                kept[place] = leaf
+            elif id(leaf) in found:
+                kept[place] = FoundObject(found[id(leaf)])
+            else:
+                outputs.append(new_output(role_of(change, path), leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
         states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
     return states, outputs
+
+
+def content_of_states(left: Iterable[Change]) -> list[Any]:
+    """What each state is to hold, by its number; nothing of one among the arguments.
+
+    What is filled is there before the call and after it: of that, the items that are new.
+    """
+    return [*map(_content, left)]
+
+
+def _content(change: Change) -> Any:
+    if isinstance(change.place, Contents):
+        content = _by_place(change)
+        return None if isinstance(content, set) else tuple(content)
+    return None if isinstance(change.place, OnArguments) else change.after
 
 
 def bound_before(change: Change) -> ReadLocation:

@@ -112,6 +112,15 @@ class HeapSnapshot(ReachableState):
         found = [Location(n, at, item) for at, n, item in bound if id(memo_in(item)) in memos]
         return [*{each.identity: each for each in found}.values()]
 
+    def named(self) -> Iterator[tuple[Location, Any]]:
+        """Where attributes, globals and cells had something, and what: the locations keep none."""
+        tables = [each.attributes for each in self._met_modules]
+        tables += [each for each in self._kept if isinstance(each, AttributesSnapshot)]
+        names = [each for each in self._kept if isinstance(each, NamesSnapshot)]
+        for kept in (*tables, *names, *self._names.values()):
+            for name, item in kept.before.items():
+                yield Location(name, kept.item, None), item
+
     def casts(self) -> list[NameOfModule]:
         """The globals in which `int` and `float` may stand for others while the program runs."""
         return places_of(self._casting.values(), functions_in)
@@ -159,10 +168,11 @@ class HeapSnapshot(ReachableState):
     def keeps(self, place: Location) -> bool:
         """Whether what is in a place is a container of which the content is kept."""
         if isinstance(place, Entry):
-            return self._knew(place.holder)
-        return not place.bound and self._knew(place.before)
+            return self.knows(place.holder)
+        return not place.bound and self.knows(place.before)
 
-    def _knew(self, item: Any) -> bool:
+    def knows(self, item: Any) -> bool:
+        """Whether something was looked at, or is a container of a module's."""
         if id(item) in self._seen:
             return True
         if self._containers is None:
@@ -195,7 +205,7 @@ class HeapSnapshot(ReachableState):
         after = change.after
         named = change.rebound and type(change.place) in (Location, Entry)
         plain_one = type(after) in ATOMS or isinstance(after, (tuple, frozenset, torch.Tensor))
-        known = named and not plain_one and self._knew(after)
+        known = named and not plain_one and self.knows(after)
         return replace(change, itself=True) if known else change
 
     def bound(self) -> Iterator[Change]:

@@ -47,7 +47,7 @@ def eager_entry(
     recorded, source, followed = captured.recorded, Source(), follows(captured.recorded.ops)
     alone = recorded.asks_gradients and not recorded.trained_outside
     trains = (torch.is_grad_enabled() or followed) and not alone
-    level = Level(True, open=(_applies,) if alone else (), writes=alone)
+    level = Level(True, open=(seen_by_autograd,) if alone else (), writes=alone)
 
     if alone:
         graph, early, run = _alone(captured, level, policy)
@@ -85,7 +85,7 @@ def _alone(
     return values, early, written_in_place(again, recorded, level, semantics.may_raise)
 
 
-def _applies(op: Op) -> bool:
+def seen_by_autograd(op: Op) -> bool:
     """A Function, whose forward may ask autograd: below that it is what it did.
 
     So is a composite that asks a class for its decomposition: below autograd nobody opens it.

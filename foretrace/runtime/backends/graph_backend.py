@@ -32,7 +32,7 @@ from foretrace.lowering.pipelines.passes import Context, make_graph, run_passes
 from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
-from foretrace.runtime.backends.eager import add_surrounded
+from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
 from foretrace.runtime.calls.core import check_leaves, core_of, views_after
@@ -155,8 +155,12 @@ class ByBackend:
         """of a step"""
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
-        """The forward, its ops as written, compiled by the backend."""
-        context = Context(recorded, semantics, Level(written=True), policy=self.policy)
+        """The forward, its ops as written, compiled by the backend.
+
+        Functions are opened: autograd does not follow it, and no graph has what they keep in `ctx`.
+        """
+        level = Level(written=True, open=(seen_by_autograd,))
+        context = Context(recorded, semantics, level, policy=self.policy)
         graph = make_graph(UNTRAINED, "export", context)
         results = (out for op in graph.ops for out in op.outs)
         if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *results)):

@@ -116,7 +116,9 @@ class Ending:
     def __init__(
         self, source: Source, inputs: Sequence[str], outputs: Sequence[str] = (), result: str = ""
     ) -> None:
-        self.inputs, self.outputs, self.result = inputs, outputs, result
+        self.inputs, self.outputs, self.result, self.built = inputs, outputs, result, "()"
+        self.found = "()"
+        self.name: Callable[[str], str] = source.names.new
         self.bind: Callable[[object, str], str] = source.bind
         self.size: Callable[[Size], str] = size_text
 

@@ -14,6 +14,7 @@ from foretrace.ir.program.effects import (
     CallMemo,
     ChangePlace,
     ClearGrad,
+    FindObject,
     LeaveState,
     Reshape,
     ReturnArgument,
@@ -62,7 +63,7 @@ EFFECTS: Final[Mapping[type[Effect], EffectSchema]] = MappingProxyType({
     ),
     ReturnArgument: EffectSchema(
         "handed", sequence_of(instance_of(ReturnedArgument), list),
-        lambda effects: [each.argument for each in effects],
+        lambda effects: [x.argument for x in effects if x.argument.found is None],
         lambda arguments: map(ReturnArgument, arguments),
     ),
 })  # fmt: skip
@@ -70,8 +71,8 @@ IN_STATE: Final[Mapping[type[Effect], str]] = MappingProxyType({
     LeaveState: "states",
     ChangePlace: "changed",
 })  # fmt: skip
-LEFT_OUT: Final = frozenset({CallMemo})
-"""What the process does in which the program was captured, and no other: its memos"""
+LEFT_OUT: Final = frozenset({CallMemo, FindObject})
+"""What the process does in which the program was captured, and no other: its memos and objects"""
 EFFECT_FIELDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {each.field: each.holds for each in EFFECTS.values()}
 )

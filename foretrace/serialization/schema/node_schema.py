@@ -147,7 +147,9 @@ ROWS: tuple[NodeSchema, ...] = (
     ),
     NodeSchema(Guard, "guard", {"condition": _is_condition, "frame": optional(FRAME)}),
     NodeSchema(
-        ReturnedArgument, "handed", {"place": instance_of(tuple), "source": instance_of(tuple)}
+        ReturnedArgument,
+        "handed",
+        {"place": instance_of(tuple), "source": instance_of(tuple), "state": optional(NUMBER)},
     ),
     NodeSchema(
         Graph,

@@ -232,7 +232,7 @@ class StateDecoder:
         if items:  # a call looks them up at its end
             now = where.now
             for each in items.values():
-                each.of(now)
+                each.of(now, ())
         return State(where, form, first, count, at, items, like)
 
     def _change(self, found: Sequence[Any]) -> Change:

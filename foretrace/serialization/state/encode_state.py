@@ -27,7 +27,7 @@ from foretrace.ir.pydata.location import (
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ContainerLength, ReadLocation
-from foretrace.ir.pydata.state import OPEN, Change, State, StateRead
+from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
@@ -114,7 +114,8 @@ class StateEncoder:
         return place, read.structure, leaves, read.number, read.kind
 
     def _state(self, state: State) -> tuple[Any, ...]:
-        kept = tuple([(i, each.path) for i, each in state.kept.items()])
+        before = [(i, x) for i, x in state.kept.items() if isinstance(x, ItemBefore)]
+        kept = tuple([(i, each.path) for i, each in before])  # `check_python` refuses others
         at, count = line_of(state.at), state.count
         return self._place(state.place), state.structure, state.first, count, at, kept, state.like
 

@@ -7,14 +7,14 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
-from foretrace.ir.program.effects import ReturnArgument
+from foretrace.ir.program.effects import FindObject, ReturnArgument
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.object_containers import LIVE
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import AttributeNames
-from foretrace.ir.pydata.state import OPEN, State, StateRead
+from foretrace.ir.pydata.state import OPEN, FoundObject, State, StateRead
 from foretrace.ir.values.value import Value
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"
@@ -48,12 +48,16 @@ def check_python(recorded: Recording) -> None:
     """
     requires = recorded.requires
     _check_again(recorded)
-    for effect in recorded.effects_of(ReturnArgument):
-        if effect.argument.itself is not None:
-            raise outside("the program returns an object that lives outside of it", None)
+    filled = {id(state.place.holder) for state in recorded.states}
+    returned = [each.argument.itself for each in recorded.effects_of(ReturnArgument)]
+    found = [each.now for each in recorded.effects_of(FindObject)]
+    if any(each is not None for each in returned) or not filled.isdisjoint(map(id, found)):
+        raise outside("the program returns an object that lives outside of it", None)
     _check_arguments(recorded)
     _check_unhooked(recorded)
     for state in recorded.states:
+        if any(isinstance(each, FoundObject) for each in state.kept.values()):
+            raise outside("the program leaves an object that lives outside of it", state.at)
         if isinstance(state.place, OnData):
             raise Refusal(
                 f"the program sets {state.place.name}, and a file leaves the memory of what it has",

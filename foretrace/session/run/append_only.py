@@ -161,11 +161,11 @@ class AppendOnlyContainers:
                 stand_in.read |= place.now is not stand_in
                 place.bind(monitored[id(stand_in)][1])
 
-    def left(self, ends: Any, changed: list[Change], known: set[int]) -> list[Change]:
+    def left(self, call: Any, changed: list[Change], known: set[int]) -> list[Change]:
         """What each has taken in the run.
 
         Args:
-            ends: its arguments and results.
+            call: its arguments.
             changed: what else it has left.
             known: the ids of what there was before it.
 
@@ -182,7 +182,7 @@ class AppendOnlyContainers:
             if stand_in.read or key in others or not _rebuildable(change, known):
                 stand_in.note()
             found += [change] if items else []
-        check_separate(found, [ends, *(each.after for each in changed)], known)
+        check_separate(found, [call, *(each.after for each in changed)], known)
         return found
 
     def part(self, outside: AccessMonitor | None) -> list[Any]:

@@ -1,7 +1,7 @@
 """Run the user's program once over abstract tensors, and record what it did."""
 
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
@@ -21,13 +21,14 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import handed_back
+from foretrace.ir.pydata.returned import in_arguments, in_state
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.python_state.access.side_effects import check_iterators
+from foretrace.python_state.effects.found_objects import FoundObjects
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
 from foretrace.python_state.effects.module_state import (
@@ -41,6 +42,7 @@ from foretrace.python_state.effects.state_inputs import add_state_inputs
 from foretrace.python_state.effects.state_outputs import (
     arguments_changed,
     collect_state_outputs,
+    content_of_states,
     states_of,
     themselves,
 )
@@ -130,16 +132,16 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
             outs, out_structure = computed(fn, result, passed)
-            requires.notes.effects += _returned(result, call, [])
             kept, others = collect_state_outputs(before, loan, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
-            requires.notes.effects += _returned(result, (), _filled(kept))
             changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            kept += _put(capture, before, (result, call), kept, requires, lines)
+            kept += _put(capture, before, call, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
-            outputs = _outputs(outs, kept, capture, mutations, requires, lines)
+            found = FoundObjects(before, capture.outside, result, kept, call)
+            outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
+            requires.notes.effects += [*found.effects, *_shared(result, call, kept, found)]
             capture.note_asked(requires)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
@@ -162,19 +164,19 @@ def _effects(requires: CallRequirements) -> list[Effect]:
     return ordered((*notes.effects, *map(ChangePlace, notes.changed)))
 
 
-def _returned(result: Any, call: Any, filled: list[Any]) -> Iterator[ReturnArgument]:
-    return map(ReturnArgument, handed_back(result, call, filled))
-
-
-def _filled(kept: list[Change]) -> list[Any]:
-    """The containers of which the content is another."""
-    return [each.place.holder for each in kept if isinstance(each.place, Contents)]
+def _shared(
+    result: Any, call: Any, kept: list[Change], found: FoundObjects
+) -> Iterator[ReturnArgument]:
+    """What is in the result of the arguments, and of what Python's state has after the call."""
+    filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
+    left = in_state(result, content_of_states(kept), found.numbers, filled)
+    return map(ReturnArgument, [*in_arguments(result, call), *left])
 
 
 def _put(
     capture: Session,
     before: HeapSnapshot,
-    ends: Any,
+    call: Any,
     kept: list[Change],
     requires: CallRequirements,
     lines: Callable[[], Lines],
@@ -184,7 +186,7 @@ def _put(
     Args:
         capture: the run.
         before: what was there before it.
-        ends: its result and its arguments.
+        call: its arguments.
         kept: what it has left as state.
         requires: takes the containers.
         lines: of the program.
@@ -192,9 +194,9 @@ def _put(
     known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
-    check_separate(filled, [ends, *others], known)
+    check_separate(filled, [call, *others], known)
     check_built_once([each for each in changed if each.rebound], known, lines)
-    put = capture.assumed.fills.left(ends, changed, known)
+    put = capture.assumed.fills.left(call, changed, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
@@ -282,13 +284,14 @@ def _outputs(
     mutations: list[Mutation],
     requires: CallRequirements,
     lines: Callable[[], Lines],
+    found: Mapping[int, int],
 ) -> list[Output]:
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
     before = {taken.before: i for i, taken in capture.leaves.taken.items()}
     build = Outputs(capture.recorder, capture.arguments.current, capture.lift, written, before)
     outputs = [build.of(Role("output", name), leaf) for name, leaf in outs]
-    left, states = states_of(kept, build.of, len(outputs), lines)
+    left, states = states_of(kept, build.of, len(outputs), lines, found)
     leaves = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, leaves, capture.inputs)
     check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))

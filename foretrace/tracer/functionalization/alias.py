@@ -50,7 +50,7 @@ class Alias:
         self.based = True
         """whether what it is a view of outside of the program requires grad, if it is one"""
         self.leaf_view = False
-        """whether it is a view that the program has made a leaf"""
+        """whether it is a view, and a leaf since `requires_grad_()`"""
         self.moved: Alias | None = None
         """the member that its tensor is since `t_()` or its like gave that another shape"""
         self.mixed = False

@@ -16,6 +16,7 @@ from foretrace.ir.program.effects import (
     CallMemo,
     ChangePlace,
     ClearGrad,
+    FindObject,
     LeaveState,
     Reshape,
     ReturnArgument,
@@ -94,6 +95,10 @@ def test_a_kind_without_a_side_is_reported() -> None:
 
 PLACE: dict[str, Any] = {}
 ENTRY = Entry("count", PLACE, "count", 0)
+FOUND = Entry("kept", PLACE, "kept", None)
+"""where the program has a list"""
+IN_THE_PROCESS = ReturnedArgument(((False, 1),), (), found=0)
+"""what no file returns: its own program builds another"""
 TYPE = TensorType((6,), (1,), torch.float32, torch.device("cpu"))
 
 
@@ -101,7 +106,10 @@ def effects() -> list[Effect]:
     """One of each kind, on a call of two inputs."""
     state = State(OnGradient("x.grad", 0), LEAF, 0, 1, None, {})
     return [
-        ReturnArgument(ReturnedArgument((), ((False, 0), (False, 0)))),
+        ReturnArgument(ReturnedArgument(((False, 0),), ((False, 0), (False, 0)))),
+        ReturnArgument(IN_THE_PROCESS),
+        ReturnArgument(ReturnedArgument(((False, 2),), (), state=0)),
+        FindObject(FOUND),
         SetRequiresGrad(1, on=True),
         ClearGrad(1),
         LeaveState(state),
@@ -120,23 +128,27 @@ def a_call() -> Call:
     inputs = [torch.zeros(2, 3), torch.zeros(3)]
     inputs[1].grad = torch.ones(3)
     PLACE.clear()
+    PLACE["kept"] = [3]
     double.cache_clear()
-    return Call(inputs, {}, ([{"a": 1}], {}), [torch.ones(6)], result={"a": 2})
+    return Call(inputs, {}, ([{"a": 1}], {}), [torch.ones(6)], result=({"a": 2}, [3], None))
 
 
 def holds(call: Call) -> None:
     """Whether a call has done all of them."""
     x, y = call.inputs
-    assert (x.shape, PLACE) == ((6,), {"count": 5})
+    assert (x.shape, PLACE) == ((6,), {"count": 5, "kept": [3]})
     assert x.grad is call.outputs[0]
     assert double.cache_info().misses == 1
     assert (y.grad, y.requires_grad) == (None, True)
-    assert call.result is call.arguments[0][0]
+    given, found, left = call.result
+    assert given is call.arguments[0][0]
+    assert found is PLACE["kept"]
+    assert left is x.grad
 
 
 def test_a_call_does_them_in_order() -> None:
     call, every = a_call(), ordered(effects())
-    assert [type(each) for each in every] == [*KINDS]
+    assert [*dict.fromkeys(map(type, every))] == [*KINDS]
     for phase in ("memory", "state", "result"):
         for kind, found in by_kind(every, phase):
             kind.run(found, call)
@@ -148,12 +160,16 @@ class Code:
 
     def __init__(self) -> None:
         self.space: dict[str, Any] = {}
-        self.inputs, self.outputs, self.result = ["x", "y"], ["out"], "built"
+        self.inputs, self.outputs, self.result = ["x", "y"], ["out"], "given"
+        self.built = self.found = "()"
 
     def bind(self, item: object, wish: str) -> str:
         name = f"{wish}_{len(self.space)}"
         self.space[name] = item
         return name
+
+    def name(self, wish: str) -> str:
+        return f"new_{wish}"
 
     def size(self, size: object) -> str:
         return str(size)
@@ -168,7 +184,7 @@ def test_generated_code_does_the_same() -> None:
     x, y = call.inputs
     space = code.space | {
         "x": x, "y": y, "out": call.outputs[0],
-        "built": call.result, "args": args, "kwargs": kwargs,
+        "given": call.result, "args": args, "kwargs": kwargs,
     }  # fmt: skip
     exec("\n".join([*lines, f"result = {code.result}"]), space)  # noqa: S102
     call.result = space["result"]
@@ -176,13 +192,14 @@ def test_generated_code_does_the_same() -> None:
 
 
 def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
-    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 6]
+    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 9]
 
 
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
         (Reshape, "gives an input another shape"),
+        (FindObject, "returns, or leaves, an object that was there"),
         (ChangePlace, "count is bound on one side"),
         (LeaveState, "x.grad is bound to a tensor beside"),
         (ClearGrad, "sets .grad to None"),
@@ -207,6 +224,7 @@ def test_what_both_runs_do_is_kept_and_inputs_are_compared_as_both_have_them() -
 
 def test_a_file_gives_back_what_it_stores() -> None:
     data = [each for each in effects() if type(each) in EFFECTS]
+    data = [each for each in data if each != ReturnArgument(IN_THE_PROCESS)]
     fields = stored_effects(data) | {"names": []}
     assert ordered(loaded_effects(fields)) == ordered(data)
     assert fields == {"names": []}

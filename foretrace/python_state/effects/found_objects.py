@@ -1,0 +1,62 @@
+"""Objects that were there before a run, and that it returns or leaves: a call has the very ones.
+
+Each call builds a result, and what a program leaves. So a list that a module has would be copied.
+"""
+
+from collections.abc import Iterator
+
+from foretrace.ir.program.effects import FindObject
+from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.returned import shareable
+from foretrace.ir.pydata.state import Change
+from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.snapshot.heap import HeapSnapshot
+
+
+class FoundObjects:
+    """Where a call finds them, by their numbers.
+
+    Args:
+        before: what was there before the run.
+        outside: what the program reads; None: all is read.
+        result: what it returns.
+        left: what it leaves.
+        call: its arguments, which have their objects themselves.
+    """
+
+    def __init__(
+        self, before: HeapSnapshot, outside: AccessMonitor | None, result: object,
+        left: list[Change], call: object,
+    ) -> None:  # fmt: skip
+        self.effects = list[FindObject]()
+        self.numbers: dict[int, int] = {}
+        """by id of the object"""
+        own = {id(item) for _, item in shareable(call)}
+        ends = (result, *(change.after for change in left))
+        reached = {id(item): item for end in ends for _, item in shareable(end)}
+        wanted = {key for key, item in reached.items() if key not in own and before.knows(item)}
+        if wanted:
+            bound = {change.place.identity for change in left}
+            places = [*_named(before, outside)]
+            places.sort(key=lambda named: named[0].identity in bound)  # others are not left
+            self._find(wanted, places)
+
+    def _find(self, wanted: set[int], places: list[tuple[Location, object]]) -> None:
+        for place, item in places:
+            if len(self.numbers) == len(wanted):
+                return
+            for path, each in shareable(item):
+                if id(each) in wanted and id(each) not in self.numbers:
+                    self.numbers[id(each)] = len(self.effects)
+                    self.effects.append(FindObject(place, path))
+
+
+def _named(
+    before: HeapSnapshot, outside: AccessMonitor | None
+) -> Iterator[tuple[Location, object]]:
+    """What the program may have read by a name."""
+    for place in () if outside is None else outside.places.values():
+        yield Location(place.name, place.holder, None), place.before
+    for place, item in before.named():
+        if outside is None or place.name in outside.attributes:
+            yield place, item

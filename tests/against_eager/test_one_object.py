@@ -1,0 +1,185 @@
+"""What a program returns or leaves is one object wherever eager has one, in each call."""
+
+import copy
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+
+HISTORY: list[Tensor] = []
+
+
+@dataclass
+class Cache:
+    keys: Tensor
+    values: list[Tensor]
+
+
+class Net(nn.Module):
+    """Has a cache, a history, and a table that hold tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.cache: Any = [torch.ones(3)]
+        self.old: Any = None
+        self.history: Any = [torch.zeros(3)]
+        self.table: Any = {"first": [torch.ones(2)]}
+        self.pair: Any = ([torch.ones(1)], [[torch.ones(3)]])
+
+
+class StoresAList(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.cache = [self.linear(x), x]
+        return self.cache
+
+
+class ReturnsAPart(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.cache = {"hidden": [self.linear(x)]}
+        return x, self.cache["hidden"]
+
+
+class StoresATuple(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.linear(x)
+        self.cache = ([h], h)
+        return self.cache
+
+
+class StoresAnObject(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.linear(x)
+        self.cache = Cache(h, [h + 1])
+        return self.cache, self.cache.values
+
+
+class FillsATable(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.table["last"] = [self.linear(x)]
+        return self.table["last"], self.table
+
+
+class Appends(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.history.append([self.linear(x)])
+        return self.history[-1]
+
+
+class ReturnsWhatItHas(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) + self.cache[0], self.cache, self.table["first"]
+
+
+class ReturnsAnItem(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) * self.pair[0][0], self.pair[0], self.pair[1][0]
+
+
+class ReturnsTheOld(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.old = self.cache
+        self.cache = [self.linear(x)]
+        return self.cache, self.old
+
+
+class StoresTheOldInTheNew(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.linear(x)
+        self.old = (self.history, h)
+        return h
+
+
+class StoresWhatItFills(Net):
+    def forward(self, x: Tensor) -> Any:
+        h = self.linear(x)
+        self.history.append(h)
+        self.old = {"history": self.history, "last": h}
+        return h, self.old
+
+
+class HasTwoNames(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.old = self.cache
+        return self.linear(x), self.old
+
+
+class ReturnsAGlobal(Net):
+    def forward(self, x: Tensor) -> Any:
+        if not HISTORY:
+            return self.linear(x), None
+        return self.linear(x) * HISTORY[0], HISTORY
+
+
+PROGRAMS = (
+    StoresAList, ReturnsAPart, StoresATuple, StoresAnObject, FillsATable, Appends,
+    ReturnsWhatItHas, ReturnsAnItem, ReturnsTheOld, StoresTheOldInTheNew, StoresWhatItFills,
+    HasTwoNames, ReturnsAGlobal,
+)  # fmt: skip
+
+
+def reached(item: Any) -> Iterator[Any]:
+    """An item and what it holds, in order."""
+    yield item
+    if isinstance(item, dict):
+        item = [*item.values()]
+    elif isinstance(item, Cache):
+        item = [item.keys, item.values]
+    for each in item if isinstance(item, (list, tuple)) else ():
+        yield from reached(each)
+
+
+def shared(module: Net, result: Any) -> tuple[list[int], list[Any]]:
+    """Which of all that a module holds and returns are one object; and their values."""
+    ends = module.cache, module.old, module.history, module.table, module.pair, HISTORY, result
+    every = [each for end in ends for each in reached(end)]
+    numbers: dict[int, int] = {}
+    tensors = [each.tolist() for each in every if isinstance(each, Tensor)]
+    return [numbers.setdefault(id(each), len(numbers)) for each in every], tensors
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_is_one_object(kind: type[Net], backend: str) -> None:
+    HISTORY[:] = [torch.full((3,), 2.0)]
+    eager = kind()
+    ours = copy.deepcopy(eager)
+    compiled = foretrace.compile(ours, backend=backend, fullgraph=True)
+    kept = []
+    for call in range(5):
+        x = torch.full((2, 3), float(call))
+        found, expected = compiled(x), eager(x)
+        assert shared(ours, found) == shared(eager, expected)
+        if call == 2:  # the caller may write to what he has got, and the module may get another
+            for module, result in ((ours, found), (eager, expected)):
+                lists = [each for each in reached(result) if isinstance(each, list)]
+                for each in lists[:1]:
+                    each.append(torch.ones(3))
+                module.history = [torch.ones(3)]
+        kept.append((found, expected))
+    for found, expected in kept:
+        assert shared(ours, found) == shared(eager, expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", [StoresAList, ReturnsAPart, StoresATuple])
+def test_no_call_of_a_graph_is_kept_alive(kind: type[Net], backend: str) -> None:
+    """A capture has what it found as its example; the calls of its graph leave nothing."""
+    module = kind()
+    compiled = foretrace.compile(module, backend=backend, fullgraph=True)
+    refs = list[ref[Tensor]]()
+    for call in range(5):
+        found = [*reached(compiled(torch.full((2, 3), float(call))))]
+        refs += [ref(each) for each in found[1:] if isinstance(each, Tensor) and call > 1]
+        del found
+    module.cache = None
+    gc.collect()
+    assert refs
+    assert not [each for each in refs if each() is not None]
