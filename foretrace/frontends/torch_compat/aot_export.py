@@ -110,7 +110,7 @@ def _captured(
 ) -> Program:
     """A run of the module that its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
-    check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
+    check_settled(program, lambda: _run(mod, args, kwargs, dynamic))
     warn_guarded(program.recorded, stacklevel=4)
     recorded = without_states(program.recorded, stacklevel=4)
     recorded = recorded if hooks else without_hooks(recorded, stacklevel=4)

@@ -169,7 +169,7 @@ def _run(
         return Program(ran.recorded, ran.semantics), []
 
     found = once()
-    check_settled(found[0].recorded, lambda: once()[0].recorded)
+    check_settled(found[0], lambda: once()[0])
     recorded = without_hooks(without_states(found[0].recorded, stacklevel=6), stacklevel=6)
     return Program(recorded, found[0].semantics), found[1]
 

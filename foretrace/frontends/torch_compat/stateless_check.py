@@ -16,6 +16,7 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.frontends.program.program import Program
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import (
@@ -36,7 +37,9 @@ from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.values.tensor_type import TensorType
-from foretrace.ir.values.value import Tree, Value
+from foretrace.ir.values.value import Tree, Value, values_in
+from foretrace.lowering.cuts.cut import Level, flatten
+from foretrace.lowering.cuts.dead_code import live
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
@@ -44,18 +47,18 @@ UNHOOKED: Final = "the graph has no hooks on gradients; the program registers so
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
-def check_settled(recorded: Recording, again: Callable[[], Recording]) -> None:
-    """Refuse a program that computes something else in its next call.
+def check_settled(program: Program, again: Callable[[], Program]) -> None:
+    """Refuse a program that returns something else in its next call, or writes it to an input.
 
     `again` records it again; it is called only if the run has changed Python state.
 
     Raises:
         Refusal: with the line that changes the state.
     """
-    check_shapes_stay(recorded)
+    recorded = check_shapes_stay(program.recorded)
     bound = [change for change in recorded.changes if change.repeatable]
     bound += [_left(state, recorded) for state in recorded.states]
-    if bound and not _same_again(recorded, again, bound):
+    if bound and not _same_again(program, again, bound):
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(
             f"the program binds {names}, and computes something else at its next call",
@@ -212,35 +215,36 @@ def warn_guarded(recorded: Recording, stacklevel: int) -> None:
         warnings.warn(GUARDED + "".join(f"\n  {each}" for each in answers), stacklevel=stacklevel)
 
 
-def _same_again(recorded: Recording, again: Callable[[], Recording], bound: list[Change]) -> bool:
+def _same_again(program: Program, again: Callable[[], Program], bound: list[Change]) -> bool:
     for change in bound:
         change.redo()
     try:
         with suppress(Refusal):
-            return _equal(recorded, again())
+            return _equal(program, again())
     finally:
         for change in bound:
             change.undo()
     return False
 
 
-def _equal(one: Recording, other: Recording) -> bool:
-    """Whether ops, arguments, results and constants are equal, and no state is read."""
-    if _reads_state(one) or _reads_state(other):
+def _equal(one: Program, other: Program) -> bool:
+    """Whether what both compute, arguments and constants are equal, and no state is read for it."""
+    first, second = _as_function(one), _as_function(other)
+    if _reads_state(first, one.recorded) or _reads_state(second, other.recorded):
         return False
-    same = equal(_as_program(one), _as_program(other), _Repeated())
-    return same and all(map(_same_constant, _passed_inputs(one), _passed_inputs(other)))
+    same = equal(first, second, _Repeated())
+    return same and all(map(_same_constant, *(_passed_inputs(x.recorded) for x in (one, other))))
 
 
 def _passed_inputs(recorded: Recording) -> list[Input]:
     return [item for item in recorded.inputs if item.read is None]
 
 
-def _reads_state(recorded: Recording) -> bool:
-    """Whether the program uses what an earlier call has left."""
+def _reads_state(function: Subgraph, recorded: Recording) -> bool:
+    """Whether it uses what an earlier call has left."""
     states = {item.value for item in recorded.inputs if item.read is not None}
-    used = (value for op in called_in(recorded.ops) for value in op.operands)
-    return any(value in states for value in chain(used, (o.value for o in recorded.outputs)))
+    used = (value for op in called_in(function.ops) for value in op.operands)
+    return any(value in states for value in chain(used, values_in(function.result)))
 
 
 def _same_constant(one: Any, other: Any) -> bool:
@@ -249,12 +253,16 @@ def _same_constant(one: Any, other: Any) -> bool:
     return torch.equal(one.tensor, other.tensor)
 
 
-def _as_program(recorded: Recording) -> Subgraph:
-    """The recording as a closed program, for a comparison."""
+def _as_function(program: Program) -> Subgraph:
+    """What a program returns and writes to its inputs, as a closed function of the inputs."""
+    recorded = program.recorded
     news = [(mutation.index, mutation.value) for mutation in recorded.mutations]
-    results = (news, [output.value for output in recorded.outputs])
+    results = (news, [output.value for output in recorded.returned])
     inputs = tuple(item.value for item in _passed_inputs(recorded))
-    return Subgraph("program", inputs, tuple(recorded.ops), results)
+    ops = [*flatten(recorded.ops, Level(written=False))]
+    return Subgraph(
+        "program", inputs, tuple(live(ops, values_in(results), program.semantics)), results
+    )
 
 
 class _Repeated(Equality):

@@ -54,3 +54,28 @@ def test_a_count_that_decides_nothing(name):
 def test_a_count_that_decides(name):
     with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
         foretrace.export(Counting(OTHER[name]), (torch.ones(4),))
+
+
+class Averaging(nn.Module):
+    """Keeps a running sum, and returns it if asked to."""
+
+    def __init__(self, *, returns: bool) -> None:
+        super().__init__()
+        self.linear, self.total, self.returns = nn.Linear(3, 3), torch.zeros(3), returns
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.total = self.total + y.detach().sum(0)
+        return (y * 2, self.total) if self.returns else y * 2
+
+
+def test_a_running_sum_that_no_result_needs_is_left_out():
+    module, x = Averaging(returns=False), torch.ones(2, 3)
+    module(x)
+    with pytest.warns(UserWarning, match="does not leave these tensors"):
+        exported = foretrace.export(module, (x,))
+    assert torch.equal(exported.module()(x), module(x))
+    module = Averaging(returns=True)
+    module(x)
+    with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
+        foretrace.export(module, (x,))
