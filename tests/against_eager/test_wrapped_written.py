@@ -268,3 +268,46 @@ def test_autograd_is_asked_of_a_stand_in() -> None:
         w = two(3, 4, grad=grad)
         cut = foretrace.capture(asks, (w,)).cut("export")
         assert differences(asks(w), cut(w)) == []
+
+
+def halves(*, trains: bool) -> tuple[Any, ...]:
+    """A tensor, and two views of one memory that have no element in common."""
+    base = two(4, 3).requires_grad_(trains)
+    made = base + 1
+    return base, made[:2], made[2:]
+
+
+def both_written(a: Any, b: Any) -> Any:
+    a.mul_(3)
+    b.mul_(2)
+    return a.clone() + b.clone()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_parts_of_one_memory_are_written(*, trains: bool, backend: str) -> None:
+    """What they hold begins in the midst of it; the new content in memory of its own."""
+    compiled = foretrace.compile(both_written, backend=backend, fullgraph=True)
+    for _ in range(2):
+        found = []
+        for call in (compiled, both_written):
+            torch.manual_seed(0)
+            base, *parts = halves(trains=trains)
+            result = call(*parts)
+            grads = torch.autograd.grad(result.sum(), base) if trains else ()
+            found.append([result.detach(), *grads, *(each.detach() for each in parts)])
+        assert differences(*found) == []
+    assert not compiled.recaptures
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+def test_parts_that_overlap_are_no_inputs_of_one_graph() -> None:
+    compiled = foretrace.compile(both_written, backend="eager")
+    torch.manual_seed(0)
+    _, *parts = halves(trains=False)
+    compiled(*parts)
+    made = two(4, 3)
+    overlapping = made[:2], made[1:3]
+    expected = made_alike(made, torch.clone)
+    want = both_written(expected[:2], expected[1:3])
+    assert differences([want, expected], [compiled(*overlapping), made]) == []

@@ -5,7 +5,7 @@ has a shape, strides and a dtype, and no memory.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,15 @@ class Wrapping:
     def form(self) -> tuple[type, tuple[str, ...], Metadata]:
         """All but the types of the inner tensors."""
         return self.kind, self.names, self.context
+
+    @property
+    def from_start(self) -> "Wrapping":
+        """The same, with what it holds at the start of memory of its own, as new content lies."""
+        inner = (
+            each.but(offset=0, wrapped=each.wrapped and each.wrapped.from_start)
+            for each in self.inner
+        )
+        return replace(self, inner=tuple(inner))
 
     def make(self, inner: tuple[Any, ...], shape: Any, stride: Any) -> Any:
         """A tensor of the class with these inner tensors.

@@ -166,31 +166,25 @@ OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
 def disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
     """Whether none of `written` shares memory with another tensor of either."""
     if OF_TORCH.issuperset(map(type, (*written, *read))):
-        return _plain_disjoint(written, read)
-    each_once = {id(t): t for t in (*written, *read)}
-    memories = {
-        key: [part.untyped_storage().data_ptr() for part in plain_parts(t)]
-        for key, t in each_once.items()
+        places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
+        if len(places) == len(written) and 0 not in places:
+            shared = (places.get(t.untyped_storage().data_ptr(), t) is not t for t in read)
+            if not any(shared):
+                return True
+    parts = {
+        (id(t), place): part
+        for t in {id(t): t for t in (*written, *read)}.values()
+        for place, part in enumerate(plain_parts(t))
     }
-    kept = [memory for objects in memories.values() for memory in objects if memory]
-    return all(kept.count(memory) <= 1 for t in written for memory in memories[id(t)])
-
-
-def _plain_disjoint(written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> bool:
-    places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
-    if len(places) == len(written) and 0 not in places:
-        shared = (places.get(t.untyped_storage().data_ptr(), t) is not t for t in read)
-        if not any(shared):
-            return True
-    memories = dict[int, dict[int, torch.Tensor]]()
-    for t in (*written, *read):
-        memories.setdefault(t.untyped_storage().data_ptr(), {})[id(t)] = t
+    memories = dict[int, list[tuple[tuple[int, int], torch.Tensor]]]()
+    for key, part in parts.items():
+        memories.setdefault(part.untyped_storage().data_ptr(), []).append((key, part))
     mine = {id(t) for t in written}
     return all(
         mine.isdisjoint((one, other))
         for memory, tensors in memories.items()
         if memory
-        for (one, _), (other, _) in overlapping([*tensors.items()])
+        for ((one, _), _), ((other, _), _) in overlapping(tensors)
     )
 
 

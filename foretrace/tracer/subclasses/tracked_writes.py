@@ -81,8 +81,9 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
     new = _functional(call, by_value)
     formed = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
     known = seen.of(formed.body or () if formed is not None else ())
-    asked = new.type.but(requires_grad=old.type.requires_grad)
-    if asked != old.type or formed is None or known.get(new) != in_place:
+    asked = new.type.but(requires_grad=old.type.requires_grad, wrapped=kind)
+    same = asked == old.type and new.type.wrapped.from_start == kind.from_start
+    if not same or formed is None or known.get(new) != in_place:
         raise refused(f"the class {kind} does another thing for {call.func} than for {form.call}")
     alias.version.count += 1
     renew(recorder, target, new)

@@ -146,16 +146,17 @@ def renew(recorder: RecorderBase, tensor: Abstract, value: Value) -> None:
 
 
 def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Value) -> Value:
-    """Wrap what a tensor wraps after the write; of the type that it had."""
+    """Wrap what a tensor wraps after the write; of the type that it had, in memory of its own."""
     before, wrapped = known.ft_wrapped
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
         raise changed(tensor, "sets an attribute of")
     parts = tuple(current(alias_of(each), recorder) for each, _ in wrapped)
     names, context = flattened(tensor)
     inner = tuple(part.type.with_grad(False) for part in parts)
-    if Wrapping(type(tensor), names, inner, Metadata(context)) != old.type.wrapped:
+    wrapped_now = Wrapping(type(tensor), names, inner, Metadata(context))
+    if wrapped_now.from_start != old.type.wrapped.from_start:
         raise refused(f"a write in place makes another {old.type.wrapped} of it")
-    new = Value(old.type, old.hint)
+    new = Value(recorder.types.intern(old.type.but(wrapped=wrapped_now)), old.hint)
     recorder.append(Op(Wrap(new.type), parts, {}, new, (new,), origin=recorder.origin()))
     return new
 
