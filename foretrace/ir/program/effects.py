@@ -7,7 +7,7 @@ frontends/torch_compat/stateless_check.py (graphs that torch's own tools call).
 tests/unit/ir/program/test_effects.py fails where a kind lacks a side.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -327,13 +327,10 @@ def ordered(effects: Iterable[Effect]) -> list[Effect]:
 
 def by_kind(effects: Sequence[Effect], phase: Phase) -> Iterator[tuple[type[Effect], list[Any]]]:
     """The effects of a phase, a list for each kind; `effects` are ordered."""
-    for kind, found in groupby(effects, _kind):
+    key: Callable[[Effect], type[Effect]] = type
+    for kind, found in groupby(effects, key):
         if kind.phase == phase:
             yield kind, [*found]
-
-
-def _kind(effect: Effect) -> type[Effect]:
-    return type(effect)
 
 
 def of_kind(effects: Iterable[Effect], kind: type[E]) -> list[E]:

@@ -58,5 +58,5 @@ def _named(
     for place in () if outside is None else outside.places.values():
         yield Location(place.name, place.holder, None), place.before
     for place, item in before.named():
-        if outside is None or place.name in outside.attributes:
+        if outside is None or place.name in outside.mentions.attributes:
             yield place, item
