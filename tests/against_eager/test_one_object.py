@@ -33,6 +33,7 @@ class Net(nn.Module):
         self.history: Any = [torch.zeros(3)]
         self.table: Any = {"first": [torch.ones(2)]}
         self.pair: Any = ([torch.ones(1)], [[torch.ones(3)]])
+        self.sizes: Any = [1, 2]
 
 
 class StoresAList(Net):
@@ -83,6 +84,23 @@ class ReturnsAnItem(Net):
         return self.linear(x) * self.pair[0][0], self.pair[0], self.pair[1][0]
 
 
+class ReturnsATuple(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x), self.pair, self.sizes
+
+
+class StoresNumbers(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.sizes = [*x.shape]
+        return self.linear(x), self.sizes
+
+
+class StoresOldNumbers(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.old = {"sizes": self.sizes}
+        return self.linear(x), self.old
+
+
 class ReturnsTheOld(Net):
     def forward(self, x: Tensor) -> Any:
         self.old = self.cache
@@ -120,13 +138,15 @@ class ReturnsAGlobal(Net):
 
 PROGRAMS = (
     StoresAList, ReturnsAPart, StoresATuple, StoresAnObject, FillsATable, Appends,
-    ReturnsWhatItHas, ReturnsAnItem, ReturnsTheOld, StoresTheOldInTheNew, StoresWhatItFills,
-    HasTwoNames, ReturnsAGlobal,
+    ReturnsWhatItHas, ReturnsAnItem, ReturnsATuple, StoresNumbers, StoresOldNumbers,
+    ReturnsTheOld, StoresTheOldInTheNew, StoresWhatItFills, HasTwoNames, ReturnsAGlobal,
 )  # fmt: skip
 
 
 def reached(item: Any) -> Iterator[Any]:
     """An item and what it holds, in order."""
+    if isinstance(item, int):
+        return
     yield item
     if isinstance(item, dict):
         item = [*item.values()]
@@ -138,7 +158,16 @@ def reached(item: Any) -> Iterator[Any]:
 
 def shared(module: Net, result: Any) -> tuple[list[int], list[Any]]:
     """Which of all that a module holds and returns are one object; and their values."""
-    ends = module.cache, module.old, module.history, module.table, module.pair, HISTORY, result
+    ends = (
+        module.cache,
+        module.old,
+        module.history,
+        module.table,
+        module.pair,
+        module.sizes,
+        HISTORY,
+        result,
+    )
     every = [each for end in ends for each in reached(end)]
     numbers: dict[int, int] = {}
     tensors = [each.tolist() for each in every if isinstance(each, Tensor)]

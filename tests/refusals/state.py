@@ -170,11 +170,6 @@ def looks_up(x: Tensor) -> Tensor:
     return x + TABLES[0]
 
 
-refuses("side effect", ESCAPED).when(
-    captures(keeps, X), captured(returns, X), once_before(looks_up, X)
-)
-
-
 class Notes:
     """What a Function may put into ctx."""
 
@@ -203,13 +198,14 @@ class KeepsInCtx(torch.autograd.Function):
 
 
 def keeps_in_an_object(x: Tensor) -> Tensor:
-    return KeepsInAnObject.apply(x).sum()  # here
+    return KeepsInAnObject.apply(x).sum()
 
 
 refuses("side effect", ESCAPED).when(
-    captures(keeps_in_an_object, HALF),
+    captures(keeps, X),
     captured(returns, X),
     once_before(looks_up, X),
+    trained(keeps_in_an_object, HALF),
     trained(lambda x: KeepsInCtx.apply(x).sum(), HALF),
 )
 

@@ -67,8 +67,8 @@ def _in(
 
 
 def shareable(items: Any) -> Iterator[tuple[Path, Any]]:
-    """The containers and objects with tensors in `items` that may be written to, and where."""
-    return _reached(items)
+    """The containers and objects with tensors in `items`, and where; no empty tuple, no set."""
+    return _reached(items, tuples=True)
 
 
 def at_path(tree: Any, path: Path) -> Any:

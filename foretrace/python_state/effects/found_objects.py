@@ -3,10 +3,12 @@
 Each call builds a result, and what a program leaves. So a list that a module has would be copied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from foretrace.ir.program.effects import FindObject
-from foretrace.ir.pydata.location import Location
+from foretrace.ir.pydata.location import Contents, Location
+from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.returned import shareable
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
@@ -60,3 +62,22 @@ def _named(
     for place, item in before.named():
         if outside is None or place.name in outside.mentions.attributes:
             yield place, item
+
+
+def bound_equal(before: HeapSnapshot, returned: Mapping[int, Any]) -> Iterator[Change]:
+    """Where the run has bound a container that it returns, equal to what was there: no change else.
+
+    `returned`: containers by id.
+    """
+    new = {key for key, item in returned.items() if plain(item) and not before.knows(item)}
+    for place, item in before.named() if new else ():
+        if id(place.now) in new:
+            yield Change(Location(place.name, place.holder, item), place.now, rebound=True)
+
+
+def shares(change: Change, returned: Mapping[int, Any], before: HeapSnapshot) -> bool:
+    """Whether a new container that a place has is returned, too, or holds one that was there."""
+    if not change.rebound or change.itself or isinstance(change.place, Contents):
+        return False
+    inside = shareable(change.after)
+    return any(id(item) in returned or (path and before.knows(item)) for path, item in inside)

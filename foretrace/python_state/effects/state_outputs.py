@@ -6,33 +6,29 @@ an earlier call has left there is an input, read at each call.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import replace
-from operator import is_
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import (
-    COPY_ONE,
-    SHARED,
-    Structure,
     flatten,
     named_leaves,
-    shared_in,
 )
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
+from foretrace.ir.pydata.returned import shareable
 from foretrace.ir.pydata.state import NUMBERS, Change, FoundObject, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.python_state.effects.counters import counted, is_open
+from foretrace.python_state.effects.counters import is_open
+from foretrace.python_state.effects.found_objects import bound_equal, shares
 from foretrace.python_state.effects.leaks import carried_in
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
@@ -52,11 +48,13 @@ def collect_state_outputs(
     before: HeapSnapshot,
     loan: SwappedModuleTensors,
     run: Run,
+    result: Any,
     requires: CallRequirements,
     lines: Callable[[], Lines],
 ) -> tuple[list[Change], list[Change]]:
     """The places that the run has bound to tensors or numbers of its own, and what it has filled.
 
+    Also those of plain data in a container that it returns, too, or that has an older one in it.
     Each gets its former content back. `requires` takes names that are bound to what was there.
 
     Returns:
@@ -64,22 +62,17 @@ def collect_state_outputs(
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
-    known = before.met.union(map(id, run.real))
-    every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
-    sorted_out = [(change, *_sorted(change, known)) for change in every]
-    filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
-    for change, can_be_left, created, holds in sorted_out:
-        new = change.place.before is MISSING and id(change.place.holder) in filled
-        left = can_be_left or (new and plain(change.after))
-        again = change.rebound and id(change.place.before) in filled and plain(change.after)
-        if change.itself or again:  # a new container may hold what the old one had
+    for row in _rows(before, loan, run, result):
+        change, left = row.change, row.left
+        same = not row.shared and _as_before(change, real)
+        if change.itself or row.again:  # a new container may hold what the old one had
             requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
             one = located(replace(change, after=None), lines)
             others.setdefault(change.place.identity, one)
             continue
-        elif not (created and change.rebound and _as_before(change, real)):
-            if (created and not left) or not (holds or left) or _as_before(change, real):
+        elif not (row.created and change.rebound and same):
+            if (row.created and not left) or not (row.holds or left) or same:
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
             kind.setdefault(change.place.identity, one)
@@ -87,6 +80,39 @@ def collect_state_outputs(
     notes = requires.notes
     notes.changed = [e for e in notes.changed if e.place.identity not in found]
     return [*found.values()], [*others.values()]
+
+
+class _Row(NamedTuple):
+    """A change, and what a call can do about it."""
+
+    change: Change
+    left: bool
+    """whether it can be left as state"""
+    created: bool
+    """whether it holds what the run has created"""
+    holds: bool
+    """whether it holds any tensor"""
+    shared: bool
+    """as `shares` has it"""
+    again: bool
+    """whether it is plain data in the place of a container that the run fills"""
+
+
+def _rows(before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: Any) -> list[_Row]:
+    known = before.met.union(map(id, run.real))
+    returned = {id(item): item for _, item in shareable(result)}
+    every = [*_everywhere(before, loan, run.outside, run), *bound_equal(before, returned)]
+    rows = [(change, *_sorted(change, known)) for change in _that_lives(every, before)]
+    filled = {id(change.place.holder) for change, left, _, _ in rows if left}
+    found = list[_Row]()
+    for change, left, created, holds in rows:
+        data, shared = plain(change.after), shares(change, returned, before)
+        new = change.place.before is MISSING and id(change.place.holder) in filled
+        again = change.rebound and id(change.place.before) in filled and data
+        found.append(
+            _Row(change, left or ((new or shared) and data), created, holds, shared, again)
+        )
+    return found
 
 
 def _that_lives(changes: list[Change], before: HeapSnapshot) -> list[Change]:
@@ -166,45 +192,6 @@ def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
             for name in [name for name in now if now[name] is not before.get(name, MISSING)]:
                 place = OnInput(name, now, before.get(name, MISSING), index)
                 yield Change(place, now[name], rebound=True)
-
-
-def arguments_changed(
-    arguments: list[Any],
-    form: Structure,
-    call: Any,
-    real: Any,
-    requires: CallRequirements,
-    lines: Callable[[], Lines],
-) -> list[Change]:
-    """What the run has changed of containers and objects among its arguments; one change at most.
-
-    It is `rebound` where a call can do it again.
-
-    Args:
-        arguments: the leaves of the call, as it began.
-        form: how they were nested.
-        call: the arguments, as the run has left them.
-        real: those of the caller.
-        requires: takes the names of numbers that are others now.
-        lines: of the program.
-    """
-    whole = {*map(id, requires.shared.whole_arguments)}
-    left, now_form = flatten(call, whole)
-    if now_form == form and all(map(is_, left, arguments)):
-        return []
-    now, _ = named_leaves(call, whole=whole)
-    if now_form == form:
-        leaves = zip(requires.names, now, arguments, strict=True)
-        requires.notes.counted += [name for name, (_, new), old in leaves if counted(old, new)]
-    names = [name for (name, leaf), old in zip(now, arguments, strict=False) if leaf is not old]
-    names += [name for name, _ in now[len(arguments) :]]
-    name = names[0].rpartition(".")[2] if names else "one of its arguments"
-    change = Change(OnArguments(name, {}, None), call, rebound=True)
-    if shared_in(real):
-        at = located(change, lines).at
-        raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = all_known(change, set(map(id, arguments)))
-    return [change if kept else replace(change, after=None, rebound=False)]
 
 
 def all_known(change: Change, known: AbstractSet[int]) -> bool:

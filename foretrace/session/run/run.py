@@ -28,6 +28,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.python_state.access.side_effects import check_iterators
+from foretrace.python_state.effects.changed_arguments import arguments_changed
 from foretrace.python_state.effects.found_objects import FoundObjects
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
@@ -40,7 +41,6 @@ from foretrace.python_state.effects.module_state import (
 from foretrace.python_state.effects.noted_reads import note_reads
 from foretrace.python_state.effects.state_inputs import add_state_inputs
 from foretrace.python_state.effects.state_outputs import (
-    arguments_changed,
     collect_state_outputs,
     content_of_states,
     states_of,
@@ -132,7 +132,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
             outs, out_structure = computed(fn, result, passed)
-            kept, others = collect_state_outputs(before, loan, capture, requires, lines)
+            kept, others = collect_state_outputs(before, loan, capture, result, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
