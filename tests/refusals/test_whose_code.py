@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 import foretrace
-from foretrace.ir.source import code_owner as whose
+from foretrace.python_state.code import code_owner as whose
 
 STDLIB = sysconfig.get_paths()["stdlib"]
 
