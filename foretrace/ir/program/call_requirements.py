@@ -186,7 +186,9 @@ def check_repeatable(change: Change) -> None:
         Refusal: with the line that changed it.
     """
     if not change.repeatable:
-        bound = change.rebound and not isinstance(change.place, (Entry, Contents))
+        place = change.place
+        named = place.name == place.key if isinstance(place, Entry) else True
+        bound = change.rebound and named and not isinstance(place, Contents)
         what = "binds" if bound else "changes the content of"
         raise Refusal(
             f"the program {what} {change.place.name}, which lives on after the call",

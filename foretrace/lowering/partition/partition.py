@@ -102,7 +102,7 @@ def partition(
     first = with_saved(live(first, results, semantics), results)
     names = node_names(((i.value, i.role.name) for i in halves.inputs), first)
     names |= {item.value: item.role.name for item in halves.inputs}
-    sizes = _missing_sizes(halves, ops, handed)
+    sizes = missing_sizes(halves, ops, handed)
     roles = [Role("saved", name) for name in (*(names[v] for v in passed), *map(str, sizes))]
     outputs = [Output(v, role) for v, role in zip([*passed, *sizes], roles, strict=True)]
     inputs = [Input(v, role) for v, role in zip(handed, roles, strict=False)]
@@ -155,7 +155,7 @@ def running_again(
             waiting += needs(op)
 
 
-def _missing_sizes(halves: Sides, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
+def missing_sizes(halves: Sides, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
     """The symbols of the backward's ops that no tensor it gets has as a dimension."""
     simplify = halves.symbols.simplify
     trees = [(leaf.args, leaf.kwargs) for leaf in leaves_that_run(ops)]

@@ -8,15 +8,19 @@ that there are; the forward has run already, and what it saved is all there is.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import sympy
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.program.walk import rename
+from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value, substitute
-from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
+from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, missing_sizes, second
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import Context, Pass, make_graph
@@ -41,7 +45,7 @@ def partial_backward(
     recorded, semantics, strides = context.recorded, context.semantics, context.tangents or ()
     part = make_graph((*DERIVED, *then), "joint", context)
     halves = Sides(part, recorded, semantics)
-    meant = _counterparts(part.ops, joint.ops)
+    meant, numbers = _counterparts(part.ops, joint.ops)
     saved = set(map(_original, pair.saved))
     kept = {v: meant[v] for op in part.ops for v in op.outs if meant.get(v) in saved}
     ops, handed = second(halves, dict.fromkeys(kept, WHY))
@@ -53,10 +57,12 @@ def partial_backward(
     late = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
     tangents = [next(there) if s is not None else i for i, s in zip(late, strides, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
-    outputs = [replace(o, value=substitute(o.value, known)) for o in halves.gradients]
-    return Graph(
-        [*inputs, *tangents], [rename(op, known) for op in ops], outputs, "backward", part.reads
-    )
+    copies, ops = _WithNumbers(numbers), [rename(op, known) for op in ops]
+    ops = copies.ops(ops) if numbers else ops
+    for size in {*missing_sizes(halves, ops, [i.value for i in inputs])} - {i.size for i in inputs}:
+        raise _not_saved(size, recorded)
+    outputs = [replace(o, value=copies.tree(substitute(o.value, known))) for o in halves.gradients]
+    return Graph([*inputs, *tangents], ops, outputs, "backward", part.reads)
 
 
 def _original(saved: Saved) -> Any:
@@ -66,22 +72,62 @@ def _original(saved: Saved) -> Any:
     return op.args[-1] if op is not None and copied else saved.value
 
 
-def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]:
-    """For each value of `ops`, the equal one among `others`: the same call of equal operands."""
+Numbers: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
+
+
+def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> tuple[dict[Value, Value], Numbers]:
+    """For each value and number of `ops`, the equal one among `others`.
+
+    It is what the same call of equal operands gives. Each derivation has symbols of its own for
+    the numbers that a formula computes in Python of those that data decides.
+    """
     numbers, known, found = ValueNumbers(), dict[int, Op](), dict[Value, Value]()
+    same: Numbers = {}
     for op in others:
         known.setdefault(numbers.call(op.target, (op.args, op.kwargs)), op)
         found.update((out, out) for out in op.outs)
     for op in ops:
-        other = known.get(numbers.call(op.target, (op.args, op.kwargs)))
+        arguments = _WithNumbers(same).tree((op.args, op.kwargs))
+        other = known.get(numbers.call(op.target, arguments))
         if other is None or len(other.outs) != len(op.outs) or not found.keys().isdisjoint(op.outs):
             continue
+        if isinstance(op.result, sympy.Symbol) and op.result != other.result:
+            same[op.result] = other.result
         for out, its in zip(op.outs, other.outs, strict=True):
             found[out], numbers.known[out] = its, numbers.of(its)
-    return found
+    return found, same
 
 
-def _not_saved(value: Value, recorded: Recording) -> Refusal:
+class _WithNumbers(Rewriter):
+    """Copies ops of the same values with other symbols."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def leaf(self, leaf: Any) -> Any:
+        """A number by its other symbol."""
+        return leaf.xreplace(self.numbers) if isinstance(leaf, sympy.Basic) else leaf
+
+    def out(self, value: Value) -> Value:
+        """The value itself, or one whose sizes have the other symbols."""
+        other = self.type(value.type)
+        return value if other is value.type else super().out(value)
+
+    def type(self, type: TensorType) -> TensorType:
+        """The type with the other symbols."""
+        if type.symbols.isdisjoint(self.numbers):
+            return type
+        shape, stride, offset = self.tree((type.shape, type.stride, type.offset))
+        return type.but(shape=shape, stride=stride, offset=offset)
+
+    def below(self, op: Op) -> list[Op] | None:
+        """The body in the values of this call."""
+        body = op.body
+        return self.ops(body) if body else body
+
+
+def _not_saved(value: Value | sympy.Symbol, recorded: Recording) -> Refusal:
     return Refusal(
         f"a backward for some of the outputs alone needs {value!r}, which was not saved",
         kind="partial gradient",

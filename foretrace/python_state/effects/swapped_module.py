@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from torch import nn
 
@@ -15,7 +16,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.python_state.reads.object_parts import REGISTERED as STATE
-from foretrace.python_state.snapshot.changes import content_changes, filled
+from foretrace.python_state.snapshot.changes import EachByItsKey, content_changes, filled
 from foretrace.python_state.snapshot.objects import ATOMS, EMPTY, Snapshot, changes_in
 from foretrace.python_state.snapshot.torch_objects import ModuleSnapshot
 
@@ -26,8 +27,10 @@ REGISTERED = tuple(
     if isinstance(item, (dict, set)) and name != "_modules"
 )
 """Where a module keeps parameters, buffers and hooks"""
-NO_PLACES = TABLES | frozenset(REGISTERED)
-"""What `check_registered` looks at, or what the graph has"""
+NO_PLACES = frozenset(REGISTERED)
+"""What `check_registered` looks at"""
+NAMED: Final = MappingProxyType({"_modules": EachByItsKey("_modules")})
+"""Tables of which an entry is an attribute of the module"""
 
 
 class SwappedModule:
@@ -64,7 +67,7 @@ class SwappedModule:
         kept = self.kept
         for name, content in kept.contents.items():
             if name not in NO_PLACES:
-                yield from changes_in(content, functools.partial(_named, name))
+                yield from changes_in(content, functools.partial(_named, NAMED.get(name, name)))
         if self.still:
             return
         for change in changes_in(kept.attributes, str):
@@ -74,7 +77,7 @@ class SwappedModule:
             if name in NO_PLACES or all(item is not each for each in filter(None, kept.empty)):
                 continue
             if isinstance(item, dict):
-                yield from content_changes(name, item, {}, item)
+                yield from content_changes(NAMED.get(name, name), item, {}, item)
             else:
                 yield filled(name, item, own_kind(item)())
 

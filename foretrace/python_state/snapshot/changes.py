@@ -37,7 +37,7 @@ def content_changes(
     if not all(map(is_, now, before)) or len(now) < len(before):
         return [filled(name, item, before)]
     keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
-    called = name.entry if isinstance(name, Called) else lambda _: name
+    called = name.entry if isinstance(name, (Called, EachByItsKey)) else lambda _: name
     return changes_of(Entry(called(key), item, key, before.get(key, MISSING)) for key in keys)
 
 
@@ -65,6 +65,17 @@ class Called(str):
         """What a part of it is called: `exp_avg of layers.0.weight`."""
         what = ".".join(str(part) for part in parts if isinstance(part, str) and part)
         return f"{what} of {self}" if what else str(self)
+
+
+class EachByItsKey(str):
+    """The name of a table whose entries have names of their own."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def entry(key: object) -> str:
+        """The name of an entry."""
+        return str(key)
 
 
 def name_of_leaf(change: Change, path: str) -> str:

@@ -80,7 +80,7 @@ class Constants:
         """Release the values of inputs, and all that was computed."""
         if self._asked:  # and may be again
             self._later = log[self._seen :]
-        self.known, self.inputs = dict(self.literals), {}
+        self.known, self.inputs, self.roots = dict(self.literals), {}, {}
 
     def follow(self, log: list[Op], around: Iterable[list[Op] | None]) -> None:
         """Note what the program has done so far.
