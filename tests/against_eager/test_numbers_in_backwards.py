@@ -38,7 +38,7 @@ def scaled_by(formula: Formula) -> Any:
     return Scaled
 
 
-@pytest.mark.parametrize("used", [(0,), (1,), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 2), (3,), (0, 3), (0, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_some_outputs_get_a_gradient(name: str, used: tuple[int, ...]) -> None:
     function = scaled_by(FORMULAS[name])
@@ -46,7 +46,8 @@ def test_some_outputs_get_a_gradient(name: str, used: tuple[int, ...]) -> None:
     def program(x: Tensor, w: Tensor, number: Tensor) -> tuple[Tensor, ...]:
         hidden = (x @ w).sin()
         spikes = function.apply(hidden, number.item())
-        return spikes, hidden, function.apply(hidden * spikes - 0.5, number.item() * 2)
+        again = function.apply(hidden * spikes - 0.5, number.item() * 2)
+        return spikes, hidden, again, function.apply(hidden + again, number.item())
 
     backend = foretrace.aot_autograd(fw_compiler=lambda graph, inputs: graph)
     compiled = foretrace.compile(program, fullgraph=True, backend=backend)

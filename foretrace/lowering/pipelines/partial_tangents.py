@@ -57,7 +57,9 @@ def partial_backward(
     late = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
     tangents = [next(there) if s is not None else i for i, s in zip(late, strides, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
-    copies, ops = _WithNumbers(numbers), [rename(op, known) for op in ops]
+    passed = {numbers.get(i.size, i.size): i.size for i in inputs if i.size in numbers}
+    copies = _WithNumbers({own: passed.get(one, one) for own, one in numbers.items()})
+    ops = [rename(op, known) for op in ops]
     ops = copies.ops(ops) if numbers else ops
     for size in {*missing_sizes(halves, ops, [i.value for i in inputs])} - {i.size for i in inputs}:
         raise _not_saved(size, recorded)
@@ -76,22 +78,29 @@ Numbers: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 
 
 def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> tuple[dict[Value, Value], Numbers]:
-    """For each value and number of `ops`, the equal one among `others`.
+    """For each value of `ops`, the equal one among `others`; for each number of both, one of these.
 
     It is what the same call of equal operands gives. Each derivation has symbols of its own for
     the numbers that a formula computes in Python of those that data decides.
     """
     numbers, known, found = ValueNumbers(), dict[int, Op](), dict[Value, Value]()
     same: Numbers = {}
+    copies = _WithNumbers(same)
+
+    def number(op: Op) -> int:
+        arguments = op.args, op.kwargs
+        return numbers.call(op.target, copies.tree(arguments) if same else arguments)
+
     for op in others:
-        known.setdefault(numbers.call(op.target, (op.args, op.kwargs)), op)
+        first = known.setdefault(number(op), op)
+        if isinstance(op.result, sympy.Symbol):
+            same[op.result] = first.result
         found.update((out, out) for out in op.outs)
     for op in ops:
-        arguments = _WithNumbers(same).tree((op.args, op.kwargs))
-        other = known.get(numbers.call(op.target, arguments))
+        other = known.get(number(op))
         if other is None or len(other.outs) != len(op.outs) or not found.keys().isdisjoint(op.outs):
             continue
-        if isinstance(op.result, sympy.Symbol) and op.result != other.result:
+        if isinstance(op.result, sympy.Symbol):
             same[op.result] = other.result
         for out, its in zip(op.outs, other.outs, strict=True):
             found[out], numbers.known[out] = its, numbers.of(its)
