@@ -56,8 +56,7 @@ def check_settled(program: Program, again: Callable[[], Program]) -> None:
         Refusal: with the line that changes the state.
     """
     recorded = check_shapes_stay(program.recorded)
-    bound = [change for change in recorded.changes if change.repeatable]
-    bound += [_left(state, recorded) for state in recorded.states]
+    bound = [*recorded.changes, *(_left(state, recorded) for state in recorded.states)]
     if bound and not _same_again(program, again, bound):
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(

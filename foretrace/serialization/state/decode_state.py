@@ -248,7 +248,7 @@ class StateDecoder:
         if what == "length":
             need(type(value) is int, "a length")
             return ContainerLength(name, holder, value)
-        need(isinstance(holder, (dict, list)), "a guard on an item")
+        need(isinstance(holder, (dict, list, deque)), "a guard on an item")
         return ReadLocation(
             name, "item", holder, key, self._value(value), itself=itself is True, at=at
         )

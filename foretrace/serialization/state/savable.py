@@ -10,10 +10,10 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effects import FindObject, ReturnArgument
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.location import OnData
+from foretrace.ir.pydata.location import Entry, OnData
 from foretrace.ir.pydata.object_containers import LIVE
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.read_facts import AttributeNames
+from foretrace.ir.pydata.read_facts import AttributeNames, ReadLocation
 from foretrace.ir.pydata.state import OPEN, FoundObject, State, StateRead
 from foretrace.ir.values.value import Value
 
@@ -133,6 +133,12 @@ def _check_again(recorded: Recording) -> None:
         known = names.get(id(place.holder))
         if known and place.key in requires.python.mentioned - known.before:
             raise one_call(f"the program leaves {place.name} where there was none", at)
+    entries = {id(c.place.holder): c for c in recorded.changes if isinstance(c.place, Entry)}
+    for each in requires.python.reads:
+        place = each.location if isinstance(each, ReadLocation) and plain(each.before) else None
+        change = entries.get(id(place.now)) if place is not None else None
+        if change is not None:
+            raise one_call(f"the program leaves another {change.name}", change.at)
     for left in recorded.states:
         found = reads.get((id(left.place.holder), left.place.key))
         if found is not None and left.like is None and not _fits(left, *found, recorded):
