@@ -135,8 +135,8 @@ def _check_again(recorded: Recording) -> None:
             raise one_call(f"the program leaves {place.name} where there was none", at)
     entries = {id(c.place.holder): c for c in recorded.changes if isinstance(c.place, Entry)}
     for each in requires.python.reads:
-        place = each.location if isinstance(each, ReadLocation) and plain(each.before) else None
-        change = entries.get(id(place.now)) if place is not None else None
+        read = each.location if isinstance(each, ReadLocation) and plain(each.before) else None
+        change = entries.get(id(read.now)) if read is not None else None
         if change is not None:
             raise one_call(f"the program leaves another {change.name}", change.at)
     for left in recorded.states:
