@@ -29,7 +29,8 @@ from foretrace.ir.pydata.location import (
     OnInput,
     OnTensor,
 )
-from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.members import MISSING, attributes_of, own_kind
+from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.pydata.read_facts import (
     ContainerItems,
     ContainerMembers,
@@ -212,7 +213,9 @@ def drop_unread(
     requires.inputs.set_on = [
         each for each in requires.inputs.set_on if (id(vars(real[each[0]])), each[1]) not in places
     ]
+    facts = [*facts]
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
+    inside -= _by_another_way(facts, places, inside)
     contents = [read for read in reads if isinstance(read.place, Contents)]
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
     several = {index for _, index in requires.python.tied}
@@ -274,8 +277,22 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
             )
 
 
+def _by_another_way(
+    facts: Iterable[ReadFact], places: Container[object], inside: AbstractSet[int]
+) -> set[int]:
+    """Which of these containers and objects the program may have come to otherwise, by id."""
+    others = (f for f in facts if f.identity not in places and id(f.holder) not in inside)
+    held = {id(x): x for each in others for x in each.objects if id(x) in inside}
+    return {id(each) for item in held.values() for each in _containers(item)}
+
+
 def _containers(item: Any) -> Iterator[Any]:
-    if isinstance(item, CONTAINERS):
+    """Containers in each other, and objects that hold tensors, with the dicts of their names."""
+    if (attributes := object_attributes(item)) is not None:
+        yield item
+        yield from filter(None, [attributes_of(item)])
+        yield from _containers([*attributes.values()])
+    elif isinstance(item, CONTAINERS):
         yield item
         for each in item.values() if isinstance(item, dict) else item:
             yield from _containers(each)
