@@ -282,8 +282,8 @@ def _by_another_way(
 ) -> set[int]:
     """Which of these containers and objects the program may have come to otherwise, by id."""
     others = (f for f in facts if f.identity not in places and id(f.holder) not in inside)
-    held = {id(x): x for each in others for x in each.objects if id(x) in inside}
-    return {id(each) for item in held.values() for each in _containers(item)}
+    there = {id(x): x for each in others for x in each.objects if id(x) in inside}
+    return {id(each) for item in there.values() for each in _containers(item)}
 
 
 def _containers(item: Any) -> Iterator[Any]:
