@@ -32,6 +32,38 @@ refuses("no derivative", "autograd/derivatives/autograd_run.py:underivable").whe
 )
 
 
+LIBRARY = torch.library.Library("foretrace_refused_gradients", "DEF")
+ours = torch.ops.foretrace_refused_gradients
+for name in ("wave", "wave_with_autograd"):
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    LIBRARY.impl(name, lambda x: x.sin(), "CPU")
+    LIBRARY.impl(name, torch.empty_like, "Meta")
+
+
+def _wave_saves(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+torch.library.register_autograd(
+    "foretrace_refused_gradients::wave_with_autograd",
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=_wave_saves,
+    lib=LIBRARY,
+)
+
+
+def is_followed_inside_of_its_kernel(w: Tensor) -> Tensor:
+    return (ours.wave(w * 2) + w).sum()  # type: ignore[no-any-return]  # here
+
+
+refuses("no derivative", "autograd/derivatives/autograd_run.py:_followed_inside").when(
+    cuts(is_followed_inside_of_its_kernel, W, loss=0),
+    trained(lambda w: (ours.wave_with_autograd(w * 2) + w).sum(), W),
+    "tests/programs/own_backward.py registers rules",
+    trained(lambda w: (ours.wave((w * 2).detach()) + w).sum(), W),
+)
+
+
 def writes_out(w: Tensor) -> Tensor:
     return torch.mul(w, 2, out=torch.empty(6, 8)).sum()  # here
 

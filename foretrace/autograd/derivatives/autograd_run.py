@@ -38,6 +38,10 @@ from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.quirks import FIRST_GRADIENT_LIKE_OPERAND
 
+WITHOUT_AUTOGRAD = "torch::autograd::WarnNotImplemented"
+"""The node of what autograd knows no kernel for, over results that the kernel itself leaves
+unfollowed. Source: torch/csrc/autograd/autograd_not_implemented_fallback.cpp"""
+
 
 @dataclass(slots=True)
 class Forward:
@@ -199,6 +203,8 @@ class AutogradRuns:
         ]
         wanted = [edge for edge in forward.edges if edge is not None]
         name = torch_api.node_name(pairs[0][0])
+        if name == WITHOUT_AUTOGRAD:
+            raise _followed_inside(func)
         with tape:
             found = self._grad(func, pairs, wanted, again, rows)
             if func in FIRST_GRADIENT_LIKE_OPERAND and wanted[0] is forward.edges[0]:
@@ -249,6 +255,20 @@ def underivable(func: Any) -> Refusal:
         do=(
             "detach its input, or run it under torch.no_grad()",
             f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
+        ),
+    )
+
+
+def _followed_inside(func: Any) -> Refusal:
+    """The refusal of an operator without a kernel for autograd: eager differentiates its kernel."""
+    return Refusal(
+        f"no derivative: {func} has no kernel for autograd, so eager differentiates the operators"
+        " that its kernel calls, which no type tells",
+        kind="no derivative",
+        do=(
+            "torch.library.register_autograd, or torch.library.custom_op in its place",
+            f"foretrace.rule(torch.ops.{func}, backward=...)",
+            "or detach its input",
         ),
     )
 
