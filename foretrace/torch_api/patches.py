@@ -24,6 +24,9 @@ from torch._higher_order_ops import utils as hop_utils
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
 
+# Where dispatch modes are put on torch's stack of them.
+from torch.utils import _python_dispatch as python_dispatch
+
 from foretrace import forks
 from foretrace.torch_api.ambient.table import SETTERS
 from foretrace.torch_api.checkpoints import CHECKPOINT
@@ -177,6 +180,12 @@ def unoptimized(refuse: Callable[[], NoReturn]) -> Iterator[None]:
         yield
 
 
+def push_dispatch_mode() -> Callable[..., None]:
+    """What `TorchDispatchMode.__enter__` calls."""
+    found: Callable[..., None] = vars(python_dispatch)["_push_mode"]
+    return found
+
+
 def engine() -> Callable[..., Any]:
     """What `torch.autograd.grad` calls."""
     found: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
@@ -237,6 +246,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
+    # `TorchDispatchMode.__enter__` calls it
+    "dispatch mode": (python_dispatch, "_push_mode"),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
     # what switches torch's ambient state

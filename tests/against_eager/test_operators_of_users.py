@@ -120,6 +120,22 @@ def test_what_a_kernel_changes_is_put_back_where_it_is_refused() -> None:
     assert FAKES == []
 
 
+LIBRARY.define("both(Tensor(a!) x, Tensor(b!) y) -> ()")
+LIBRARY.impl("both", lambda x, y: (x.sin_(), y.add_(1), None)[2], "CompositeExplicitAutograd")
+torch.library.register_fake("foretrace_users::both", lambda x, y: None, lib=LIBRARY)
+
+
+def test_a_write_by_two_operands_of_one_memory_is_refused() -> None:
+    """Its functional form is an operator that holds it, which has no tags."""
+
+    def program(x: Tensor) -> None:
+        torch.ops.foretrace_users.both(x.view(2, 2), x.view(2, 2))
+
+    with pytest.raises(foretrace.Refusal) as found:
+        foretrace.capture(program, (torch.ones(4),))
+    assert found.value.kind == "overlapping memory"
+
+
 NUMBERS: tuple[Callable[[Tensor], Any], ...] = (
     torch.ops.foretrace_users.asks,
     lambda x: torch.ops.foretrace_users.column(x[x > 0]),

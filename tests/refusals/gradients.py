@@ -148,7 +148,7 @@ def multiplies_by_unfollowed(w: Tensor) -> Tensor:
     return (scale * w).sum()
 
 
-refuses("inference tensor", "tracer/recorder/inference_mode.py:check").when(
+refuses("inference tensor", "tracer/recorder/modes_inside.py:check").when(
     captures(multiplies_by_inferred, W),
     trained(multiplies_by_a_clone, W),
     trained(multiplies_by_unfollowed, W),
@@ -202,13 +202,13 @@ def checkpoints_outside(x: Tensor) -> Tensor:
     return checkpoint(torch.sin, x, use_reentrant=False)
 
 
-refuses("inference tensor", "tracer/recorder/inference_mode.py:check_mode").when(
+refuses("inference tensor", "tracer/recorder/modes_inside.py:check_mode").when(
     captures(doubles_in_inference, W), captured(doubles_outside, W)
 )
-refuses("inference tensor", "tracer/recorder/inference_mode.py:check_mode").when(
+refuses("inference tensor", "tracer/recorder/modes_inside.py:check_mode").when(
     captures(checkpoints_in_inference, W), captured(checkpoints_outside, W)
 )
-refuses("inference tensor", "tracer/recorder/inference_mode.py:check").when(
+refuses("inference tensor", "tracer/recorder/modes_inside.py:check").when(
     captures(splits_in_inference, W),
     captured(chunks_in_inference, W),
     captured(splits_unfollowed, W),

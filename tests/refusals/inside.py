@@ -1,11 +1,15 @@
 """Gradients that a program asks for itself."""
 
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import foretrace
 from tests.refusals.asks import captures, cuts
@@ -48,6 +52,66 @@ def asks_before(w: Tensor) -> Any:
 
 refuses("autograd inside", "autograd/backward/in_program_engine.py:_refused").when(
     captures(asks_in_a_branch, W), captured(asks_before, W)
+)
+
+
+class Tripling(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 3 if func is torch.ops.aten.mul.Tensor else out
+
+
+def goes_back_through_a_mode(w: Tensor) -> Tensor:
+    y = (w * 2).sum()
+    with Tripling():  # here
+        return torch.autograd.grad(y, w)[0]
+
+
+def doubles(w: Tensor) -> Tensor:
+    return (w * 2).sum()
+
+
+def called_within_a_mode() -> None:
+    cut = foretrace.capture(doubles, (W,)).cut("export")
+    results = []
+    for program in (doubles, cut):
+        with Tripling():
+            results.append(torch.autograd.grad(program(W), W)[0])
+    same(*results)
+
+
+refuses("unsupported", "tracer/recorder/modes_inside.py:_pushed").when(
+    captures(goes_back_through_a_mode, W),
+    called_within_a_mode,
+    captured(lambda slope: slope + 1, torch.full((6, 8), 6.0)),
+)
+
+
+def runs_again_in_another_context(w: Tensor) -> Any:
+    return checkpoint(  # here
+        lambda w: (w * 2).sin().sum(), w, use_reentrant=False,
+        context_fn=lambda: (nullcontext(), torch.autocast("cpu")),
+    )  # fmt: skip
+
+
+def enters_it_inside(w: Tensor) -> Any:
+    def run(w: Tensor) -> Tensor:
+        with torch.autocast("cpu"):
+            return (w @ w.t()).float().sin().sum()
+
+    return checkpoint(run, w, use_reentrant=False)
+
+
+def names_what_is_saved(w: Tensor) -> Any:
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    run = lambda w: (w @ w.t()).sin().sum()  # noqa: E731
+    return checkpoint(run, w, use_reentrant=False, context_fn=contexts)
+
+
+refuses("unsupported", "tracer/recorder/modes_inside.py:check_contexts").when(
+    captures(runs_again_in_another_context, W),
+    trained(enters_it_inside, W),
+    trained(names_what_is_saved, W),
 )
 
 

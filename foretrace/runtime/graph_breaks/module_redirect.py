@@ -41,8 +41,8 @@ HERE = Here()
 
 
 def watched() -> bool:
-    """Whether a mode sees operators or functions, or hooks saved tensors: then all runs itself."""
-    seen = torch_api.dispatch_modes() or torch_api.transformed()
+    """Whether something sees operators, functions or saved tensors: then all runs itself."""
+    seen = torch_api.dispatch_modes() or torch_api.transformed() or torch_api.traced_by_jit()
     seen = seen or torch_api.foreign_function_modes()
     return bool(seen) or torch_api.saving_hooks(True) is not None
 

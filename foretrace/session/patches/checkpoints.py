@@ -14,7 +14,7 @@ from foretrace.ir.program.origin import Checkpoint
 from foretrace.python_state.effects.inner_reads import InnerReads, PartsOfRun
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.recorder.inference_mode import check_mode
+from foretrace.tracer.recorder.modes_inside import check_contexts, check_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
@@ -36,7 +36,8 @@ class Checkpoints:
         check_mode(recorder, "a checkpoint")
         if recorder.autograd.saving is not None:
             recorder.autograd.saving.check_checkpoint()
-        scope, (context, _again) = recorder.scope, context_fn()
+        scope, (context, again) = recorder.scope, context_fn()
+        check_contexts(recorder, context, again)
         saves = torch_api.selective_policy(context)
         region = scope.checkpoint
         reads: AbstractContextManager[None] = nullcontext()
@@ -47,7 +48,7 @@ class Checkpoints:
             region = Checkpoint(saves, inputs)
             reads = self._noted(region, fn, args)
         count = len(scope.log)
-        with reads, scope.checkpointed(region), nullcontext() if saves is not None else context:
+        with reads, scope.checkpointed(region):
             yield
         inside = [op for op in scope.log[count:] if op.origin.checkpoint is not None]
         if any(out.type.requires_grad for op in inside for out in op.outs):

@@ -25,7 +25,7 @@ from foretrace.session.patches.global_switches import unswitched
 from foretrace.session.patches.rng import random_stand_ins, undrawn
 from foretrace.session.patches.switched_inside import Switches
 from foretrace.tracer.recorder.autograd_function import function_calls
-from foretrace.tracer.recorder.inference_mode import guards
+from foretrace.tracer.recorder.modes_inside import guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
 

@@ -69,7 +69,7 @@ from foretrace.session.run.session import Session
 from foretrace.tracer.functionalization.autograd_leaves import check_parted
 from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
-from foretrace.tracer.recorder.inference_mode import normal_mode
+from foretrace.tracer.recorder.modes_inside import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
 
@@ -83,9 +83,13 @@ def record(
         Refusal: the program does something that has no exact graph, or raises.
     """
     check_whole()
-    if torch_api.fake_mode_on():
+    traced = torch_api.traced_by_jit()
+    if traced or torch_api.fake_mode_on():
         raise Refusal(
-            "a capture inside of a FakeTensorMode, or of another capture: nothing has values there",
+            "a capture inside of torch.jit.trace, which notes all that the capture does"
+            if traced
+            else "a capture inside of a FakeTensorMode, or of another capture: nothing has values"
+            " there",
             kind="unsupported",
             do="capture outside of it",
         )

@@ -24,7 +24,7 @@ from foretrace.session.run.grad_attributes import Gradients
 from foretrace.tracer.functionalization.alias import written
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_hooks import Hooking
-from foretrace.tracer.recorder.inference_mode import is_inference
+from foretrace.tracer.recorder.modes_inside import is_inference
 from foretrace.tracer.recorder.recorder import Recorder
 
 

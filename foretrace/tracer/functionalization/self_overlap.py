@@ -62,10 +62,10 @@ def _check_operands(call: Call, target: Abstract) -> None:
 
 
 def _pointwise(func: Any) -> bool:
-    schema = schema_of(func)
-    functional = schema.functional
+    functional = schema_of(func).functional
     forms = (func, functional.call if functional is not None else func)
-    return func in ANY_ORDER or any(torch.Tag.pointwise in form.tags for form in forms)
+    tagged = (form for form in forms if isinstance(form, torch_api.OpOverload))
+    return func in ANY_ORDER or any(torch.Tag.pointwise in form.tags for form in tagged)
 
 
 def place(alias: Alias, value: Value) -> TensorType:

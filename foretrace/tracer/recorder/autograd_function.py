@@ -27,7 +27,7 @@ from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.function_target import NOTHING, OWN, Context, FunctionCall, Written
-from foretrace.tracer.recorder.inference_mode import check_mode
+from foretrace.tracer.recorder.modes_inside import check_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as, memories
 

@@ -1,20 +1,30 @@
-"""`torch.inference_mode` inside a program: autograd refuses its results afterwards.
+"""Modes that a program enters: `torch.inference_mode`, and dispatch modes, which are refused.
 
-torch's own mode would turn abstract tensors into inference tensors. So a capture runs outside of
-it, and the program switches a flag of the recorder. What eager refuses is found after the run.
+torch's own inference mode would turn abstract tensors into inference tensors. So a capture runs
+outside of it, and the program switches a flag of the recorder. What eager refuses of its results is
+found after the run.
 Source: https://docs.pytorch.org/docs/main/notes/autograd.html#inference-mode
+
+Eager runs a `TorchDispatchMode` below autograd, which has opened composites by then, and runs
+backwards through it. The recorder stands below autograd, too, so that a mode above it would see
+other operators, and what it does would be differentiated. The second context of a checkpoint is
+entered by eager's backward alone, which no program sees.
+Source: https://docs.pytorch.org/docs/main/notes/extending.html
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
-from foretrace.errors import Refusal
+from foretrace import torch_api
+from foretrace.errors import OUTSIDE, Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.walk import makes_leaf
+from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.value import Value, map_values, values_in
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.schema import schema_of
@@ -22,6 +32,8 @@ from foretrace.tracer.recorder.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
 PARTS = ("use split or chunk", "or use torch.no_grad() instead")
+ENTERED_BY_TOOLS = ("torch._", "torch.fx.", "foretrace.")
+"""Modules of modes that torch and foretrace enter to answer a call of the program"""
 
 
 class Guard:
@@ -48,12 +60,49 @@ def _is_inference(input: Any) -> bool:
 
 
 def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for torch's functions of the mode."""
+    """Stand-ins for torch's functions of modes."""
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
         "in inference mode": lambda: recorder.autograd.inference,
         "is inference": _is_inference,
+        "dispatch mode": partial(_pushed, recorder, torch_api.push_dispatch_mode()),
     }
+
+
+def _pushed(recorder: Recorder, original: Callable[..., None], mode: Any) -> None:
+    if not type(mode).__module__.startswith(ENTERED_BY_TOOLS):
+        raise recorder.refused(
+            Refusal(
+                f"the program enters {type(mode).__qualname__}, a TorchDispatchMode: eager runs it"
+                " below autograd, and gradients through it, which a recorded run does not",
+                kind="unsupported",
+                at=asking_line(),
+                do=("enter it around the call of what is captured", *OUTSIDE[:1]),
+            )
+        )
+    original(mode)
+
+
+def check_contexts(recorder: Recorder, forward: Any, again: Any) -> None:
+    """Refuse a checkpoint whose second run has a context that the first has not.
+
+    Raises:
+        Refusal: it has contexts of its own, and they are not torch's of a selective checkpoint.
+    """
+    plain = type(forward) is nullcontext and type(again) is nullcontext
+    if plain or torch_api.selective_policy(forward) is not None:
+        return
+    raise recorder.refused(
+        Refusal(
+            "a checkpoint has contexts of its own: eager's backward runs it again in the second",
+            kind="unsupported",
+            at=asking_line(),
+            do=(
+                "enter the context in the function that the checkpoint runs",
+                "or use create_selective_checkpoint_contexts",
+            ),
+        )
+    )
 
 
 @contextmanager
