@@ -36,7 +36,7 @@ OF_ARGUMENTS: Final = (
 )  # fmt: skip
 """What they give follows from their arguments; gmpy2 has sympy's numbers"""
 OF_ROWS: Final = (
-    "builtins", "types", "collections", "_collections", "_abc", "_contextvars", "_thread", "_queue",
+    "builtins", "types", "collections", "_collections", "_abc", "_contextvars", "_thread",
     "_random", "array", "_weakref", "weakref", "_warnings", "_ctypes", "sys", "gc",
     "_multiprocessing",
 )  # fmt: skip

@@ -7,6 +7,7 @@ It has names and tables and no values: those are looked up at each use.
 import dis
 import functools
 import sys
+import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ HOLDING = (
 something else next time"""
 FOLLOWS = frozenset({"user", "followed"})
 """Homes of classes whose objects may hold state of the program"""
+KEPT_OF_LOGGERS: Final = frozenset({"handlers", "filters", "level", "disabled", "propagate"})
+"""Attributes of loggers and their handlers that a program sets by methods"""
 OWNERS = (type, types.ModuleType, types.FunctionType)
 """Whose members code may ask for by name"""
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
@@ -233,6 +236,38 @@ def spaces_of(kind: type) -> tuple[dict[str, Any], ...]:
     spaces = [each.__globals__ for member in members for each in functions_in(member)]
     known = {id(s): s for s in spaces if str(s.get("__name__")).startswith("torch.optim.")}
     return tuple(known.values())
+
+
+def named_by_methods(kind: type, known: frozenset[str]) -> frozenset[str]:
+    """The names in the code of methods of a class of Python's library that code calls by name.
+
+    And of those that these call. A thread is left as it is; of a logger, what it has, no cache.
+    """
+    if module_of(kind).partition(".")[0] not in sys.stdlib_module_names:
+        return frozenset()
+    if issubclass(kind, threading.Thread):
+        return frozenset()
+    library: Any = kind
+    found = _named(library, known & _members(library))
+    return found & KEPT_OF_LOGGERS if module_of(kind) == "logging" else found
+
+
+@functools.cache
+def _members(kind: Any) -> frozenset[str]:
+    return frozenset(name for base in kind.__mro__ for name in vars(base))
+
+
+@functools.cache
+def _named(kind: Any, called: frozenset[str]) -> frozenset[str]:
+    found, queue = set[str](), [*called]
+    while queue:
+        name = queue.pop()
+        members = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+        for function in (each for member in members for each in functions_in(member)):
+            new = set(function.__code__.co_names) - found
+            found |= new
+            queue += new & _members(kind)
+    return frozenset(found)
 
 
 def home(kind: type) -> str:

@@ -32,6 +32,7 @@ from foretrace.python_state.snapshot.code_references import (
     is_users_memo,
     members_of,
     mentioned_by,
+    named_by_methods,
     spaces_of,
 )
 from foretrace.python_state.snapshot.objects import (
@@ -100,6 +101,8 @@ class ReachableState:
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
         """the attributes of objects of a library's classes (argparse.Namespace), and of files"""
+        self._library: dict[int, type] = {}
+        """the class of each object that has some of these, by their id"""
         self.mentioned: set[str] = set(UNNAMED)
         self._casting: dict[int, dict[str, Any]] = {}
         """the globals of functions that call `int` or `float`"""
@@ -211,10 +214,14 @@ class ReachableState:
             self._queue.extend(kept.before.values())
 
     def _unknown(self, item: Any) -> None:
-        """An object of a library's class: of its attributes, those that code mentions are kept."""
+        """An object of a library's class: of its attributes, those that code mentions are kept.
+
+        Also those that its own methods mention which the code calls: a queue's `put`.
+        """
         space = attributes_of(item)
         if space is not None:
             self._foreign.append(space)
+            self._library[id(space)] = type(item)
         if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
             self.opaque.append(item)
 
@@ -307,8 +314,10 @@ class ReachableState:
             found += members_of(kind, new[looked]).values()
         self._met = dict.fromkeys(self._met, known)
         for space in self._foreign:
-            kept = self._names_of(space)
-            found += map(kept.note, known.intersection(space) - kept.before.keys())
+            kept, named = self._names_of(space), known
+            if id(space) in self._library:
+                named |= named_by_methods(self._library[id(space)], known)
+            found += map(kept.note, named.intersection(space) - kept.before.keys())
         return found
 
     def _names_of(self, space: dict[str, Any]) -> NamesSnapshot:
