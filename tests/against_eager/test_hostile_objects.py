@@ -123,3 +123,20 @@ def test_plain_data_that_cannot_be_told() -> None:
 
 
 KEPT = Untold()
+
+
+class Silent(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_tensor_whose_class_answers_nothing(fullgraph: bool) -> None:
+    """It is held beside the program, which asks nothing of it."""
+    held = [torch.ones(2).as_subclass(Silent)]
+    compiled = foretrace.compile(lambda x: x * len(held), fullgraph=fullgraph)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
+    held.append(held[0])
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))

@@ -166,8 +166,9 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
     tables = {id(t) for each in requires.python.met for t in torch_api.tensor_tables(each.module)}
     for each in requires.python.locations:
         if isinstance(tensor := each.before, torch.Tensor):
-            place, trained = each.location, tensor.requires_grad and tensor.is_leaf
-            name = each.variable
+            place, name = each.location, each.variable
+            with torch_api.no_torch_function():  # a class of the user's may answer
+                trained = tensor.requires_grad and tensor.is_leaf
             known = type(name) is str and name in names and id(each.holder) not in tables
             if known and place is not None and not trained:
                 yield Change(place, None, rebound=True, path=each.name)

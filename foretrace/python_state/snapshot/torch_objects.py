@@ -41,12 +41,13 @@ class TensorSnapshot(Snapshot):
     def put_back(self) -> None:
         """As `Snapshot` has it."""
         now, before = _set_on(self.item), self.before
-        if now[0] is not before[0]:
-            self.item.requires_grad_(before[0])
-        if now[1] is not before[1]:
-            self.item.grad = before[1]
-        if not all_are(now[2:], before[2:]):
-            torch_api.set_hooks(self.item, *before[2:])
+        with torch_api.no_torch_function():
+            if now[0] is not before[0]:
+                self.item.requires_grad_(before[0])
+            if now[1] is not before[1]:
+                self.item.grad = before[1]
+            if not all_are(now[2:], before[2:]):
+                torch_api.set_hooks(self.item, *before[2:])
         self.attributes.put_back()
 
     def changes(self, name: Name) -> Iterable[Change]:
@@ -56,10 +57,12 @@ class TensorSnapshot(Snapshot):
 
 
 def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
-    # also while a program runs, to which a tensor shows what stands for these
+    # also while a program runs, to which a tensor shows what stands for these; of a class of the
+    # user's, whose __torch_function__ would answer
     asked = torch_api.attribute_of
-    grad = asked(tensor, "grad") if _is_leaf(tensor) else None
-    return asked(tensor, "requires_grad"), grad, *torch_api.hooks_of(tensor)
+    with torch_api.no_torch_function():
+        grad = asked(tensor, "grad") if _is_leaf(tensor) else None
+        return asked(tensor, "requires_grad"), grad, *torch_api.hooks_of(tensor)
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:

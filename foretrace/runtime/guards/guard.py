@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.members import MISSING
@@ -140,7 +141,8 @@ def shown(item: Any) -> str:
     if isinstance(item, (type, types.FunctionType, types.ModuleType)):
         return f"{type(item).__name__} {item.__name__} at {id(item):#x}"
     if isinstance(item, torch.Tensor):
-        return f"a tensor {list(item.shape)} at {id(item):#x}"
+        with torch_api.no_torch_function():
+            return f"a tensor {list(item.shape)} at {id(item):#x}"
     if item is MISSING:
         return repr(item)
     if plain(item):

@@ -99,7 +99,8 @@ class Beside:
     """
 
     def __init__(self, name: str, tensor: torch.Tensor, mentioned: frozenset[str]) -> None:
-        self.facts = TensorFacts.of(name, tensor, frozenset())
+        with torch_api.no_torch_function():  # a class of the user's may answer
+            self.facts = TensorFacts.of(name, tensor, frozenset())
         self.mentioned = mentioned
         self.attributes = self._attributes(tensor)
 
@@ -109,7 +110,9 @@ class Beside:
 
     def __call__(self, tensor: torch.Tensor) -> str:
         """What differs, in words; empty if nothing does."""
-        if found := self.facts.difference(tensor):
+        with torch_api.no_torch_function():
+            found = self.facts.difference(tensor)
+        if found:
             return found
         now, before = self._attributes(tensor), self.attributes
         same_names = now.keys() == before.keys()
