@@ -9,7 +9,6 @@ from foretrace.torch_api.ambient.modes import (
     OfGraph as OfGraph,
     foreign_function_modes as foreign_function_modes,
     modules_hooked as modules_hooked,
-    traced_by_jit as traced_by_jit,
     unseen as unseen,
     watched as watched,
 )
@@ -207,7 +206,6 @@ from foretrace.torch_api.patches import (
     calls_attention as calls_attention,
     engine as engine,
     exporting as exporting,
-    push_dispatch_mode as push_dispatch_mode,
     replaced as replaced,
     scalars_index as scalars_index,
     stepped_elsewhere as stepped_elsewhere,

@@ -180,12 +180,6 @@ def unoptimized(refuse: Callable[[], NoReturn]) -> Iterator[None]:
         yield
 
 
-def push_dispatch_mode() -> Callable[..., None]:
-    """What `TorchDispatchMode.__enter__` calls."""
-    found: Callable[..., None] = vars(python_dispatch)["_push_mode"]
-    return found
-
-
 def engine() -> Callable[..., Any]:
     """What `torch.autograd.grad` calls."""
     found: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]

@@ -42,8 +42,7 @@ HERE = Here()
 
 def watched() -> bool:
     """Whether something sees operators, functions or saved tensors: then all runs itself."""
-    seen = torch_api.dispatch_modes() or torch_api.transformed() or torch_api.traced_by_jit()
-    seen = seen or torch_api.foreign_function_modes()
+    seen = torch_api.watched() or torch_api.transformed()
     return bool(seen) or torch_api.saving_hooks(True) is not None
 
 

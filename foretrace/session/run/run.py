@@ -83,7 +83,7 @@ def record(
         Refusal: the program does something that has no exact graph, or raises.
     """
     check_whole()
-    traced = torch_api.traced_by_jit()
+    traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if traced or torch_api.fake_mode_on():
         raise Refusal(
             "a capture inside of torch.jit.trace, which notes all that the capture does"

@@ -64,12 +64,7 @@ def foreign_function_modes() -> bool:
 def watched() -> bool:
     """Whether a mode, hooks on saved tensors or torch.jit.trace see what a program itself does."""
     seen = bool(dispatch_modes()) or saving_watched() or foreign_function_modes()
-    return seen or traced_by_jit()
-
-
-def traced_by_jit() -> bool:
-    """Whether `torch.jit.trace` notes what this thread does: `torch.jit.is_tracing`, untyped."""
-    return bool(_C._is_tracing())
+    return seen or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def hooks_of_all_modules() -> tuple[Any, ...]:

@@ -61,11 +61,12 @@ def _is_inference(input: Any) -> bool:
 
 def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for torch's functions of modes."""
+    place, name = torch_api.PLACES["dispatch mode"]
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
         "in inference mode": lambda: recorder.autograd.inference,
         "is inference": _is_inference,
-        "dispatch mode": partial(_pushed, recorder, torch_api.push_dispatch_mode()),
+        "dispatch mode": partial(_pushed, recorder, vars(place)[name]),
     }
 
 
