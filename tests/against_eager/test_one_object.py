@@ -101,6 +101,31 @@ class StoresOldNumbers(Net):
         return self.linear(x), self.old
 
 
+class ReturnsItTwice(Net):
+    def forward(self, x: Tensor) -> Any:
+        both = [self.linear(x)]
+        return both, {"again": both}, self.history, (self.history, both)
+
+
+class BindsEqualNumbers(Net):
+    """The list that it binds is equal to the one that was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old = [1, 2]
+
+    def forward(self, x: Tensor) -> Any:
+        self.old = self.sizes
+        return self.linear(x)
+
+
+class LeavesOneAtTwoNames(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.old = {"shape": [*x.shape]}
+        self.sizes = self.old
+        return self.linear(x)
+
+
 class ReturnsTheOld(Net):
     def forward(self, x: Tensor) -> Any:
         self.old = self.cache
@@ -139,6 +164,7 @@ class ReturnsAGlobal(Net):
 PROGRAMS = (
     StoresAList, ReturnsAPart, StoresATuple, StoresAnObject, FillsATable, Appends,
     ReturnsWhatItHas, ReturnsAnItem, ReturnsATuple, StoresNumbers, StoresOldNumbers,
+    ReturnsItTwice, BindsEqualNumbers, LeavesOneAtTwoNames,
     ReturnsTheOld, StoresTheOldInTheNew, StoresWhatItFills, HasTwoNames, ReturnsAGlobal,
 )  # fmt: skip
 

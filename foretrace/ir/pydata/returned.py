@@ -1,7 +1,7 @@
 """Containers and objects in a result that others hold, too: the caller, or Python's state."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -28,21 +28,18 @@ class ReturnedArgument:
     """the number of the state that a call leaves, in which it is"""
     found: int | None = None
     """its number among the objects that a call finds before it leaves anything"""
+    twin: bool = False
+    """whether it is in the result itself, at an earlier place"""
 
 
-def in_arguments(result: Any, call: Any) -> list[ReturnedArgument]:
-    """What is in the result of the arguments' own containers and objects."""
-    paths = {id(item): path for path, item in _reached(call) if path[1:]}
-    return _in(result, {each: ReturnedArgument((), path) for each, path in paths.items()})
-
-
-def in_state(
-    result: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
+def handed_back(
+    result: Any, call: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
 ) -> list[ReturnedArgument]:
-    """What is in the result of what Python's state holds after a call.
+    """What is in the result of what others hold after a call, and what is there twice.
 
     Args:
         result: what the program returns.
+        call: its arguments, of which containers and objects are their own.
         states: what each state is to hold that a call leaves.
         found: by id, the numbers of the objects that a call finds.
         filled: containers that were there before, of which the content is another.
@@ -52,18 +49,22 @@ def in_state(
         for path, item in _reached(state, found, tuples=True):
             known.setdefault(id(item), ReturnedArgument((), path, state=number))
     known |= {each: ReturnedArgument((), (), found=number) for each, number in found.items()}
-    return _in(result, known, tuples=True)
+    known |= {id(item): ReturnedArgument((), path) for path, item in _reached(call) if path[1:]}
+    return [*_in(result, known)]
 
 
-def _in(
-    result: Any, known: Mapping[int, ReturnedArgument], *, tuples: bool = False
-) -> list[ReturnedArgument]:
-    """What is in the result of what is known by id, with its place there."""
-    return [
-        dataclasses.replace(known[id(item)], place=path)
-        for path, item in (_reached(result, known, tuples=tuples) if known else ())
-        if id(item) in known
-    ]
+def _in(result: Any, known: dict[int, ReturnedArgument]) -> Iterator[ReturnedArgument]:
+    """What is known by id, at each place in a result; and what is at an earlier place there."""
+    pending = [*_step((), result)]
+    while pending:
+        step = pending.pop()
+        each = known.get(id(step.item))
+        if each is not None:
+            yield dataclasses.replace(each, place=step.path)
+        else:
+            if _is_shareable(step.item, tuples=True):
+                known[id(step.item)] = ReturnedArgument((), step.path, twin=True)
+            pending += _inside(step)
 
 
 def shareable(items: Any) -> Iterator[tuple[Path, Any]]:
@@ -111,7 +112,8 @@ def restore_identity(
         elif each.found is not None:
             item = found[each.found]
         else:
-            item = _at(call if each.state is None else built[each.state], each.source)
+            holder = result if each.twin else call
+            item = _at(holder if each.state is None else built[each.state], each.source)
         if item is not MISSING:
             result = _with(result, each.place, item)
     return result
@@ -120,7 +122,7 @@ def restore_identity(
 def _reached(
     tree: Any, ends: Collection[int] = (), *, tuples: bool = False
 ) -> Iterator[tuple[Path, Any]]:
-    """Containers that may be written to, and objects with tensors, with their paths.
+    """Containers that may be written to, and objects with tensors, with their paths; each once.
 
     Args:
         tree: where they are.
@@ -128,18 +130,27 @@ def _reached(
         tuples: whether tuples that are not empty are among them.
     """
 
-    def inside(step: Reached) -> Iterator[Reached]:
-        if id(step.item) not in ends:
-            found, named = step.attributes, step.attributes is not None
-            items = list(own_items(step.item) if found is None else found.items())
-            for key, each in reversed(items):
-                yield from _step((*step.path, (named, key)), each)
+    def inside(step: Reached) -> Iterable[Reached]:
+        return () if id(step.item) in ends else reversed(_inside(step))
 
     for each in walk_nested(_step((), tree), inside, attrgetter("item")):
-        if not isinstance(each.item, (tuple, set, frozenset)) or (
-            tuples and each.item and isinstance(each.item, tuple)
-        ):
+        if _is_shareable(each.item, tuples=tuples):
             yield each.path, each.item
+
+
+def _inside(step: "Reached") -> list["Reached"]:
+    """What a container or an object has, the last first."""
+    found, named = step.attributes, step.attributes is not None
+    items = list(own_items(step.item) if found is None else found.items())
+    return [
+        inner for key, each in reversed(items) for inner in _step((*step.path, (named, key)), each)
+    ]
+
+
+def _is_shareable(item: Any, *, tuples: bool) -> bool:
+    if isinstance(item, tuple):
+        return tuples and bool(item)
+    return not isinstance(item, (set, frozenset))
 
 
 class Reached(NamedTuple):

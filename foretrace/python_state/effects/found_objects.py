@@ -3,11 +3,13 @@
 Each call builds a result, and what a program leaves. So a list that a module has would be copied.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from foretrace.ir.program.effects import FindObject
 from foretrace.ir.pydata.location import Contents, Location
+from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.returned import shareable
 from foretrace.ir.pydata.state import Change
@@ -65,14 +67,30 @@ def _named(
 
 
 def bound_equal(before: HeapSnapshot, returned: Mapping[int, Any]) -> Iterator[Change]:
-    """Where the run has bound a container that it returns, equal to what was there: no change else.
+    """Where the run has bound another container of plain data, equal to what was there.
 
-    `returned`: containers by id.
+    Such a one is no change else; it is one if the run returns it, or it was there elsewhere.
+
+    Args:
+        before: what was there.
+        returned: containers by id.
     """
-    new = {key for key, item in returned.items() if plain(item) and not before.knows(item)}
-    for place, item in before.named() if new else ():
-        if id(place.now) in new:
-            yield Change(Location(place.name, place.holder, item), place.now, rebound=True)
+    for place, item in before.rebound():
+        now = place.now
+        if own_kind(now) and plain(now) and (id(now) in returned or before.knows(now)):
+            bound = Change(Location(place.name, place.holder, item), now, rebound=True)
+            yield before.itself(bound)
+
+
+def in_several(changes: Iterable[Change]) -> dict[int, Any]:
+    """By id, the containers that several places have now."""
+    counts, items = Counter[int](), dict[int, Any]()
+    for change in changes or ():
+        if change.rebound and not change.itself:
+            inside = {id(item): item for _, item in shareable(change.after)}
+            counts.update([*inside])
+            items |= inside
+    return {key: items[key] for key, count in counts.items() if count > 1}
 
 
 def shares(change: Change, returned: Mapping[int, Any], before: HeapSnapshot) -> bool:

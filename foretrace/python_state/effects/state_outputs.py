@@ -28,7 +28,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import is_open
-from foretrace.python_state.effects.found_objects import bound_equal, shares
+from foretrace.python_state.effects.found_objects import bound_equal, in_several, shares
 from foretrace.python_state.effects.leaks import carried_in
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
@@ -102,7 +102,9 @@ def _rows(before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: An
     known = before.met.union(map(id, run.real))
     returned = {id(item): item for _, item in shareable(result)}
     every = [*_everywhere(before, loan, run.outside, run), *bound_equal(before, returned)]
-    rows = [(change, *_sorted(change, known)) for change in _that_lives(every, before)]
+    every = _that_lives(every, before)
+    returned |= in_several(every)
+    rows = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in rows if left}
     found = list[_Row]()
     for change, left, created, holds in rows:

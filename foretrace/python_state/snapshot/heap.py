@@ -112,13 +112,20 @@ class HeapSnapshot(ReachableState):
         found = [Location(n, at, item) for at, n, item in bound if id(memo_in(item)) in memos]
         return [*{each.identity: each for each in found}.values()]
 
-    def named(self) -> Iterator[tuple[Location, Any]]:
-        """Where attributes, globals and cells had something, and what: the locations keep none."""
+    def rebound(self) -> Iterator[tuple[Location, Any]]:
+        """Where the run has bound another object to such a name, and what was there."""
+        return ((place, item) for place, item in self.named(changed=True) if place.now is not item)
+
+    def named(self, *, changed: bool = False) -> Iterator[tuple[Location, Any]]:
+        """Where attributes, globals and cells had something, and what: the locations keep none.
+
+        `changed`: only where one object has other attributes, or one file other names, now.
+        """
         tables = [each.attributes for each in self._met_modules]
         tables += [each for each in self._kept if isinstance(each, AttributesSnapshot)]
         names = [each for each in self._kept if isinstance(each, NamesSnapshot)]
         for kept in (*tables, *names, *self._names.values()):
-            for name, item in kept.before.items():
+            for name, item in () if changed and kept.intact else kept.before.items():
                 yield Location(name, kept.item, None), item
 
     def casts(self) -> list[NameOfModule]:

@@ -149,7 +149,12 @@ ROWS: tuple[NodeSchema, ...] = (
     NodeSchema(
         ReturnedArgument,
         "handed",
-        {"place": instance_of(tuple), "source": instance_of(tuple), "state": optional(NUMBER)},
+        {
+            "place": instance_of(tuple),
+            "source": instance_of(tuple),
+            "state": optional(NUMBER),
+            "twin": TRUTH,
+        },
     ),
     NodeSchema(
         Graph,
