@@ -10,10 +10,11 @@ from typing import Any
 from foretrace.ir.program.effects import FindObject
 from foretrace.ir.pydata.location import Contents, Location
 from foretrace.ir.pydata.members import own_kind
-from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import shareable
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.effects.state_inputs import FILLED
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 
@@ -23,24 +24,23 @@ class FoundObjects:
     Args:
         before: what was there before the run.
         outside: what the program reads; None: all is read.
-        result: what it returns.
-        left: what it leaves.
+        ends: what it returns, and what it leaves.
+        changed: the places that it leaves otherwise.
         call: its arguments, which have their objects themselves.
     """
 
     def __init__(
-        self, before: HeapSnapshot, outside: AccessMonitor | None, result: object,
-        left: list[Change], call: object,
+        self, before: HeapSnapshot, outside: AccessMonitor | None, ends: Iterable[object],
+        changed: Iterable[Change], call: object,
     ) -> None:  # fmt: skip
         self.effects = list[FindObject]()
         self.numbers: dict[int, int] = {}
         """by id of the object"""
         own = {id(item) for _, item in shareable(call)}
-        ends = (result, *(change.after for change in left))
         reached = {id(item): item for end in ends for _, item in shareable(end)}
         wanted = {key for key, item in reached.items() if key not in own and before.knows(item)}
         if wanted:
-            bound = {change.place.identity for change in left}
+            bound = {change.place.identity for change in changed}
             places = [*_named(before, outside)]
             places.sort(key=lambda named: named[0].identity in bound)  # others are not left
             self._find(wanted, places)
@@ -66,18 +66,14 @@ def _named(
             yield place, item
 
 
-def bound_equal(before: HeapSnapshot, returned: Mapping[int, Any]) -> Iterator[Change]:
+def bound_equal(before: HeapSnapshot) -> Iterator[Change]:
     """Where the run has bound another container of plain data, equal to what was there.
 
-    Such a one is no change else; it is one if the run returns it, or it was there elsewhere.
-
-    Args:
-        before: what was there.
-        returned: containers by id.
+    To `changes` that is none; but the other may be elsewhere, and be filled later.
     """
     for place, item in before.rebound():
         now = place.now
-        if own_kind(now) and plain(now) and (id(now) in returned or before.knows(now)):
+        if own_kind(now) in FILLED and plain(now) and plain(item) and same(now, item):
             bound = Change(Location(place.name, place.holder, item), now, rebound=True)
             yield before.itself(bound)
 

@@ -95,14 +95,16 @@ class _Row(NamedTuple):
     shared: bool
     """as `shares` has it"""
     again: bool
-    """whether it is plain data in the place of a container that the run fills"""
+    """whether it is plain data that is bound as it is, in the place of an equal container, or of
+    one that the run fills"""
 
 
 def _rows(before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: Any) -> list[_Row]:
     known = before.met.union(map(id, run.real))
     returned = {id(item): item for _, item in shareable(result)}
-    every = [*_everywhere(before, loan, run.outside, run), *bound_equal(before, returned)]
-    every = _that_lives(every, before)
+    equal = [*bound_equal(before)]
+    every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
+    every += equal
     returned |= in_several(every)
     rows = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in rows if left}
@@ -111,6 +113,7 @@ def _rows(before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: An
         data, shared = plain(change.after), shares(change, returned, before)
         new = change.place.before is MISSING and id(change.place.holder) in filled
         again = change.rebound and id(change.place.before) in filled and data
+        again |= not shared and any(change is each for each in equal)
         found.append(
             _Row(change, left or ((new or shared) and data), created, holds, shared, again)
         )

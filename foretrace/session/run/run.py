@@ -143,7 +143,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             kept += _put(capture, before, call, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
-            found = FoundObjects(before, capture.outside, result, kept, call)
+            found = _found(capture, before, (result, call), kept, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
             requires.notes.effects += [*found.effects, *_shared(result, call, kept, found)]
             capture.note_asked(requires)
@@ -166,6 +166,16 @@ def _owners(fn: Any, leaves: list[tuple[str, Any]]) -> dict[str, torch.nn.Module
 def _effects(requires: CallRequirements) -> list[Effect]:
     notes = requires.notes
     return ordered((*notes.effects, *map(ChangePlace, notes.changed)))
+
+
+def _found(
+    capture: Session, before: HeapSnapshot, ends: Any, kept: list[Change],
+    requires: CallRequirements,
+) -> FoundObjects:  # fmt: skip
+    """The objects that were there; `ends`: what the program returns, and its arguments."""
+    result, call = ends
+    left, bound = [each.after for each in kept], [*kept, *requires.notes.changed]
+    return FoundObjects(before, capture.outside, [result, *left], bound, call)
 
 
 def _shared(
