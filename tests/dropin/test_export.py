@@ -248,7 +248,8 @@ def test_the_second_run_is_as_if_it_were_the_first() -> None:
 
     module = Counts(asks, runs.put)
     program = foretrace.export(module, (torch.ones(2),))
-    assert taken(runs) == [False, True, True]  # once more, as it counts its calls in Python
+    first, *others = taken(runs)  # more often, as it counts its calls in Python
+    assert (first, {*others}) == (False, {True})
     assert (module.calls, module.count) == (0, 0)
     assert not torch.compiler.is_exporting()
     assert not torch.compiler.is_compiling()

@@ -6,6 +6,7 @@ torch/_functorch/_aot_autograd/schemas.py.
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frontends.program import Cut, Program
+from foretrace.frontends.program.later_calls import with_open_numbers
 from foretrace.frontends.torch_compat.dynamo_graph import capture_described
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
@@ -110,7 +112,8 @@ def _captured(
 ) -> Program:
     """A run of the module that its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
-    check_settled(program, lambda: _run(mod, args, kwargs, dynamic))
+    counting = partial(with_open_numbers, mod, args, kwargs, dynamic or None)
+    check_settled(program, partial(_run, mod, args, kwargs, dynamic), counting)
     warn_guarded(program.recorded, stacklevel=4)
     recorded = without_states(program.recorded, stacklevel=4)
     recorded = recorded if hooks else without_hooks(recorded, stacklevel=4)

@@ -16,6 +16,7 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Attempt, Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.capture import of_function
+from foretrace.frontends.program.later_calls import with_open_numbers
 from foretrace.frontends.torch_compat.export_calls import module_calls
 from foretrace.frontends.torch_compat.export_checks import (
     check_keys,
@@ -169,7 +170,8 @@ def _run(
         return Program(ran.recorded, ran.semantics), []
 
     found = once()
-    check_settled(found[0], lambda: once()[0])
+    counting = partial(with_open_numbers, mod, args, kwargs, shapes)
+    check_settled(found[0], lambda: once()[0], counting)
     recorded = without_hooks(without_states(found[0].recorded, stacklevel=6), stacklevel=6)
     return Program(recorded, found[0].semantics), found[1]
 

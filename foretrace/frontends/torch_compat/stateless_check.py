@@ -6,16 +6,12 @@ on which no result depends is left out; any other is refused.
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
-import sympy
-import torch
-
 from foretrace.errors import Refusal
+from foretrace.frontends.program.later_calls import changes_of_a_call, same_again
 from foretrace.frontends.program.program import Program
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
@@ -29,17 +25,9 @@ from foretrace.ir.program.effects import (
     ReturnArgument,
     SetRequiresGrad,
 )
-from foretrace.ir.program.equality import Equality, equal
 from foretrace.ir.program.interface import Input, Role
-from foretrace.ir.program.op import SharedBody, Subgraph, Target, target_name
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.location import OnData
-from foretrace.ir.pydata.state import Change, State
-from foretrace.ir.values.tensor_type import TensorType
-from foretrace.ir.values.value import Tree, Value, values_in
-from foretrace.lowering.cuts.cut import Level, flatten
-from foretrace.lowering.cuts.dead_code import live
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
@@ -47,22 +35,26 @@ UNHOOKED: Final = "the graph has no hooks on gradients; the program registers so
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
-def check_settled(program: Program, again: Callable[[], Program]) -> None:
-    """Refuse a program that returns something else in its next call, or writes it to an input.
+def check_settled(
+    program: Program, again: Callable[[], Program], counting: Callable[[], Program]
+) -> None:
+    """Refuse a program that returns something else in a later call, or writes it to an input.
 
-    `again` records it again; it is called only if the run has changed Python state.
+    Args:
+        program: the program.
+        again: records it again; it is called only if the run has changed Python state.
+        counting: captures it with open numbers; only if each call finds something else.
 
     Raises:
         Refusal: with the line that changes the state.
     """
-    recorded = check_shapes_stay(program.recorded)
-    bound = [*recorded.changes, *(_left(state, recorded) for state in recorded.states)]
-    if bound and not _same_again(program, again, bound):
-        names = ", ".join(dict.fromkeys(change.place.name for change in bound))
+    bound = changes_of_a_call(check_shapes_stay(program.recorded))
+    if bound and not same_again(program, again, counting, bound):
+        names = ", ".join(dict.fromkeys(each.change.place.name for each in bound))
         raise Refusal(
             f"the program binds {names}, and computes something else at its next call",
             kind="side effect",
-            at=bound[0].at,
+            at=bound[0].change.at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
         )
 
@@ -173,28 +165,6 @@ def _fixed(item: Input) -> Input:
     return replace(item, role=Role("captured", item.role.name), tensor=item.read(), read=None)
 
 
-def _left(state: State, recorded: Recording) -> Change:
-    """A state as a change, to apply before the program runs again."""
-    symbols = recorded.symbols
-    if state.like is not None:
-        return replace(_left(recorded.states[state.like], recorded), place=state.place)
-
-    def zeros(leaf: Tree) -> Any:
-        if isinstance(leaf, sympy.Basic):
-            return symbols.concrete(leaf) + 1
-        if not isinstance(leaf, Value):
-            return leaf
-        type, hint = leaf.type, symbols.hint
-        shape, stride = tuple(map(hint, type.shape)), tuple(map(hint, type.stride))
-        tensor = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
-        return tensor.zero_().requires_grad_(type.requires_grad)
-
-    leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
-    found = [each.now for each in recorded.effects_of(FindObject)]
-    after = state.build(map(zeros, leaves), found)
-    return Change(state.place, after, rebound=True, at=state.at)
-
-
 def warn_guarded(recorded: Recording, stacklevel: int) -> None:
     """Warn of a graph that asserts the example's answers to questions about values.
 
@@ -212,72 +182,3 @@ def warn_guarded(recorded: Recording, stacklevel: int) -> None:
             )
     if answers:
         warnings.warn(GUARDED + "".join(f"\n  {each}" for each in answers), stacklevel=stacklevel)
-
-
-def _same_again(program: Program, again: Callable[[], Program], bound: list[Change]) -> bool:
-    for change in bound:
-        change.redo()
-    try:
-        with suppress(Refusal):
-            return _equal(program, again())
-    finally:
-        for change in bound:
-            change.undo()
-    return False
-
-
-def _equal(one: Program, other: Program) -> bool:
-    """Whether what both compute, arguments and constants are equal, and no state is read for it."""
-    first, second = _as_function(one), _as_function(other)
-    if _reads_state(first, one.recorded) or _reads_state(second, other.recorded):
-        return False
-    same = equal(first, second, _Repeated())
-    return same and all(map(_same_constant, *(_passed_inputs(x.recorded) for x in (one, other))))
-
-
-def _passed_inputs(recorded: Recording) -> list[Input]:
-    return [item for item in recorded.inputs if item.read is None]
-
-
-def _reads_state(function: Subgraph, recorded: Recording) -> bool:
-    """Whether it uses what an earlier call has left."""
-    states = {item.value for item in recorded.inputs if item.read is not None}
-    used = (value for op in called_in(function.ops) for value in op.operands)
-    return any(value in states for value in chain(used, values_in(function.result)))
-
-
-def _same_constant(one: Any, other: Any) -> bool:
-    if one.role.kind != "constant" or one.tensor is other.tensor:
-        return True
-    return torch.equal(one.tensor, other.tensor)
-
-
-def _as_function(program: Program) -> Subgraph:
-    """What a program returns and writes to its inputs, as a closed function of the inputs."""
-    recorded = program.recorded
-    news = [(mutation.index, mutation.value) for mutation in recorded.mutations]
-    results = (news, [output.value for output in recorded.returned])
-    inputs = tuple(item.value for item in _passed_inputs(recorded))
-    ops = [*flatten(recorded.ops, Level(written=False))]
-    return Subgraph(
-        "program", inputs, tuple(live(ops, values_in(results), program.semantics)), results
-    )
-
-
-class _Repeated(Equality):
-    """Compares recordings by their text, which has no lines and no strides."""
-
-    def type(self, one: TensorType, other: TensorType) -> bool:
-        """Whether dtypes and shapes are equal."""
-        return str(one) == str(other)
-
-    def leaf(self, one: Any, other: Any) -> bool:
-        """Whether constants have equal text."""
-        return repr(one) == repr(other)
-
-    def target(self, one: Target, other: Target) -> bool:
-        """Whether functions have one name; each run may create its own."""
-        return target_name(one) == target_name(other)
-
-    def shared(self, one: SharedBody, other: SharedBody) -> None:
-        """A body that calls share follows from the call."""

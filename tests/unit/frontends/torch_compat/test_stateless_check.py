@@ -19,14 +19,8 @@ class Counting(nn.Module):
         return self.used(x, self.n)
 
 
-def held(x, n):
-    return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a * (2.0 if n > 5 else 3.0), (x,))
-
-
 SAME = {
     "nothing": lambda x, n: x * 2,
-    "a shape": lambda x, n: x.reshape(2, -1)[: 1 + (n > 5)],
-    "a program that an op holds": held,
 }
 OTHER = {
     "a number": lambda x, n: x * n,
@@ -38,6 +32,8 @@ OTHER = {
     "another result": lambda x, n: (x.sin(), x.cos())[n > 1],
     "a constant": lambda x, n: x + torch.tensor([1.0 * n] * 4),
     "a shape": lambda x, n: x.reshape(2, -1)[: min(n, 2)],
+    "a shape of a later call": lambda x, n: x.reshape(2, -1)[: 1 + (n > 5)],
+    "a later call": lambda x, n: x if n % 7 else -x,
     "a program that an op holds": lambda x, n: torch.cond(
         x.sum() > 0, lambda a: a * 2, lambda a: a * (2.0 if n < 2 else 3.0), (x,)
     ),
@@ -79,3 +75,68 @@ def test_a_running_sum_that_no_result_needs_is_left_out():
     module(x)
     with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
         foretrace.export(module, (x,))
+
+
+class Turning(nn.Module):
+    """Has something of which the first comes next after the last, and may compute with it."""
+
+    def __init__(self, turned, used) -> None:
+        super().__init__()
+        self.turned, self.used = turned, used
+
+    def forward(self, x):
+        first, *others = self.turned
+        self.turned = type(self.turned)([*others, first])
+        return x * (2 if self.used and self.turned[0] else 3)
+
+
+@pytest.mark.parametrize("turned", [[True, True, False], (False, True, True), [0, 0, 1]])
+def test_later_calls_are_looked_at_until_one_finds_what_another_found(turned):
+    exported = foretrace.export(Turning(turned, used=False), (torch.ones(2),))
+    assert torch.equal(exported.module()(torch.ones(2)), torch.ones(2) * 3)
+    with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
+        foretrace.export(module := Turning(turned, used=True), (torch.ones(2),))
+    assert module.turned is turned
+
+
+class Filling(nn.Module):
+    """Fills a list, and looks whether it is full."""
+
+    def __init__(self, most) -> None:
+        super().__init__()
+        self.kept, self.most = [], most
+
+    def forward(self, x):
+        self.kept.append(x.sum())
+        return x if len(self.kept) < self.most else -x
+
+
+class OnlyFilling(Filling):
+    def forward(self, x):
+        self.kept.append(x.sum())
+        return x
+
+
+def test_a_list_is_full_at_a_later_call():
+    with pytest.warns(UserWarning, match="does not leave these tensors"):
+        exported = foretrace.export(OnlyFilling(4), (torch.ones(2),))
+    assert torch.equal(exported.module()(torch.ones(2)), torch.ones(2))
+    with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
+        foretrace.export(Filling(4), (torch.ones(2),))
+
+
+class CountingRows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def forward(self, x):
+        self.rows += x.shape[0]
+        return x if self.rows < 100 else -x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_counted_rows_decide(dynamic):
+    shapes = {"x": {0: torch.export.Dim.DYNAMIC}} if dynamic else None
+    with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
+        foretrace.export(CountingRows(), (torch.ones(3),), dynamic_shapes=shapes)
