@@ -33,7 +33,7 @@ class Net(nn.Module):
         self.history: Any = [torch.zeros(3)]
         self.table: Any = {"first": [torch.ones(2)]}
         self.pair: Any = ([torch.ones(1)], [[torch.ones(3)]])
-        self.sizes: Any = [1, 2]
+        self.sizes: Any = [1, [2]]
 
 
 class StoresAList(Net):
@@ -161,7 +161,45 @@ class ReturnsAGlobal(Net):
         return self.linear(x) * HISTORY[0], HISTORY
 
 
+class CountsBesideAList(Net):
+    """Counts in what holds a list, too: that stays the very one."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.table = {"n": self.table.get("n", 0) + 1, "first": self.table["first"]}
+        return self.linear(x) * self.table["n"], self.table["first"]
+
+
+class AppendsBesideNumbers(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.sizes.append([self.linear(x)])
+        return self.sizes[-1]
+
+
+class WritesBesideAList(Net):
+    def forward(self, x: Tensor) -> Any:
+        self.pair[1].append(len(self.pair[1]))
+        self.pair[1][-1] += 1
+        return self.linear(x) * len(self.pair[1])
+
+
+class ReturnsATwice(Net):
+    """What is at two places of a result is one object, new or not, whatever it lies in."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = [self.linear(x)]
+        pair = (h, self.cache)
+        self.old = [h]
+        return pair, [pair, (h, [])], {"again": pair, "cache": self.cache, "sizes": self.sizes}
+
+
+class ReturnsNewOnesTwice(Net):
+    def forward(self, x: Tensor) -> Any:
+        h, empty = Cache(self.linear(x), [x + 1]), list[Tensor]()
+        return h, empty, {"h": h, "values": h.values, "empty": empty}
+
+
 PROGRAMS = (
+    ReturnsATwice, ReturnsNewOnesTwice, CountsBesideAList, AppendsBesideNumbers, WritesBesideAList,
     StoresAList, ReturnsAPart, StoresATuple, StoresAnObject, FillsATable, Appends,
     ReturnsWhatItHas, ReturnsAnItem, ReturnsATuple, StoresNumbers, StoresOldNumbers,
     ReturnsItTwice, BindsEqualNumbers, LeavesOneAtTwoNames,

@@ -11,7 +11,7 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import LEAF
-from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.pydata.returned import ReturnedAgain, ReturnedArgument
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
@@ -25,7 +25,8 @@ LEFT_OUT: dict[type, set[str]] = {
     TensorType: {"_dense", "_hash", "_overlapping", "_symbols", "key"},
     ValueGuard: {"again"},  # the graph asserts the answer
     ModuleState: {"training", "registered"},  # the file's modules have these
-    ReturnedArgument: {"itself"},  # refused: an object that lives outside
+    ReturnedArgument: {"itself", "found"},  # refused: an object that lives outside
+    ReturnedAgain: {"itself", "found", "state"},  # of its own program's result
     Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {

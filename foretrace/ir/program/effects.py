@@ -302,7 +302,7 @@ class ReturnArgument(Effect):
     ) -> Sequence[Self]:
         """Both runs return the same objects at the same places."""
         sides = [[each.argument for each in effects] for effects in (ones, others)]
-        paths = [[(x.place, x.source, x.state, x.found, x.twin) for x in side] for side in sides]
+        paths = [[(x.place, x.source, x.state, x.found, type(x)) for x in side] for side in sides]
         objects = [[id(each.itself) for each in side] for side in sides]
         if objects[0] != objects[1] or not same_keys(*paths):
             raise ProgramsDiffer(

@@ -1,11 +1,14 @@
 """Containers and objects in a result that others hold, too: the caller, or Python's state."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from foretrace.ir.pydata.containers import shared_in
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.pydata.containers import Structure, flatten, shared_in
 from foretrace.ir.pydata.heap_walk import walk_nested
 from foretrace.ir.pydata.members import MISSING, own_items, own_kind
 from foretrace.ir.pydata.object_containers import object_attributes
@@ -28,18 +31,26 @@ class ReturnedArgument:
     """the number of the state that a call leaves, in which it is"""
     found: int | None = None
     """its number among the objects that a call finds before it leaves anything"""
-    twin: bool = False
-    """whether it is in the result itself, at an earlier place"""
 
 
-def handed_back(
-    result: Any, call: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReturnedAgain(ReturnedArgument):
+    """One that is in the result a second time; `source`: where it is first."""
+
+
+def in_arguments(result: Any, call: Any) -> list[ReturnedArgument]:
+    """What is in the result of the arguments' own containers and objects."""
+    paths = {id(item): path for path, item in _reached(call) if path[1:]}
+    return _in(result, {each: ReturnedArgument((), path) for each, path in paths.items()})
+
+
+def in_state(
+    result: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
 ) -> list[ReturnedArgument]:
-    """What is in the result of what others hold after a call, and what is there twice.
+    """What is in the result of what Python's state holds after a call.
 
     Args:
         result: what the program returns.
-        call: its arguments, of which containers and objects are their own.
         states: what each state is to hold that a call leaves.
         found: by id, the numbers of the objects that a call finds.
         filled: containers that were there before, of which the content is another.
@@ -49,27 +60,57 @@ def handed_back(
         for path, item in _reached(state, found, tuples=True):
             known.setdefault(id(item), ReturnedArgument((), path, state=number))
     known |= {each: ReturnedArgument((), (), found=number) for each, number in found.items()}
-    known |= {id(item): ReturnedArgument((), path) for path, item in _reached(call) if path[1:]}
-    return [*_in(result, known)]
+    return _in(result, known, tuples=True)
 
 
-def _in(result: Any, known: dict[int, ReturnedArgument]) -> Iterator[ReturnedArgument]:
-    """What is known by id, at each place in a result; and what is at an earlier place there."""
-    pending = [*_step((), result)]
-    while pending:
-        step = pending.pop()
-        each = known.get(id(step.item))
-        if each is not None:
-            yield dataclasses.replace(each, place=step.path)
-        else:
-            if _is_shareable(step.item, tuples=True):
-                known[id(step.item)] = ReturnedArgument((), step.path, twin=True)
-            pending += _inside(step)
+def repeated(result: Any) -> list[ReturnedArgument]:
+    """What is at several places of a result, after the first of them as `in_state` goes.
+
+    What one holds is complete before it is put at the next place.
+    """
+    first, found = dict[int, Reached](), list[ReturnedArgument]()
+    waiting = [*_step((), result)]
+    while waiting:
+        step = waiting.pop()
+        if id(step.item) not in first:
+            first[id(step.item)] = step
+            waiting += reversed([*_inside(step)])
+        elif _shareable(step.item, tuples=True):
+            known = first[id(step.item)].path
+            found.append(ReturnedAgain(step.path, known))
+    return found
+
+
+def _in(
+    result: Any, known: Mapping[int, ReturnedArgument], *, tuples: bool = False
+) -> list[ReturnedArgument]:
+    """What is in the result of what is known by id, with its place there."""
+    return [
+        dataclasses.replace(known[id(item)], place=path)
+        for path, item in (_reached(result, known, tuples=tuples) if known else ())
+        if id(item) in known
+    ]
 
 
 def shareable(items: Any) -> Iterator[tuple[Path, Any]]:
     """The containers and objects with tensors in `items`, and where; no empty tuple, no set."""
     return _reached(items, tuples=True)
+
+
+def kept_inside(
+    tree: Any, structure: Structure, leaves: int
+) -> Iterator[tuple[Path, Any, set[int]]]:
+    """What can be changed in a nested object: where, the very one, and the numbers of its leaves.
+
+    `structure` and `leaves`: of the object, as `named_leaves` has them.
+    """
+    with torch_api.plain_torch():
+        marks = [torch.empty(0) for _ in range(leaves)]
+    numbers = {id(mark): number for number, mark in enumerate(marks)}
+    for path, marked in _reached(structure.build(iter(marks))):
+        if path:
+            inside = {numbers[id(mark)] for mark in flatten(marked)[0] if id(mark) in numbers}
+            yield path, _at(tree, path), inside
 
 
 def at_path(tree: Any, path: Path) -> Any:
@@ -107,22 +148,23 @@ def restore_identity(
         found: the objects that it has found.
     """
     for each in handed:
-        if each.itself is not None:
+        if isinstance(each, ReturnedAgain):
+            item = at_path(result, each.source)
+        elif each.itself is not None:
             item = each.itself
         elif each.found is not None:
             item = found[each.found]
         else:
-            holder = result if each.twin else call
-            item = _at(holder if each.state is None else built[each.state], each.source)
+            item = _at(call if each.state is None else built[each.state], each.source)
         if item is not MISSING:
-            result = _with(result, each.place, item)
+            result = with_item(result, each.place, item)
     return result
 
 
 def _reached(
     tree: Any, ends: Collection[int] = (), *, tuples: bool = False
 ) -> Iterator[tuple[Path, Any]]:
-    """Containers that may be written to, and objects with tensors, with their paths; each once.
+    """Containers that may be written to, and objects with tensors, with their paths.
 
     Args:
         tree: where they are.
@@ -130,27 +172,12 @@ def _reached(
         tuples: whether tuples that are not empty are among them.
     """
 
-    def inside(step: Reached) -> Iterable[Reached]:
-        return () if id(step.item) in ends else reversed(_inside(step))
+    def inside(step: Reached) -> Iterator[Reached]:
+        return iter(()) if id(step.item) in ends else _inside(step)
 
     for each in walk_nested(_step((), tree), inside, attrgetter("item")):
-        if _is_shareable(each.item, tuples=tuples):
+        if _shareable(each.item, tuples=tuples):
             yield each.path, each.item
-
-
-def _inside(step: "Reached") -> list["Reached"]:
-    """What a container or an object has, the last first."""
-    found, named = step.attributes, step.attributes is not None
-    items = list(own_items(step.item) if found is None else found.items())
-    return [
-        inner for key, each in reversed(items) for inner in _step((*step.path, (named, key)), each)
-    ]
-
-
-def _is_shareable(item: Any, *, tuples: bool) -> bool:
-    if isinstance(item, tuple):
-        return tuples and bool(item)
-    return not isinstance(item, (set, frozenset))
 
 
 class Reached(NamedTuple):
@@ -159,6 +186,19 @@ class Reached(NamedTuple):
     path: Path
     item: Any
     attributes: dict[str, Any] | None
+
+
+def _shareable(item: Any, *, tuples: bool) -> bool:
+    if isinstance(item, tuple):
+        return tuples and bool(item)
+    return not isinstance(item, (set, frozenset))
+
+
+def _inside(step: Reached) -> Iterator[Reached]:
+    found, named = step.attributes, step.attributes is not None
+    items = list(own_items(step.item) if found is None else found.items())
+    for key, each in reversed(items):
+        yield from _step((*step.path, (named, key)), each)
 
 
 def _step(path: Path, item: Any) -> Iterator[Reached]:
@@ -173,12 +213,12 @@ def _at(tree: Any, path: Path) -> Any:
     return tree
 
 
-def _with(tree: Any, path: Path, item: Any) -> Any:
+def with_item(tree: Any, path: Path, item: Any) -> Any:
     """The tree with an item at a place; a tuple on the way is another."""
     if not path:
         return item
     (attribute, key), *rest = path
-    below = _with(_at(tree, path[:1]), tuple(rest), item)
+    below = with_item(_at(tree, path[:1]), tuple(rest), item)
     if isinstance(tree, tuple):
         parts = [*tree]
         parts[key] = below

@@ -14,11 +14,12 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from foretrace.ir.pydata.containers import flatten, named_leaves
+from foretrace.ir.pydata.containers import Structure, flatten, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ReadLocation
+from foretrace.ir.pydata.returned import Path, at_path, kept_inside, with_item
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.changes import Called, name_of_leaf
@@ -42,9 +43,18 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
         if change.rebound and type(change.place) in (Location, Entry, Contents):
             (then, form), (now, other) = map(named_leaves, (change.place.before, change.after))
             if form == other:
-                for number, ((_, old), (_, new)) in enumerate(zip(then, now, strict=True)):
-                    if counted(old, new):
+                ends = change.place.before, change.after
+                found = [counted(old, new) for (_, old), (_, new) in zip(then, now, strict=True)]
+                same = _in_the_same(*ends, form, len(then)) if any(found) else ()
+                for number, differs in enumerate(found):
+                    if differs and number not in same:
                         yield replace(change, after=None), number
+
+
+def _in_the_same(before: Any, after: Any, form: Structure, leaves: int) -> set[int]:
+    """The numbers of leaves in containers and objects that stayed, and change by themselves."""
+    inner = kept_inside(before, form, leaves)
+    return {leaf for path, item, own in inner if at_path(after, path) is item for leaf in own}
 
 
 def seen_to_differ(reads: Iterable[ReadLocation]) -> Iterator[tuple[Change, int]]:
@@ -90,11 +100,17 @@ def _entries_counted(
 
 
 def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
-    """The numbers that containers hold, where these are few: each is an input."""
+    """The numbers that containers hold, where these are few: each is an input.
+
+    None in what they hold that can be changed, which a program finds as the very object.
+    """
     for place in contents:
-        leaves = named_leaves(place.before)[0]
-        for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
-            if type(leaf) in NUMBERS:
+        leaves, form = named_leaves(place.before)
+        few = leaves if len(leaves) <= FEW else []
+        inner = kept_inside(place.before, form, len(leaves)) if few else ()
+        inside = {leaf for _, _, own in inner for leaf in own}
+        for number, (_, leaf) in enumerate(few):
+            if type(leaf) in NUMBERS and number not in inside:
                 yield Change(place, None, rebound=True), number
 
 
@@ -220,7 +236,7 @@ class SymbolicCounters:
                     about, path = called.get(id(place.holder)), leaves[i][0]
                     name = about.of(place.key, path) if about else name_of_leaf(change, path)
                     every[i] = symbol(read, name)
-                put = structure.build(iter(every)) if numbers else place.before
+                put = _with_numbers(place.before, structure, every, numbers)
                 borrowed.append((place, put, every, change.name))
                 borrowed_by_id[id(put)] = put, place.before
                 place.bind(put)
@@ -231,6 +247,18 @@ class SymbolicCounters:
                 if not (now is put or isinstance(place, Contents)) or _others(now, every):
                     left.append(Change(place, now, rebound=True, path=name))
                 place.bind(place.before)
+
+
+def _with_numbers(item: Any, structure: Structure, every: list[Any], numbers: set[int]) -> Any:
+    """An item with other leaves, at these numbers; what holds none of them is the very object."""
+    if not numbers:
+        return item
+    put, kept = structure.build(iter(every)), list[Path]()
+    for path, inner, own in kept_inside(item, structure, len(every)):
+        if own.isdisjoint(numbers) and not any(path[: len(above)] == above for above in kept):
+            put = with_item(put, path, inner)
+            kept.append(path)
+    return put
 
 
 def _counts(item: object) -> bool:

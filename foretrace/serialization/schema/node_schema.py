@@ -18,7 +18,7 @@ from foretrace.ir.program.origin import Checkpoint
 from foretrace.ir.program.recording import Graph, Overwritten
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.pydata.returned import ReturnedAgain, ReturnedArgument
 from foretrace.ir.symbols.symbols import Guard
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.lowering.partition.partition import Pair, Saved
@@ -153,9 +153,9 @@ ROWS: tuple[NodeSchema, ...] = (
             "place": instance_of(tuple),
             "source": instance_of(tuple),
             "state": optional(NUMBER),
-            "twin": TRUTH,
         },
     ),
+    NodeSchema(ReturnedAgain, "again", {"place": instance_of(tuple), "source": instance_of(tuple)}),
     NodeSchema(
         Graph,
         "graph",

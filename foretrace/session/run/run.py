@@ -21,7 +21,7 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import handed_back
+from foretrace.ir.pydata.returned import in_arguments, in_state, repeated
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
@@ -183,8 +183,8 @@ def _shared(
 ) -> Iterator[ReturnArgument]:
     """What is in the result of the arguments, of what Python's state has then, and twice."""
     filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
-    states = content_of_states(kept)
-    return map(ReturnArgument, handed_back(result, call, states, found.numbers, filled))
+    left = in_state(result, content_of_states(kept), found.numbers, filled)
+    return map(ReturnArgument, [*in_arguments(result, call), *left, *repeated(result)])
 
 
 def _put(

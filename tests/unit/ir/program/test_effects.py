@@ -30,7 +30,7 @@ from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.location import Entry, OnGradient
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.memo import MemoCall
-from foretrace.ir.pydata.returned import ReturnedArgument
+from foretrace.ir.pydata.returned import ReturnedAgain, ReturnedArgument
 from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.serialization.schema.effect_schema import (
@@ -109,6 +109,7 @@ def effects() -> list[Effect]:
         ReturnArgument(ReturnedArgument(((False, 0),), ((False, 0), (False, 0)))),
         ReturnArgument(IN_THE_PROCESS),
         ReturnArgument(ReturnedArgument(((False, 2),), (), state=0)),
+        ReturnArgument(ReturnedAgain(((False, 3),), ((False, 2),))),
         FindObject(FOUND),
         SetRequiresGrad(1, on=True),
         ClearGrad(1),
@@ -130,7 +131,7 @@ def a_call() -> Call:
     PLACE.clear()
     PLACE["kept"] = [3]
     double.cache_clear()
-    return Call(inputs, {}, ([{"a": 1}], {}), [torch.ones(6)], result=({"a": 2}, [3], None))
+    return Call(inputs, {}, ([{"a": 1}], {}), [torch.ones(6)], result=({"a": 2}, [3], None, None))
 
 
 def holds(call: Call) -> None:
@@ -140,7 +141,8 @@ def holds(call: Call) -> None:
     assert x.grad is call.outputs[0]
     assert double.cache_info().misses == 1
     assert (y.grad, y.requires_grad) == (None, True)
-    given, found, left = call.result
+    given, found, left, again = call.result
+    assert again is left
     assert given is call.arguments[0][0]
     assert found is PLACE["kept"]
     assert left is x.grad
@@ -192,7 +194,7 @@ def test_generated_code_does_the_same() -> None:
 
 
 def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
-    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 9]
+    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 10]
 
 
 @pytest.mark.parametrize(
