@@ -261,6 +261,41 @@ def test_is_one_object(kind: type[Net], backend: str) -> None:
         assert shared(ours, found) == shared(eager, expected)
 
 
+class Filled:
+    """Holds no tensor at first."""
+
+    def __init__(self) -> None:
+        self.kept: Any = []
+        self.calls = 0
+
+
+def fills_when_empty(x: Tensor, filled: Filled) -> Any:
+    filled.calls += 1
+    if len(filled.kept) <= 0:
+        filled.kept.append(x * 2)
+    return x, {"filled": filled, "kept": filled.kept}
+
+
+def binds(x: Tensor, filled: Filled) -> Any:
+    filled.kept = [x * 2]
+    return filled.kept, {"filled": filled, "kept": filled.kept}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [fills_when_empty, binds])
+def test_an_argument_without_a_tensor_is_filled_and_returned(program: Any, backend: str) -> None:
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    one, other = Filled(), Filled()
+    for call in range(4):
+        x = torch.full((2,), float(call))
+        found, expected = compiled(x, one), program(x, filled=other)
+        for filled, (_, result) in ((one, found), (other, expected)):
+            assert result["filled"] is filled
+            assert result["kept"] is filled.kept
+        assert one.calls == other.calls
+        assert [each.tolist() for each in one.kept] == [each.tolist() for each in other.kept]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", [StoresAList, ReturnsAPart, StoresATuple])
 def test_no_call_of_a_graph_is_kept_alive(kind: type[Net], backend: str) -> None:

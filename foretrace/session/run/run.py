@@ -4,7 +4,7 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,7 +21,7 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import in_arguments, in_state, repeated
+from foretrace.ir.pydata.returned import ReturnedArgument, in_arguments, in_state, repeated
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
@@ -72,6 +72,8 @@ from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.modes_inside import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
+
+Handed: TypeAlias = list[ReturnedArgument]
 
 
 def record(
@@ -136,6 +138,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
             outs, out_structure = computed(fn, result, passed)
+            given = in_arguments(result, call), repeated(result)  # before what is filled is undone
             kept, others = collect_state_outputs(before, loan, capture, result, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
@@ -145,7 +148,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             found = _found(capture, before, (result, call), kept, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
-            requires.notes.effects += [*found.effects, *_shared(result, call, kept, found)]
+            requires.notes.effects += [*found.effects, *_shared(result, given, kept, found)]
             capture.note_asked(requires)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
@@ -179,12 +182,15 @@ def _found(
 
 
 def _shared(
-    result: Any, call: Any, kept: list[Change], found: FoundObjects
+    result: Any, given: tuple[Handed, Handed], kept: list[Change], found: FoundObjects
 ) -> Iterator[ReturnArgument]:
-    """What is in the result of the arguments, of what Python's state has then, and twice."""
+    """What is in the result of the arguments, and of what Python's state has after the call.
+
+    `given`: what is there of the arguments, and what is there twice.
+    """
     filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
     left = in_state(result, content_of_states(kept), found.numbers, filled)
-    return map(ReturnArgument, [*in_arguments(result, call), *left, *repeated(result)])
+    return map(ReturnArgument, [*given[0], *left, *given[1]])
 
 
 def _put(
