@@ -288,7 +288,7 @@ def test_exported_without_the_state() -> None:
     assert "last" not in vars(module)
 
 
-@pytest.mark.parametrize("kind", [Recurrent, Entries, Through, Metric])
+@pytest.mark.parametrize("kind", [Recurrent, Entries, Through])
 def test_a_state_that_is_read_is_no_part_of_a_file(kind: type[nn.Module]) -> None:
     """The next call would compute something else."""
     for module in (kind(), kind()):

@@ -81,6 +81,15 @@ def repeated(result: Any) -> list[ReturnedArgument]:
     return found
 
 
+def all_of(
+    known: Sequence[ReturnedArgument], again: Sequence[ReturnedArgument]
+) -> list[ReturnedArgument]:
+    """What is known of a result, and what is there `again`; what is in something known is whole."""
+    places = {each.place for each in known}
+    outside = (x for x in again if places.isdisjoint(x.place[:n] for n in range(len(x.place))))
+    return [*known, *outside]
+
+
 def _in(
     result: Any, known: Mapping[int, ReturnedArgument], *, tuples: bool = False
 ) -> list[ReturnedArgument]:

@@ -4,7 +4,7 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import ReturnedArgument, in_arguments, in_state, repeated
+from foretrace.ir.pydata.returned import all_of, in_arguments, in_state, repeated
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
@@ -72,8 +72,6 @@ from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.modes_inside import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
-
-Handed: TypeAlias = list[ReturnedArgument]
 
 
 def record(
@@ -137,8 +135,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             counts = capture.replaced_state(before, loan, lines)
             with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
-            outs, out_structure = computed(fn, result, passed)
-            given = in_arguments(result, call), repeated(result)  # before what is filled is undone
+            outs, out_structure, handed = _computed(fn, result, passed, call)
             kept, others = collect_state_outputs(before, loan, capture, result, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
@@ -148,7 +145,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             found = _found(capture, before, (result, call), kept, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
-            requires.notes.effects += [*found.effects, *_shared(result, given, kept, found)]
+            requires.notes.effects += [*found.effects, *_shared(result, handed, kept, found)]
             capture.note_asked(requires)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
@@ -171,6 +168,16 @@ def _effects(requires: CallRequirements) -> list[Effect]:
     return ordered((*notes.effects, *map(ChangePlace, notes.changed)))
 
 
+def _computed(
+    fn: Any, result: Any, passed: list[Any], call: Any
+) -> tuple[list[tuple[str, Any]], Structure, tuple[Any, Any]]:
+    """The leaves of a result and its structure, and what is in it of the arguments, and twice.
+
+    What is filled has its content here, which is undone afterwards.
+    """
+    return *computed(fn, result, passed), (in_arguments(result, call), repeated(result))
+
+
 def _found(
     capture: Session, before: HeapSnapshot, ends: Any, kept: list[Change],
     requires: CallRequirements,
@@ -182,15 +189,12 @@ def _found(
 
 
 def _shared(
-    result: Any, given: tuple[Handed, Handed], kept: list[Change], found: FoundObjects
+    result: Any, handed: tuple[Any, Any], kept: list[Change], found: FoundObjects
 ) -> Iterator[ReturnArgument]:
-    """What is in the result of the arguments, and of what Python's state has after the call.
-
-    `given`: what is there of the arguments, and what is there twice.
-    """
+    """What is in the result of Python's state, and `handed`: of the arguments, and twice."""
     filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
     left = in_state(result, content_of_states(kept), found.numbers, filled)
-    return map(ReturnArgument, [*given[0], *left, *given[1]])
+    return map(ReturnArgument, all_of([*handed[0], *left], handed[1]))
 
 
 def _put(
