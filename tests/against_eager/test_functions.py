@@ -503,3 +503,71 @@ def test_no_hook_for_all_modules_sees_a_call_in_a_graph() -> None:
                 assert torch.equal(compiled(x), program(x))
     finally:
         handle.remove()
+
+
+class Noted:
+    """What a Function may put into ctx."""
+
+    sine: Tensor
+
+
+class KeepsInAnObject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, inside):
+        ctx.noted = Noted()
+        if inside:
+            ctx.noted.sine = x.sin()
+        else:
+            ctx.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (ctx.noted.sine if hasattr(ctx.noted, "sine") else ctx.sine), None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tensor_in_ctx_or_in_an_object_there(*, inside: bool, backend: str) -> None:
+    def program(x):
+        return KeepsInAnObject.apply(x, inside).sum()
+
+    compiled, found = foretrace.compile(program, backend=backend, fullgraph=True), []
+    for _ in range(2):
+        for call in (compiled, program):
+            x = torch.arange(4.0).requires_grad_()
+            found.append(torch.autograd.grad(call(x), x)[0])
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+class Scale:
+    """Holds a number and a tensor."""
+
+    def __init__(self, by: Tensor) -> None:
+        self.by = by
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale.by)
+        return x * scale.by
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0], None
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+def test_an_object_with_a_tensor_as_an_argument() -> None:
+    """No graph calls it, as the object would have a tensor of the run; `compile` runs it."""
+
+    def program(x, scale):
+        return Scaled.apply(x, scale) * 1
+
+    compiled = foretrace.compile(program)
+    for number in (2.0, 3.0):
+        x = torch.arange(3.0).requires_grad_()
+        result = compiled(x, Scale(torch.full((3,), number)))
+        assert torch.equal(result, x * number)
+        assert torch.equal(*torch.autograd.grad(result.sum(), x), torch.full((3,), number))

@@ -187,19 +187,28 @@ def widens(x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
 refuses("not saved", ONE_CALL).when(
     saves(Widens(), X), kept(widens, X, torch.ones(8)), called_before, at=Widens.__call__
 )
-CHOSEN: dict[str, Any] = {"now": None}
+
+
+class Chosen:
+    """Has a module at times."""
+
+    def __init__(self) -> None:
+        self.now: Any = None
+
+
+CHOSEN = Chosen()
 CHOICE = nn.Linear(2, 2)
 
 
 def chooses(x: Tensor) -> Tensor:
-    CHOSEN["now"] = CHOICE  # here
+    CHOSEN.now = CHOICE  # here
     return x + 1
 
 
 def chosen_before() -> None:
     chooses(X)
     kept(chooses, X)()
-    CHOSEN["now"] = None
+    CHOSEN.now = None
 
 
 refuses("not saved", "serialization/state/savable.py:outside").when(

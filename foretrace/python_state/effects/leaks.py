@@ -171,13 +171,14 @@ def closes_over_run(function: type[Function], args: Any) -> bool:
 
 
 def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:
-    every = carried_in(roots)
+    every = walk_heap(roots, _inside_objects, depth=7)
     return (each for each in every if isinstance(each, Abstract) or is_open(each))
 
 
 def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, Context | Packed) or wraps(type(item)):
-        return item.objects if isinstance(item, Packed) else list(vars(item).values())
+        own = item.objects if isinstance(item, Packed) else list(vars(item).values())
+        return [*own, *(x for each in own for x in (object_attributes(each) or {}).values())]
     if isinstance(item, type) and issubclass(item, Function):
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
@@ -190,8 +191,13 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item.func, item.args, item.keywords)
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
-    own = own_kind(item)
-    return (x for _, x in members(item)) if own else (object_attributes(item) or {}).values()
+    return (each for _, each in members(item)) if own_kind(item) else ()
+
+
+def _inside_objects(item: Any) -> Iterable[Any]:
+    """The same of an object, too: of the few that a call or its context holds."""
+    attributes = None if own_kind(item) else object_attributes(item)
+    return [*_inside(item), *(attributes or {}).values()]
 
 
 def _leads_to(tensor: Abstract, root: Any) -> bool:

@@ -53,6 +53,10 @@ CLOSED = (
 """What nobody looks into for a tensor of the run; for frames see `effects/returned_frames.py`"""
 
 
+NAMES = AttributesSnapshot, NamesSnapshot
+"""What is kept of names, not of the keys of a dict"""
+
+
 class HeapSnapshot(ReachableState):
     """All of it; `put_back` after the run."""
 
@@ -113,19 +117,26 @@ class HeapSnapshot(ReachableState):
         return [*{each.identity: each for each in found}.values()]
 
     def rebound(self) -> Iterator[tuple[Location, Any]]:
-        """Where the run has bound another object to such a name, and what was there."""
-        return ((place, item) for place, item in self.named(changed=True) if place.now is not item)
+        """Where the run has bound another object to such a name, and what was there.
 
-    def named(self, *, changed: bool = False) -> Iterator[tuple[Location, Any]]:
-        """Where attributes, globals and cells had something, and what: the locations keep none.
-
-        `changed`: only where one object has other attributes, or one file other names, now.
+        It is asked after `bound`, which leaves out the borrowed modules.
         """
-        tables = [each.attributes for each in self._met_modules]
-        tables += [each for each in self._kept if isinstance(each, AttributesSnapshot)]
-        names = [each for each in self._kept if isinstance(each, NamesSnapshot)]
-        for kept in (*tables, *names, *self._names.values()):
-            for name, item in () if changed and kept.intact else kept.before.items():
+        modules = [each for each in self._met_modules if id(each.item) not in self._modules]
+        changed = self._all() if self._changed is None else self._changed
+        tables = [each for each in changed if isinstance(each, NAMES)]
+        tables += [each.attributes for each in modules if not each.attributes.intact]
+        for kept in tables:
+            for name, item in kept.before.items():
+                place = Location(name, kept.item, None)
+                if place.now is not item:
+                    yield place, item
+
+    def named(self) -> Iterator[tuple[Location, Any]]:
+        """Where attributes, globals and cells had something, and what: the locations keep none."""
+        modules = (each.attributes for each in self._met_modules)
+        others = (each for each in self._kept if isinstance(each, NAMES))
+        for kept in (*modules, *others, *self._names.values()):
+            for name, item in kept.before.items():
                 yield Location(name, kept.item, None), item
 
     def casts(self) -> list[NameOfModule]:
