@@ -199,7 +199,7 @@ class Reached(NamedTuple):
 
 def _shareable(item: Any, *, tuples: bool) -> bool:
     if isinstance(item, tuple):
-        return tuples and bool(item)
+        return tuples and tuple.__len__(item) > 0
     return not isinstance(item, (set, frozenset))
 
 
