@@ -245,32 +245,3 @@ def test_what_nothing_depends_on_is_given_out() -> None:
         (leaf * last).sum().backward()
     pairs = zip(results[0][1:], results[1][1:], strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
-
-
-def of_the_caller(x):
-    view = x[:2].requires_grad_()
-    x[2:].add_(1)
-    return (view * view).sum(), view
-
-
-def written_by_detach(x):
-    view = x.detach().requires_grad_()
-    view.detach().add_(1)
-    return (view * view).sum(), view
-
-
-@pytest.mark.parametrize("program", [of_the_caller, written_by_detach])
-def test_a_leaf_in_written_memory_of_the_caller_is_refused(program):
-    """The leaf that a call gives has the caller's memory, and is not the one of the graph."""
-    with pytest.raises(foretrace.Refusal, match="gives the leaf and what depends on it"):
-        foretrace.compile(program, fullgraph=True)(torch.ones(4, 3))
-    with pytest.warns(UserWarning, match="is not captured whole"):
-        loss, view = foretrace.compile(program)(torch.ones(4, 3))
-    expected, leaf = program(torch.ones(4, 3))
-    loss.backward()
-    expected.backward()
-    assert torch.equal(view.grad, leaf.grad)
-    alone = foretrace.compile(lambda x: program(x)[1], fullgraph=True)(torch.ones(4, 3))
-    assert alone.is_leaf
-    assert alone.requires_grad
-    assert torch.equal(alone, leaf)

@@ -139,8 +139,6 @@ class Outputs:
                 at=next(h.origin.frame for h in overwritten if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        if value.type.requires_grad and placeholder.ft_leaf and placeholder.ft_gradient is None:
-            recorder.autograd.parted[value] = value  # a call gives another leaf, in that memory
         separate = alias.own_history if followed else alias.up_to_history()[0] is not alias.root
         through, step = None, None
         if followed and not separate:

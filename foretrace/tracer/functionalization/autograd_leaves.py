@@ -103,16 +103,14 @@ def check_parted(recorder: RecorderBase, returned: Iterable[Value]) -> None:
     for op in log:
         if op.origin.grad_mode and not reached.isdisjoint(op.operands):
             reached.update(out for out in op.outs if out.type.requires_grad)
-    in_input = {leaf for leaf, now in parted.items() if leaf is now}  # these are given themselves
-    if (reached - in_input).isdisjoint(returned):
+    if reached.isdisjoint(returned):
         return
     at = next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
     raise Refusal(
-        "the program writes to the memory of a leaf that it has made, and gives the leaf and what"
-        " depends on it",
+        "the program writes to a leaf that it has made, after it used the leaf, and gives both",
         kind="unsupported",
         at=at,
-        do="write to it before it is used, or to a clone; of an input's memory, use a clone()",
+        do="write to it before it is used, or to a clone",
     )
 
 
