@@ -22,7 +22,7 @@ from foretrace.ir.program.op import Op, SharedBody, Subgraph, Target, target_nam
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.containers import flatten
-from foretrace.ir.pydata.location import Filling
+from foretrace.ir.pydata.location import Filling, OnGradient
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, State
 from foretrace.ir.values.tensor_type import TensorType
@@ -74,6 +74,7 @@ def changes_of_a_call(recorded: Recording) -> list[CallChange]:
             _form(content(one, form)),
         )
         for state, one in zip(states, ones, strict=True)
+        if not isinstance(state.place, OnGradient)  # of an input: the next call has its own
     ]
     return [*(CallChange(each, _form(each.after)) for each in recorded.changes), *left]
 
