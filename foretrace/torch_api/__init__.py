@@ -47,8 +47,6 @@ from foretrace.torch_api.compilers.graphs import (
     tensor_metadata as tensor_metadata,
 )
 from foretrace.torch_api.compilers.inductor import (
-    KERNELS_OF_EAGER as KERNELS_OF_EAGER,
-    SIZE_UNKNOWN as SIZE_UNKNOWN,
     Inductor as Inductor,
     boxed as boxed,
 )
@@ -101,7 +99,6 @@ from foretrace.torch_api.dispatch import (
     is_active as is_active,
     kernel_for as kernel_for,
     kernels_by_python as kernels_by_python,
-    leave_function_modes as leave_function_modes,
     mkldnn_on as mkldnn_on,
     no_dispatch as no_dispatch,
     no_torch_function as no_torch_function,
@@ -116,7 +113,6 @@ from foretrace.torch_api.dispatch import (
     without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.dispatcher import (
-    PRE_DISPATCH as PRE_DISPATCH,
     PYTHON as PYTHON,
     UNDEFINED as UNDEFINED,
     PlainMode as PlainMode,
@@ -185,8 +181,6 @@ from foretrace.torch_api.levels import (
     first_vmap_level as first_vmap_level,
     followed_by_level as followed_by_level,
     has_tangent as has_tangent,
-    leave_dual_levels as leave_dual_levels,
-    leave_levels as leave_levels,
     levels as levels,
     mapped_dim as mapped_dim,
     of_a_level as of_a_level,
@@ -293,6 +287,7 @@ from foretrace.torch_api.tensor_attributes import (
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
     CALLED_BY as CALLED_BY,
+    WITHOUT_AUTOGRAD as WITHOUT_AUTOGRAD,
     accumulated_by as accumulated_by,
     base_of as base_of,
     contiguous_strides as contiguous_strides,

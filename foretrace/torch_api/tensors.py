@@ -128,6 +128,11 @@ def node_name(tensor: torch.Tensor) -> str:
     return str(node.name()) if node is not None else ""
 
 
+# Source: torch/csrc/autograd/autograd_not_implemented_fallback.cpp; torch 2.13 and 2.15.
+WITHOUT_AUTOGRAD = "torch::autograd::WarnNotImplemented"
+"""The name of the node of an operator for which autograd has no kernel"""
+
+
 def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
     """A module's own submodules by name, None among them: `_modules`."""
     return module._modules

@@ -83,8 +83,9 @@ def run(
     """The results of some calls, with the submodules that there are after each."""
     torch.manual_seed(0)
     layer = Layer(change)
-    module, known = nn.Sequential(layer) if nested else layer, {}
-    known.update({id(each): name for name, each in layer.named_modules()})
+    module = nn.Sequential(layer) if nested else layer
+    first = list(layer.named_modules())  # kept: the id of a freed module is used again
+    known = {id(each): name for name, each in first}
     x = torch.randn(2, 3)
     fn, found = called(module, x), list[Any]()
     for seed in range(calls):

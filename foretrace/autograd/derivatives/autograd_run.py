@@ -38,10 +38,6 @@ from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.quirks import FIRST_GRADIENT_LIKE_OPERAND
 
-WITHOUT_AUTOGRAD = "torch::autograd::WarnNotImplemented"
-"""The node of what autograd knows no kernel for, over results that the kernel itself leaves
-unfollowed. Source: torch/csrc/autograd/autograd_not_implemented_fallback.cpp"""
-
 
 @dataclass(slots=True)
 class Forward:
@@ -203,7 +199,7 @@ class AutogradRuns:
         ]
         wanted = [edge for edge in forward.edges if edge is not None]
         name = torch_api.node_name(pairs[0][0])
-        if name == WITHOUT_AUTOGRAD:
+        if name == torch_api.WITHOUT_AUTOGRAD:
             raise _followed_inside(func)
         with tape:
             found = self._grad(func, pairs, wanted, again, rows)

@@ -123,7 +123,7 @@ class FindObject(Effect):
     ) -> Sequence[Self]:
         """Both runs find the same objects at the same places."""
         sides = [[(x.place.identity, x.path) for x in effects] for effects in (ones, others)]
-        if sides[0] != sides[1]:
+        if not same_keys(*sides):
             raise ProgramsDiffer(
                 "one side of a question of data returns, or leaves, an object that was there"
                 " before, and the other another one"

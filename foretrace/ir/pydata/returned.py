@@ -38,67 +38,75 @@ class ReturnedAgain(ReturnedArgument):
     """One that is in the result a second time; `source`: where it is first."""
 
 
-def in_arguments(result: Any, call: Any) -> list[ReturnedArgument]:
-    """What is in the result of the arguments' own containers and objects."""
-    paths = {id(item): path for path, item in _reached(call) if path[1:]}
-    return _in(result, {each: ReturnedArgument((), path) for each, path in paths.items()})
+class Part(NamedTuple):
+    """A container or an object at one place of a result."""
+
+    path: Path
+    item: Any
+    first: Path | None
+    """where it is first, if it is there already; what it holds is not looked at again"""
 
 
-def in_state(
-    result: Any, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
-) -> list[ReturnedArgument]:
-    """What is in the result of what Python's state holds after a call.
+class ResultParts:
+    """The containers and objects of a result, while all is as the run has left it.
 
     Args:
         result: what the program returns.
-        states: what each state is to hold that a call leaves.
-        found: by id, the numbers of the objects that a call finds.
-        filled: containers that were there before, of which the content is another.
+        call: its arguments, of which containers and objects are their own.
     """
-    known = {id(item): ReturnedArgument((), (), item) for item in filled}
-    for number, state in enumerate(states):
-        for path, item in _reached(state, found, tuples=True):
-            known.setdefault(id(item), ReturnedArgument((), path, state=number))
-    known |= {each: ReturnedArgument((), (), found=number) for each, number in found.items()}
-    return _in(result, known, tuples=True)
+
+    def __init__(self, result: Any, call: Any) -> None:
+        self.parts = [*_parts(result)]
+        """in the order of a result; what one holds follows it"""
+        self.arguments = {id(item): path for path, item in _reached(call, tuples=True)}
+        """by id, where the arguments have theirs"""
+        self.items = {id(part.item): part.item for part in self.parts}
+
+    def handed_back(
+        self, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
+    ) -> Iterator[ReturnedArgument]:
+        """What others hold, too, after a call, and what is in the result twice.
+
+        What is in one that others hold is whole.
+
+        Args:
+            states: what each state is to hold that a call leaves.
+            found: by id, the numbers of the objects that a call finds.
+            filled: containers that were there before, of which the content is another.
+        """
+        known, depth = self._known(states, found, filled), None
+        for path, item, first in self.parts:
+            if depth is not None and len(path) > depth:
+                continue  # in the last that was known
+            depth = len(path) if id(item) in known else None
+            if id(item) in known:
+                yield dataclasses.replace(known[id(item)], place=path)
+            elif first is not None:
+                yield ReturnedAgain(path, first)
+
+    def _known(
+        self, states: Sequence[Any], found: Mapping[int, int], filled: Sequence[Any]
+    ) -> dict[int, ReturnedArgument]:
+        """By id, where a call has what others hold, too; its place in the result is left open."""
+        passed = {key: path for key, path in self.arguments.items() if path[1:]}
+        known = {key: ReturnedArgument((), path) for key, path in passed.items()}
+        left = {id(item): ReturnedArgument((), (), item) for item in filled}
+        for number, state in enumerate(states):
+            for path, item in _reached(state, found, tuples=True):
+                left.setdefault(id(item), ReturnedArgument((), path, state=number))
+        each = {key: ReturnedArgument((), (), found=number) for key, number in found.items()}
+        return known | left | each
 
 
-def repeated(result: Any) -> list[ReturnedArgument]:
-    """What is at several places of a result, after the first of them as `in_state` goes.
-
-    What one holds is complete before it is put at the next place.
-    """
-    first, found = dict[int, Reached](), list[ReturnedArgument]()
-    waiting = [*_step((), result)]
+def _parts(result: Any) -> Iterator[Part]:
+    first, waiting = dict[int, Path](), [*_step((), result)]
     while waiting:
         step = waiting.pop()
-        if id(step.item) not in first:
-            first[id(step.item)] = step
+        again = first.setdefault(id(step.item), step.path)
+        if again is step.path:
             waiting += reversed([*_inside(step)])
-        elif _shareable(step.item, tuples=True):
-            known = first[id(step.item)].path
-            found.append(ReturnedAgain(step.path, known))
-    return found
-
-
-def all_of(
-    known: Sequence[ReturnedArgument], again: Sequence[ReturnedArgument]
-) -> list[ReturnedArgument]:
-    """What is known of a result, and what is there `again`; what is in something known is whole."""
-    places = {each.place for each in known}
-    outside = (x for x in again if places.isdisjoint(x.place[:n] for n in range(len(x.place))))
-    return [*known, *outside]
-
-
-def _in(
-    result: Any, known: Mapping[int, ReturnedArgument], *, tuples: bool = False
-) -> list[ReturnedArgument]:
-    """What is in the result of what is known by id, with its place there."""
-    return [
-        dataclasses.replace(known[id(item)], place=path)
-        for path, item in (_reached(result, known, tuples=tuples) if known else ())
-        if id(item) in known
-    ]
+        if _shareable(step.item, tuples=True):
+            yield Part(step.path, step.item, None if again is step.path else again)
 
 
 def shareable(items: Any) -> Iterator[tuple[Path, Any]]:

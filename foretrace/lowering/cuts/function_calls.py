@@ -19,7 +19,6 @@ from foretrace.python_state.effects.leaks import closes_over_run
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 JOINT = 'use cut("joint"), which has its backward'
-AS_ARGUMENT = "pass it as an argument of apply"
 
 
 def called(op: Op, touches: bool) -> bool:
@@ -36,21 +35,23 @@ def called(op: Op, touches: bool) -> bool:
             _refuse_changed(op)
         return False
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    what = None
+    obstacle = _obstacle(op, touches)
+    if obstacle is not None and target.followed:
+        _refuse(op, *obstacle)
+    return obstacle is None
+
+
+def _obstacle(op: Op, touches: bool) -> tuple[str, str] | None:
+    """Why a graph cannot call a Function, and what to do; None where it can."""
+    target: FunctionCall = op.target
     if target.reads_outside or closes_over_run(target.function, op.args):
-        what, do = (
-            "holds a tensor or a number of the program's, in a closure or in an object",
-            AS_ARGUMENT,
-        )
-    elif target.context.written_since():
-        what, do = "keeps a tensor in ctx that is written to afterwards", "save a clone of it"
-    elif touches and _by_copies(op):
-        return True
-    elif touches:
-        what, do = "writes to a tensor from outside", "write to a clone, and return that"
-    if what is not None and target.followed:
-        _refuse(op, what, do)
-    return what is None
+        what = "holds a tensor or a number of the program's, in a closure or in an object"
+        return what, "pass it as an argument of apply"
+    if target.context.written_since():
+        return "keeps a tensor in ctx that is written to afterwards", "save a clone of it"
+    if touches and not _by_copies(op):
+        return "writes to a tensor from outside", "write to a clone, and return that"
+    return None
 
 
 def check_calls(ops: Iterable[Op], outputs: Iterable[Output]) -> None:

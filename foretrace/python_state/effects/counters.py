@@ -19,7 +19,7 @@ from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ReadLocation
-from foretrace.ir.pydata.returned import Path, at_path, kept_inside, with_item
+from foretrace.ir.pydata.returned import at_path, kept_inside, with_item
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.changes import Called, name_of_leaf
@@ -253,11 +253,13 @@ def _with_numbers(item: Any, structure: Structure, every: list[Any], numbers: se
     """An item with other leaves, at these numbers; what holds none of them is the very object."""
     if not numbers:
         return item
-    put, kept = structure.build(iter(every)), list[Path]()
+    put, depth = structure.build(iter(every)), None
     for path, inner, own in kept_inside(item, structure, len(every)):
-        if own.isdisjoint(numbers) and not any(path[: len(above)] == above for above in kept):
+        if depth is not None and len(path) > depth:
+            continue  # in the last that was put there
+        depth = len(path) if own.isdisjoint(numbers) else None
+        if depth is not None:
             put = with_item(put, path, inner)
-            kept.append(path)
     return put
 
 

@@ -4,14 +4,13 @@ Each call builds a result, and what a program leaves. So a list that a module ha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from foretrace.ir.program.effects import FindObject
 from foretrace.ir.pydata.location import Contents, Location
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.returned import shareable
+from foretrace.ir.pydata.returned import ResultParts, shareable
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.state_inputs import FILLED
@@ -24,25 +23,26 @@ class FoundObjects:
     Args:
         before: what was there before the run.
         outside: what the program reads; None: all is read.
-        ends: what it returns, and what it leaves.
-        changed: the places that it leaves otherwise.
-        call: its arguments, which have their objects themselves.
+        result: what it returns; what the arguments have is found there.
+        left: what it leaves.
+        bound: the other places that it leaves otherwise.
     """
 
     def __init__(
-        self, before: HeapSnapshot, outside: AccessMonitor | None, ends: Iterable[object],
-        changed: Iterable[Change], call: object,
+        self, before: HeapSnapshot, outside: AccessMonitor | None, result: ResultParts,
+        left: Sequence[Change], bound: Sequence[Change],
     ) -> None:  # fmt: skip
         self.effects = list[FindObject]()
         self.numbers: dict[int, int] = {}
         """by id of the object"""
-        own = {id(item) for _, item in shareable(call)}
-        reached = {id(item): item for end in ends for _, item in shareable(end)}
-        wanted = {key for key, item in reached.items() if key not in own and before.knows(item)}
+        reached = {id(item): item for each in left for _, item in shareable(each.after)}
+        reached |= result.items
+        known = {key for key, item in reached.items() if before.knows(item)}
+        wanted = known.difference(result.arguments)
         if wanted:
-            bound = {change.place.identity for change in changed}
+            others = {change.place.identity for change in (*left, *bound)}
             places = [*_named(before, outside)]
-            places.sort(key=lambda named: named[0].identity in bound)  # others are not left
+            places.sort(key=lambda named: named[0].identity in others)
             self._find(wanted, places)
 
     def _find(self, wanted: set[int], places: list[tuple[Location, object]]) -> None:
@@ -78,20 +78,21 @@ def bound_equal(before: HeapSnapshot) -> Iterator[Change]:
             yield before.itself(bound)
 
 
-def in_several(changes: Iterable[Change]) -> dict[int, Any]:
-    """By id, the containers that several places have now."""
-    counts, items = Counter[int](), dict[int, Any]()
-    for change in changes or ():
+def in_several(changes: Iterable[Change]) -> set[int]:
+    """The ids of the containers that several places have now."""
+    counts = Counter[int]()
+    for change in changes:
         if change.rebound and not change.itself:
-            inside = {id(item): item for _, item in shareable(change.after)}
-            counts.update([*inside])
-            items |= inside
-    return {key: items[key] for key, count in counts.items() if count > 1}
+            counts.update({id(item) for _, item in shareable(change.after)})
+    return {key for key, count in counts.items() if count > 1}
 
 
-def shares(change: Change, returned: Mapping[int, Any], before: HeapSnapshot) -> bool:
-    """Whether a new container that a place has is returned, too, or holds one that was there."""
+def shares(change: Change, elsewhere: Container[int], before: HeapSnapshot) -> bool:
+    """Whether a new container that a place has is elsewhere, too, or holds one that was there.
+
+    `elsewhere`: the ids of what is returned, or left at several places.
+    """
     if not change.rebound or change.itself or isinstance(change.place, Contents):
         return False
     inside = shareable(change.after)
-    return any(id(item) in returned or (path and before.knows(item)) for path, item in inside)
+    return any(id(item) in elsewhere or (path and before.knows(item)) for path, item in inside)

@@ -22,7 +22,7 @@ from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
-from foretrace.ir.pydata.returned import shareable
+from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import NUMBERS, Change, FoundObject, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -48,7 +48,7 @@ def collect_state_outputs(
     before: HeapSnapshot,
     loan: SwappedModuleTensors,
     run: Run,
-    result: Any,
+    result: ResultParts,
     requires: CallRequirements,
     lines: Callable[[], Lines],
 ) -> tuple[list[Change], list[Change]]:
@@ -62,7 +62,7 @@ def collect_state_outputs(
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
-    for row in _rows(before, loan, run, result):
+    for row in [*_rows(before, loan, run, result)]:
         change, left = row.change, row.left
         same = not row.shared and _as_before(change, real)
         if change.itself or row.again:  # a new container may hold what the old one had
@@ -99,25 +99,23 @@ class _Row(NamedTuple):
     one that the run fills"""
 
 
-def _rows(before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: Any) -> list[_Row]:
-    known = before.met.union(map(id, run.real))
-    returned = {id(item): item for _, item in shareable(result)}
-    equal = [*bound_equal(before)]
+def _rows(
+    before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: ResultParts
+) -> Iterator[_Row]:
+    known, equal = before.met.union(map(id, run.real)), [*bound_equal(before)]
+    as_they_are = set(map(id, equal))
     every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     every += equal
-    returned |= in_several(every)
+    elsewhere = in_several(every).union(result.items)
     rows = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in rows if left}
-    found = list[_Row]()
     for change, left, created, holds in rows:
-        data, shared = plain(change.after), shares(change, returned, before)
+        data, shared = plain(change.after), shares(change, elsewhere, before)
         new = change.place.before is MISSING and id(change.place.holder) in filled
         again = change.rebound and id(change.place.before) in filled and data
-        again |= not shared and any(change is each for each in equal)
-        found.append(
-            _Row(change, left or ((new or shared) and data), created, holds, shared, again)
-        )
-    return found
+        again |= id(change) in as_they_are and not shared
+        can_be_left = left or ((new or shared) and data)
+        yield _Row(change, can_be_left, created, holds, shared, again)
 
 
 def _that_lives(changes: list[Change], before: HeapSnapshot) -> list[Change]:

@@ -124,12 +124,9 @@ class HeapSnapshot(ReachableState):
         modules = [each for each in self._met_modules if id(each.item) not in self._modules]
         changed = self._all() if self._changed is None else self._changed
         tables = [each for each in changed if isinstance(each, NAMES)]
-        tables += [each.attributes for each in modules if not each.attributes.intact]
-        for kept in tables:
-            for name, item in kept.before.items():
-                place = Location(name, kept.item, None)
-                if place.now is not item:
-                    yield place, item
+        for kept in (*tables, *(each.attributes for each in modules)):
+            for name, item in kept.others():
+                yield Location(name, kept.item, None), item
 
     def named(self) -> Iterator[tuple[Location, Any]]:
         """Where attributes, globals and cells had something, and what: the locations keep none."""

@@ -120,6 +120,11 @@ class AttributesSnapshot(DictSnapshot):
 
     __slots__ = ()
 
+    def others(self) -> Iterable[tuple[str, Any]]:
+        """The names that stand for something else now, and what they stood for."""
+        now = self.item
+        return [(n, old) for n, old in self.before.items() if now.get(n, MISSING) is not old]
+
     def changes(self, name: Name) -> Iterable[Change]:
         """As `Snapshot` has it."""
         return changes_of(_unlike(self.item, self.item, self.before))
@@ -173,14 +178,14 @@ class NamesSnapshot(Snapshot):
         """As `Snapshot` has it."""
         return all(lookup(self.item, name) is content for name, content in self.before.items())
 
-    def _others(self) -> Iterator[tuple[str, Any]]:
+    def others(self) -> Iterator[tuple[str, Any]]:
         """The names that stand for something else now."""
         for name, content in self.before.items():
             if lookup(self.item, name) is not content:
                 yield name, content
 
     def _write(self) -> None:
-        for name, content in self._others():
+        for name, content in self.others():
             bind_name(self.item, name, content)
 
     def changes(self, name: Name) -> Iterable[Change]:
@@ -204,7 +209,7 @@ class ClassSnapshot(NamesSnapshot):
         now, before = vars(self.item), self.before
         return len(now) == len(before) and all(map(is_, now.values(), before.values()))
 
-    def _others(self) -> Iterator[tuple[str, Any]]:
+    def others(self) -> Iterator[tuple[str, Any]]:
         return ((each.name, each.before) for each in self._unlike())
 
     def _unlike(self) -> Iterator[Location]:

@@ -21,7 +21,7 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import all_of, in_arguments, in_state, repeated
+from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
@@ -135,17 +135,17 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             counts = capture.replaced_state(before, loan, lines)
             with watching, capture.gradients.reading(), counts as counting:
                 result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
-            outs, out_structure, handed = _computed(fn, result, passed, call)
-            kept, others = collect_state_outputs(before, loan, capture, result, requires, lines)
+            outs, out_structure, parts = _computed(fn, result, passed, call)
+            kept, others = collect_state_outputs(before, loan, capture, parts, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, call, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
-            found = _found(capture, before, (result, call), kept, requires)
+            found = FoundObjects(before, capture.outside, parts, kept, requires.notes.changed)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
-            requires.notes.effects += [*found.effects, *_shared(result, handed, kept, found)]
+            requires.notes.effects += [*found.effects, *_shared(parts, kept, found)]
             capture.note_asked(requires)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
@@ -170,31 +170,18 @@ def _effects(requires: CallRequirements) -> list[Effect]:
 
 def _computed(
     fn: Any, result: Any, passed: list[Any], call: Any
-) -> tuple[list[tuple[str, Any]], Structure, tuple[Any, Any]]:
-    """The leaves of a result and its structure, and what is in it of the arguments, and twice.
-
-    What is filled has its content here, which is undone afterwards.
-    """
-    return *computed(fn, result, passed), (in_arguments(result, call), repeated(result))
-
-
-def _found(
-    capture: Session, before: HeapSnapshot, ends: Any, kept: list[Change],
-    requires: CallRequirements,
-) -> FoundObjects:  # fmt: skip
-    """The objects that were there; `ends`: what the program returns, and its arguments."""
-    result, call = ends
-    left, bound = [each.after for each in kept], [*kept, *requires.notes.changed]
-    return FoundObjects(before, capture.outside, [result, *left], bound, call)
+) -> tuple[list[tuple[str, Any]], Structure, ResultParts]:
+    """The leaves of a result, its structure and its parts."""
+    return *computed(fn, result, passed), ResultParts(result, call)
 
 
 def _shared(
-    result: Any, handed: tuple[Any, Any], kept: list[Change], found: FoundObjects
+    parts: ResultParts, kept: list[Change], found: FoundObjects
 ) -> Iterator[ReturnArgument]:
-    """What is in the result of Python's state, and `handed`: of the arguments, and twice."""
+    """What is in the result of the arguments, and of what Python's state has after the call."""
     filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
-    left = in_state(result, content_of_states(kept), found.numbers, filled)
-    return map(ReturnArgument, all_of([*handed[0], *left], handed[1]))
+    states = content_of_states(kept)
+    return map(ReturnArgument, parts.handed_back(states, found.numbers, filled))
 
 
 def _put(

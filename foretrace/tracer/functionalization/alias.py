@@ -120,8 +120,7 @@ class Alias:
     def members(self) -> Iterator["Alias"]:
         """This one and all views of it."""
         yield self
-        for child in self.children:
-            yield from child.members()
+        yield from self.views()
 
     def views(self) -> Iterator["Alias"]:
         """All views of it."""
