@@ -1,5 +1,7 @@
 """How `autograd.Function`s are applied, and levels of `torch.func` and `forward_ad`."""
 
+import dis
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,11 +67,15 @@ def flat_call(function: type[Function], args: tuple[Any, ...]) -> tuple[Any, ...
 
 LOOKED_UP = ("_backward_cls", "forward", "setup_context")
 """What C++ asks a Function for when it is applied"""
+APPLY = getattr(vars(Function)["apply"], "__func__", None)
+"""`Function.apply` in Python; None from torch 2.15 on, where it is a method of C++"""
 StandIn = Callable[[type[Function], tuple[Any, ...]], Any]
 
 
 @contextmanager
-def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
+def applied(
+    stand_in: StandIn, sees: Callable[[], bool], *, device_is_here: bool = True
+) -> Iterator[None]:
     """In this thread, and where `sees` says so, `Function.apply` calls `stand_in`, not the forward.
 
     It ends in a C++ method, and is that from torch 2.15 on: nothing replaces one that was bound
@@ -78,6 +84,13 @@ def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
     call afterwards, if there is one. Defaults are filled in before, and the transforms of
     `torch.func` are done, whose own Functions are no subclasses of `Function`.
     Source: THPFunction_apply in torch/csrc/autograd/python_function.cpp.
+
+    Args:
+        stand_in: is called with the Function and its arguments.
+        sees: whether calls are recorded now.
+        device_is_here: whether C++ may make nodes for the program's tensors. It makes one for each
+            leaf among the arguments, in grad mode, and ends the process where torch has no support
+            for their device; so grad mode is off then from the first look-up to the end of `apply`.
     """
     outer = vars(FunctionMeta).get("__getattribute__")
 
@@ -87,13 +100,18 @@ def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
         else:
             del FunctionMeta.__getattribute__
 
-    FunctionMeta.__getattribute__ = _looking_up(stand_in, sees)  # type: ignore[method-assign]
+    lookup = _looking_up(stand_in, sees, device_is_here=device_is_here)
+    FunctionMeta.__getattribute__ = lookup  # type: ignore[method-assign]
     with forks.undone(undo):
         yield
 
 
-def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, str], Any]:
+def _looking_up(
+    stand_in: StandIn, sees: Callable[[], bool], *, device_is_here: bool
+) -> Callable[[Any, str], Any]:
+    """The method of the metaclass; it has C++ switch grad mode, which a program may follow."""
     thread = threading.get_ident()
+    without_nodes: dict[type, bool] = {}  # those whose `apply` has begun, and its grad mode
     begun: dict[type, bool] = {}  # those asked for a context, and the grad mode of the call
     ended: dict[type, Apply] = {}
 
@@ -102,25 +120,70 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
         if name not in LOOKED_UP or threading.get_ident() != thread:
             return found
         if name == "_backward_cls" and issubclass(cls, Function) and sees():
-            begun[cls] = torch.is_grad_enabled()
-        elif name == "forward" and cls in begun:
+            in_grad_mode = without_nodes.pop(cls, None)
+            begun[cls] = torch.is_grad_enabled() if in_grad_mode is None else in_grad_mode
+            return found if in_grad_mode is None else partial(_context, found, in_grad_mode)
+        if name == "forward" and cls in begun:
             return partial(forward, cls, begun.pop(cls))
-        elif name == "setup_context" and cls in ended:
+        if name == "setup_context" and cls in ended:
             return ended.pop(cls)
+        if not device_is_here and cls not in begun and _begins(cls, name) and sees():
+            without_nodes.setdefault(cls, torch.is_grad_enabled())
+            _C._set_grad_enabled(False)
         return found
 
     def forward(cls: type[Function], grad_mode: bool, *args: Any) -> Any:
         with_context = bool(args) and isinstance(args[0], vars(cls)["_backward_cls"])
         inputs = args[1:] if with_context else args
+        contexts = list(args[:1]) if with_context else []
+        del args  # a traceback keeps what is here, and a context ends with its call
         with torch.set_grad_enabled(grad_mode):
-            result = stand_in(cls, inputs)
-        if with_context:
-            _leave(args[0], inputs, result)
+            result = _answer(stand_in, cls, inputs, contexts)
+        if contexts:
+            _leave(contexts.pop(), inputs, result)
         else:
             ended[cls] = _leave
         return result
 
     return lookup
+
+
+def _begins(cls: type, name: str) -> bool:
+    """Whether a call of `apply` looks a name up, before it makes nodes."""
+    if name != "setup_context" or not issubclass(cls, Function):
+        return False
+    if _C._are_functorch_transforms_active():
+        return False
+    by = sys._getframe(2)
+    if APPLY is not None:
+        return by.f_code is APPLY.__code__
+    return dis.opname[by.f_code.co_code[by.f_lasti]].startswith("CALL")
+
+
+def _answer(
+    stand_in: StandIn, cls: type[Function], inputs: tuple[Any, ...], contexts: list[Any]
+) -> Any:
+    try:
+        return stand_in(cls, inputs)
+    except BaseException:
+        contexts.clear()
+        raise
+
+
+class _Restore:
+    """Switches grad mode back in C++ when the context ends that has it: the end of `apply`."""
+
+    def __init__(self, grad_mode: bool) -> None:
+        self.grad_mode = grad_mode
+
+    def __del__(self) -> None:
+        _C._set_grad_enabled(self.grad_mode)
+
+
+def _context(kind: type, grad_mode: bool) -> Any:
+    context = kind()
+    context.restore = _Restore(grad_mode)
+    return context
 
 
 def _leave(ctx: Any, inputs: tuple[Any, ...], result: Any) -> None:

@@ -52,6 +52,63 @@ def test_autograd_inside_a_cuda_program_does_not_abort() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["refused", "answered"]), done.stderr
 
 
+APPLYING = """
+import torch, foretrace
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor=2):
+        return x * factor, x.sin()
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+    @staticmethod
+    def backward(ctx, grad, other):
+        return grad * ctx.factor + other, None
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        raise ValueError("as the program wants")
+
+bound, scaled = Sine.apply, Scaled.apply
+
+def program(x):
+    y = bound(x) + Sine.apply(x * 2)
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        a, _ = scaled(x, 3)
+        assert not torch.is_grad_enabled()
+    b, c = scaled(y)
+    try:
+        Raises.apply(y)
+    except ValueError:
+        assert torch.is_grad_enabled()
+    return (y + a + b * c).sum()
+
+def joint(target):
+    args = (torch.randn(3, requires_grad=True),)
+    return foretrace.capture(program, args, target=target).cut("joint", loss=0).graph_module.code
+
+there = joint("cuda:sm90")
+print(there.replace("cuda:0", "cpu") == joint("cpu"), torch.is_grad_enabled())
+"""
+
+
+def test_functions_in_a_cuda_program_do_not_abort() -> None:
+    done = subprocess.run([sys.executable, "-c", APPLYING], capture_output=True, text=True)  # noqa: PLW1510
+    assert (done.returncode, done.stdout.strip()) == (0, "True True"), done.stderr
+
+
 def test_hooks_that_a_program_installs_are_refused_and_gone() -> None:
     class Hooking(nn.Module):
         def __init__(self) -> None:

@@ -178,7 +178,8 @@ def running(
         as_they_are: functions, by their full names, in whose places no others stand.
     """
     checkpoints = Checkpoints(recorder, parts)
-    stand_ins = refusing(recorder, device not in torch_api.device_types_here())
+    here = device in torch_api.device_types_here()
+    stand_ins = refusing(recorder, not here)
     ambient = Switches(recorder)
     stand_ins |= ambient.stand_ins(device) if switches else {}
     stand_ins["engine"] = _engine(engine, ambient)
@@ -196,7 +197,7 @@ def running(
         sizes_as_integers(),
         talks,
         followed_autocast(recorder),
-        function_calls(recorder, parts),
+        function_calls(recorder, parts, device_is_here=here),
         module_calls(recorder, paths),
         recorder,
     ):

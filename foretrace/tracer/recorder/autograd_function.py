@@ -10,6 +10,7 @@ torch/csrc/autograd/custom_function.cpp.
 from collections.abc import Iterable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -45,7 +46,9 @@ class Reads(Protocol):
 
 
 @contextmanager
-def function_calls(recorder: Recorder, reads: Reads) -> Iterator[None]:
+def function_calls(
+    recorder: Recorder, reads: Reads, *, device_is_here: bool = True
+) -> Iterator[None]:
     """Record calls of autograd.Functions inside, however the program looked up `apply`.
 
     Calls inside an operator's kernel are not recorded.
@@ -54,7 +57,8 @@ def function_calls(recorder: Recorder, reads: Reads) -> Iterator[None]:
     def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
         return _Call(recorder, reads, cls, args).recorded()
 
-    with torch_api.applied(called, lambda: torch_api.sees_calls(recorder)):
+    sees = partial(torch_api.sees_calls, recorder)
+    with torch_api.applied(called, sees, device_is_here=device_is_here):
         yield
 
 
