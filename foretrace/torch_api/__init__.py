@@ -99,6 +99,7 @@ from foretrace.torch_api.dispatch import (
     is_active as is_active,
     kernel_for as kernel_for,
     kernels_by_python as kernels_by_python,
+    lifted_then_moved as lifted_then_moved,
     mkldnn_on as mkldnn_on,
     no_dispatch as no_dispatch,
     no_torch_function as no_torch_function,

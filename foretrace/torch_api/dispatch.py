@@ -26,6 +26,8 @@ from torch._prims import rng_prims
 # The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+from foretrace import forks
+
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
 
 
@@ -222,6 +224,19 @@ def sees_calls(mode: Any) -> bool:
 def seen_by(kind: type) -> bool:
     """Whether calls of operators come to a mode of a class now."""
     return any(isinstance(_C._get_dispatch_stack_at(i), kind) for i in range(dispatch_modes()))
+
+
+@contextmanager
+def lifted_then_moved() -> Iterator[None]:
+    """Let C++ move what `torch.tensor` builds of numbers after modes have seen it, as an operator.
+
+    It moves it unseen before that otherwise, which a device that is not here cannot take. Source:
+    `internal_new_from_data` in torch/csrc/utils/tensor_new.cpp.
+    """
+    before = _C._only_lift_cpu_tensors()
+    _C._set_only_lift_cpu_tensors(True)
+    with forks.undone(lambda: _C._set_only_lift_cpu_tensors(before)):
+        yield
 
 
 def device_types_here() -> frozenset[str]:

@@ -244,6 +244,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "dispatch mode": (python_dispatch, "_push_mode"),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
+    "nonzero": (torch, "nonzero"),  # its binding takes a guard of the tensor's device
     # what switches torch's ambient state
     **{name: place for name, (_, place, _) in SETTERS.items()},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too

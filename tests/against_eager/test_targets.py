@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,102 @@ def test_a_size_outside_its_range_is_refused() -> None:
     for size in (1, 7):
         with pytest.raises(foretrace.Refusal, match="sizes from 2 to 6"):
             cut(torch.ones(size, 2))
+
+
+def cuda(fn: Any, *args: torch.Tensor, cut: str = "export", **options: Any) -> torch.fx.GraphModule:
+    return foretrace.capture(fn, args, target="cuda:sm90").cut(cut, **options).graph_module
+
+
+BINDINGS = (
+    lambda x: x.clone().copy_(x[0]),
+    lambda x: x.clone().copy_(1.5),
+    lambda x: x.nonzero(),
+    lambda x: x.nonzero(as_tuple=True),
+    lambda x: torch.nonzero(x > 0, as_tuple=True),
+    lambda x: x[x > 0],
+    lambda x: x.new(2, 3).fill_(1.0),
+    lambda x: x.new(x.shape).zero_(),
+    lambda x: x.new(x),
+    lambda x: x.contiguous(),
+    lambda x: ~(x > 0),
+    lambda x: x * int(torch.ones((), dtype=torch.int64, device=x.device)),
+    lambda x: x * float(x.sum()),
+    lambda x: (x, [1, 2, 3][torch.ones((), dtype=torch.int64, device=x.device)]),
+    lambda x: x.geqrf(),
+    lambda x: x.to_sparse().to_dense(),
+    lambda x: torch.masked.sum(x, 0),
+)
+"""Methods and functions whose bindings, or types, ask for the device's own support in torch"""
+
+
+@pytest.mark.parametrize("fn", BINDINGS, ids=range(len(BINDINGS)))
+def test_bindings_are_the_operators_that_they_are_on_the_cpu(fn: Any) -> None:
+    x = torch.randn(2, 2)
+    here = foretrace.capture(fn, (x,)).cut("export").graph_module.code
+    assert cuda(fn, x).code.replace("device(type='cuda', index=0)", "device(type='cpu')") == here
+
+
+NUMBERS = (
+    lambda x: torch.tensor([1.0, 2.0], device=x.device) * x,
+    lambda x: torch.tensor([1.0, 2.0], device="cuda") * x,
+    lambda x: torch.as_tensor([1.0, 2.0]).to("cuda") * x,
+    lambda x: torch.tensor([1.0, 2.0]).cuda() * x,
+    lambda x: x.new_tensor([1.0, 2.0]) * x,
+    lambda x: x.new([1.0, 2.0]) * x,
+    lambda x: torch.ones(2).cuda() * x.cpu().cuda(),
+    lambda x: torch.tensor(2.0) * x,
+)
+
+
+@pytest.mark.parametrize("fn", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_are_moved_to_an_absent_device_in_the_graph(fn: Any) -> None:
+    graph = cuda(fn, torch.randn(2)).graph
+    devices = {
+        node.name: node.meta["val"].device.type for node in graph.nodes if "val" in node.meta
+    }
+    assert devices["mul"] == "cuda"
+    assert "cpu" in devices.values() or "ones" not in devices
+    assert devices.get("constant_1", "cpu") == "cpu"  # eager builds it there
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.ones(2) * x, lambda x: torch.tensor([1.0, 2]) * x])
+def test_what_a_program_builds_on_the_cpu_stays_there(fn: Any) -> None:
+    with pytest.raises(foretrace.Refusal, match="RuntimeError: Expected all tensors to be on the"):
+        cuda(fn, torch.randn(2))
+
+
+MOVES = (
+    lambda x: (x.cpu() * 2).sum(),
+    lambda x: (x.to("cpu", torch.float64).cuda() * 2).sum(),
+    lambda x: (torch.empty(2).copy_(x) * 2).sum() + x.sum().cpu(),
+    lambda x: (x.cpu().cuda() * x).sum() + x.cpu().sum().cuda(),
+    lambda x: (torch.zeros(2, device=x.device).copy_(x.cpu()) * x).sum(),
+)
+
+
+@pytest.mark.parametrize("fn", MOVES, ids=range(len(MOVES)))
+def test_gradients_come_back_to_the_device_of_the_input(fn: Any) -> None:
+    """A copy back for each copy there, as autograd makes them; the CPU's graph has none."""
+    graph = cuda(fn, torch.randn(2, requires_grad=True), cut="joint", loss=0).graph
+    (out,) = (node for node in graph.nodes if node.op == "output")
+    assert out.args[0][1].meta["val"].device.type == "cuda"
+    sources = [node for node in graph.nodes if "copy" in node.name]
+    moved = [(node.args[0].meta["val"].device.type, node.meta["val"].device.type)
+             for node in sources if isinstance(node.args[0], torch.fx.Node)]  # fmt: skip
+    assert moved.count(("cuda", "cpu")) == moved.count(("cpu", "cuda"))
+
+
+def test_sizes_from_data_are_on_the_device_of_the_operands() -> None:
+    graph = cuda(torch.linalg.lstsq, torch.randn(3, 2), torch.randn(3, 2)).graph
+    devices = {v.device.type for node in graph.nodes if node.name.startswith("getitem")
+               for v in [node.meta["val"]]}  # fmt: skip
+    assert devices == {"cuda"}
+
+
+def test_an_operator_without_a_kernel_there_fails_as_on_the_device() -> None:
+    words = (
+        r"NotImplementedError: Could not run 'aten::histogram.bin_ct' .* from the 'CUDA' backend"
+    )
+    with pytest.raises(foretrace.Refusal, match=words):
+        cuda(lambda x: torch.histogram(x, 4), torch.randn(8))
+    assert cuda(lambda x: torch.histogram(x.cpu(), 4)[0], torch.randn(8)).graph

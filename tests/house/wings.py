@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).parents[2]
 GROUND: Final = ("forks", "errors", "arrays", "torch_api")
 WINGS: Final = MappingProxyType({
     "ir": ("source", "symbols", "values", "pydata", "program"),
-    "operators": ("schemas", "abstract_tensors", "inference", "targets"),
+    "operators": ("schemas", "indexing", "abstract_tensors", "inference", "targets"),
     "tracer": (
         "functionalization", "concrete", "subclasses", "higher_order", "forward_ad", "recorder",
         "data_dependence",

@@ -557,6 +557,31 @@ refuses("autograd inside", "session/patches/torch_patches.py:_no_gradient").when
 )
 
 
+def is_given_a_gradient_of_the_cpu(x: Tensor) -> Any:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(y.sin() * y, y, torch.ones(6, 8))  # here
+
+
+def is_given_one_of_the_target(x: Tensor) -> Any:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(y.sin() * y, y, torch.ones(6, 8, device=y.device))
+
+
+def differentiates_on_the_target() -> None:
+    graph = foretrace.capture(is_given_one_of_the_target, (X,), target="cuda:sm90").cut("aten")
+    (out,) = (type for type in graph.graph_module.graph.nodes if type.op == "output")
+    assert {each.meta["val"].device.type for each in out.all_input_nodes} == {"cuda"}
+
+
+refuses("program raised", "autograd/derivatives/autograd_run.py:_on_two_devices").when(
+    captures(is_given_a_gradient_of_the_cpu, X, target="cuda:sm90"),
+    differentiates_on_the_target,
+    captured(is_given_a_gradient_of_the_cpu, X),
+)
+
+
 def asks_for_the_node(w: Tensor) -> Tensor:
     return w * 2 if (w * 2).grad_fn is not None else w  # here
 

@@ -298,6 +298,29 @@ refuses("wrong call", "operators/targets/sdpa.py:_wrong").when(
 )
 
 
+def loses_by_class(x: Tensor) -> Tensor:
+    targets = torch.ones(4, dtype=torch.int32, device=x.device)
+    return F.ctc_loss(x.log_softmax(-1), targets, (6, 6), (2, 2))  # here
+
+
+def loses_by_class_of_int64(x: Tensor) -> Tensor:
+    targets = torch.ones(4, dtype=torch.int64, device=x.device)
+    return F.ctc_loss(x.log_softmax(-1), targets, (6, 6), (2, 2))
+
+
+LOGITS = torch.linspace(-1, 1, 96).reshape(6, 2, 8)
+
+
+def loses_on_cuda() -> None:
+    program = foretrace.capture(loses_by_class_of_int64, (LOGITS,), target="cuda:sm80")
+    assert "_ctc_loss" in program.cut("aten").graph_module.code
+
+
+refuses("unsupported", "tracer/recorder/op_handlers.py:by_cudnn").when(
+    captures(loses_by_class, LOGITS, target="cuda:sm80"), loses_on_cuda
+)
+
+
 def attends(q: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)  # here
 

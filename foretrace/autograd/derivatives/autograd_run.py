@@ -33,6 +33,7 @@ from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
+from foretrace.operators.inference.fake_kernels import TWO_DEVICES
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -228,6 +229,8 @@ class AutogradRuns:
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise
+            if TWO_DEVICES in str(error):
+                raise _on_two_devices(func, error) from None
             raise underivable(func) from error
 
 
@@ -251,6 +254,18 @@ def underivable(func: Any) -> Refusal:
         do=(
             "detach its input, or run it under torch.no_grad()",
             f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
+        ),
+    )
+
+
+def _on_two_devices(func: Any, error: BaseException) -> Refusal:
+    """The refusal of a backward that fails on the target: its gradient is on another device."""
+    return Refusal(
+        f"the backward of {func} fails on the target: {error}",
+        kind="program raised",
+        do=(
+            "give gradients on the device of what they are the gradients of",
+            "or move the operands of the operator to one device before it",
         ),
     )
 

@@ -1,7 +1,7 @@
 """The tape: what autograd runs for one op, recorded over stand-ins.
 
-Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula becomes
-functional, as in a program.
+Stand-ins carry the label "cpu", whatever the target, and "meta" where a call has a second device.
+An in-place op inside a formula becomes functional, as in a program.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -42,6 +42,8 @@ MOST_RUNS = 64
 LABEL = torch.device("cpu")
 """Stand-ins carry this label, whatever the target: autograd cannot run on a device that is absent,
 and a leaf's formula does not depend on the device."""
+SECOND = torch.device("meta")
+"""The label of stand-ins on a second device, as of a copy from one to the other"""
 RULE = (
     "give foretrace a rule for the operator: foretrace.rule(op, backward=...)",
     "or detach its input, or run it under torch.no_grad()",
@@ -79,6 +81,8 @@ class Tape(WithoutExample, Recorder):
         self.outside = {} if outside is None else outside
         """by id, real tensors that a user's backward may reach"""
         self.device = device
+        self.second: torch.device | None = None
+        """another device that tensors of the call are on"""
         self.main: Any = None
         self.known = known
         """the types of what it returns, where they depend on data"""
@@ -157,11 +161,24 @@ class Tape(WithoutExample, Recorder):
 
     def abstract(self, value: Value) -> Abstract:
         """A stand-in of the value's type that autograd can work with."""
-        type, label = value.type, value.type.but(device=LABEL, sparse=0)
+        type = value.type
+        label = type.but(device=self._label(type.device), sparse=0)
         tensor = self.types.abstract(Value(self.types.intern(label)), counted=True)
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor
+
+    def _label(self, device: torch.device) -> torch.device:
+        if device == self.device:
+            return LABEL
+        self.second = self.second or device  # no operator takes tensors on three
+        return SECOND
+
+    def _true(self, label: torch.device) -> torch.device:
+        """The device of stand-ins that carry a label."""
+        if label == LABEL:
+            return self.device
+        return self.second if label == SECOND and self.second is not None else label
 
     def check_kept(self, backward: str, gradients: Collection[Value | None]) -> None:
         """Refuse a backward that writes to what was there before: what else has it sees the write.
@@ -192,9 +209,8 @@ class Tape(WithoutExample, Recorder):
         main = forward and func is self.main
         if not main and _keeps_copy(func, forward and self.main is not None):
             return self._same(args[0])
-        if kwargs and self.device != LABEL and kwargs.get("device") is not None:
-            on_label = torch.device(kwargs["device"]) == LABEL
-            kwargs = {**kwargs, "device": self.device if on_label else kwargs["device"]}
+        if kwargs and kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._true(torch.device(kwargs["device"]))}
         return (
             self._run_main(func, args, kwargs or {})
             if main

@@ -15,9 +15,11 @@ from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.operators.abstract_tensors.tensor_types import Types
+from foretrace.operators.inference.cpu_kernels import types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
+from foretrace.operators.targets.cuda_build import check_kernel
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
 from foretrace.operators.targets.sdpa import choose_attention
@@ -65,6 +67,16 @@ class TargetSemantics(Semantics):
         """Makes the fake tensors by which types are inferred and those of `val`s."""
         return self.inference.fake_kernels.fakes
 
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Types of a leaf's results; the arguments have a TensorType for each tensor.
+
+        Raises:
+            NotImplementedError: the operator has no kernel for the target.
+        """
+        if not self.here and self.target.device in {t.device for t in types_in((args, kwargs))}:
+            check_kernel(func)
+        return super().infer(func, args, kwargs)
+
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
@@ -83,6 +95,11 @@ class TargetSemantics(Semantics):
             return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
         kernel = UNTRACED.get(func) or torch_api.composite_kernel(func)
         return kernel if self.here else torch_api.without_cudnn(kernel), None
+
+    def placed(self, device: torch.device) -> torch.device:
+        """The device with its index, where that is left out and it is the target."""
+        left_out = device.index is None and device.type == self.target.device.type
+        return self.target.device if left_out else device
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """The kernel that writes to a list one tensor after the other: that of the CPU."""

@@ -10,11 +10,11 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.source.call_site import asked, asking_line
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors import tensor_methods, tensor_queries
-from foretrace.operators.abstract_tensors.index_parts import open_number
-from foretrace.operators.abstract_tensors.indexing import get_item, set_item
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
+from foretrace.operators.indexing.items import get_item, set_item
+from foretrace.operators.indexing.parts import open_number
 
 TENSOR: Any = torch.Tensor
 """Without torch's stubs, in which its descriptors are plain attributes"""

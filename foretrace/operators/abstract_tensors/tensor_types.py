@@ -10,6 +10,7 @@ from foretrace import torch_api
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value
+from foretrace.operators.abstract_tensors.absent_device import Absent
 from foretrace.operators.abstract_tensors.abstract_tensor import OFFSET, Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import sparse_of
 from foretrace.operators.abstract_tensors.subclass_types import wrapping_of
@@ -78,10 +79,11 @@ class Types:
             known = self._prototype(type), type.device.type not in self._here
             self._prototypes[type] = known
         prototype, absent = known
+        kind = Absent if absent else Abstract
         if counted or type.lazy or torch_api.dispatch_modes():
-            tensor = self._unseen(prototype, type, counted)
+            tensor = self._unseen(kind, prototype, type, counted)
         else:  # `no_dispatch` would take a third of the time
-            tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
+            tensor = torch_api.make_subclass(kind, prototype, type.requires_grad)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_instance = None
         tensor.ft_leaf = tensor.ft_asked = False
@@ -89,11 +91,11 @@ class Types:
         self._created.append(ref(tensor))
         return tensor
 
-    def _unseen(self, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
+    def _unseen(self, kind: Any, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
         """A copy that no mode sees."""
         with torch_api.no_dispatch():
             like = torch_api.attribute_of(prototype, "data") if counted else prototype
-            tensor = torch_api.make_subclass(Abstract, like, type.requires_grad)
+            tensor = torch_api.make_subclass(kind, like, type.requires_grad)
             if type.lazy:
                 torch_api.put_off(tensor, type.lazy)
         return tensor

@@ -142,6 +142,12 @@ def types_in(tree: Tree) -> list[TensorType]:
     return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
 
 
+def absent_devices(tree: Tree) -> list[torch.device]:
+    """The devices of tensors in a structure that are not here."""
+    here = torch_api.device_types_here()
+    return [type.device for type in types_in(tree) if type.device.type not in here]
+
+
 def has_symbols(tree: Tree) -> bool:
     """Whether a tensor's type in a structure has symbolic sizes."""
     return any(type.symbols for type in types_in(tree))

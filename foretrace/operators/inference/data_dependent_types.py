@@ -13,6 +13,7 @@ from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,
+    absent_devices,
     depends_on_data,
     has_symbols,
     types_in,
@@ -60,7 +61,10 @@ class DataDependentTypes:
         elif torch_api.has_fake_rule(func) or schema_of(func).viewed:
             with suppress(*RAISED):  # eager accepts a mask of bytes
                 types = types_in(self.fake_kernels.ask(func, args, kwargs, counts=counts))
-        types = types or list(map(self._open, tensors))
+        if not types:  # what is not here was computed on the CPU
+            absent = absent_devices((args, kwargs))
+            opened = map(self._open, tensors)
+            types = [each.on(absent[0]) if absent else each for each in opened]
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
         return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
 

@@ -22,6 +22,10 @@ from foretrace.operators.inference.cpu_kernels import (
 from foretrace.operators.inference.eager_strides import as_iterated
 
 NO_KERNEL = "no meta kernel"
+NOT_COMPILED = "not compiled with"
+"""In the error of FakeTensor where it runs a kernel over zeros, for a device that is not here"""
+TWO_DEVICES = "found at least two devices"
+"""In the error of a call whose tensors are on several devices, FakeTensor's and eager's"""
 STORED = 999_983
 """How many elements a sparse operand stores in a question: a size like it depends on data.
 
@@ -102,6 +106,14 @@ class FakeKernels:
             raise depends_on_data(func) from error
         except (torch_api.UnsupportedOperatorException, NotImplementedError) as error:
             raise no_meta_kernel(func) from error
+        except RuntimeError as error:
+            if TWO_DEVICES in str(error):
+                raise RuntimeError(str(error)) from None  # of eager's class
+            raise
+        except AssertionError as error:
+            if NOT_COMPILED in str(error):
+                raise no_meta_kernel(func) from error
+            raise
 
     def _python_kernels(self) -> AbstractContextManager[None]:
         return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()

@@ -17,6 +17,7 @@ from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import (
     RAISED,
     CpuKernels,
+    absent_devices,
     depends_on_data,
     has_symbols,
     recast,
@@ -173,7 +174,8 @@ class Inference:
         except ZeroDivisionError:  # a Python decomposition divides by the number of elements
             ask = partial(self._of_kernel, after=after)
         except RAISED as error:
-            if NOT_LINKED in str(error):
+            without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
+            if NOT_LINKED in str(error) or (without and _all_absent((args, kwargs))):
                 return self._elsewhere(func, args, kwargs, ask)
             if NOT_STORED in str(error):
                 return self.fake_kernels.ask(func, args, kwargs, stored=0, after=after)
@@ -181,7 +183,6 @@ class Inference:
                 raise depends_on_data(func) from error
             if READS_NUMBERS in str(error):
                 raise _reads_numbers(func) from error
-            without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
             said = any(words in str(error) for words in NUMBERS_ONLY)
             if not (said or (without and has_symbols((args, kwargs)))):
                 if isinstance(error, Refusal) or not self._can_run(func, args, kwargs):
@@ -239,6 +240,12 @@ def _reads_numbers(func: Any) -> Refusal:
         kind="data-dependent",
         do="give them as a list of Python numbers",
     )
+
+
+def _all_absent(call: tuple[Tree, dict[str, Tree]]) -> bool:
+    """Whether all tensors of a call are on one device, and that is not here."""
+    devices = {type.device for type in types_in(call)}
+    return len(devices) == 1 and bool(absent_devices(call))
 
 
 def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree
@@ -38,6 +40,10 @@ class Semantics:
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
         """The kernel that decomposes the op on the target, or None for a leaf; and why."""
         return None, None
+
+    def placed(self, device: torch.device) -> torch.device:
+        """The device with its index, where that is left out and it is the target."""
+        return device
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """The kernel that writes to a list one tensor after the other, where eager has one."""

@@ -3,7 +3,11 @@
 import json
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import torch
+
+from foretrace import torch_api
 
 FILE: Final = Path(__file__).with_name("cuda_kernels.json")
 
@@ -22,3 +26,29 @@ def cuda_kernels() -> dict[str, frozenset[str]]:
 def read_from() -> str:
     """The version of torch whose CUDA build the kernels were read from."""
     return str(json.loads(FILE.read_text())["torch"])
+
+
+COMPOSITES: Final = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+"""Dispatch keys of kernels that serve every device"""
+
+
+def check_kernel(op: Any) -> None:
+    """Raise what eager raises on a CUDA device of an operator of aten that has no kernel there.
+
+    Of the torch that the kernels were read from; what others have is not known.
+
+    Raises:
+        NotImplementedError: there is none.
+    """
+    if op.namespace != "aten" or not torch.__version__.startswith(read_from()):
+        return
+    if op.name() in cuda_kernels() or any(torch_api.kernel_for(op, key) for key in COMPOSITES):
+        return
+    raise NotImplementedError(
+        f"Could not run '{op.name()}' with arguments from the 'CUDA' backend: torch"
+        f" {read_from()} has no kernel of it for CUDA"
+    )

@@ -13,6 +13,7 @@ from foretrace.ir.program.call_requirements import FIRST_CALL, ModuleState
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
+from foretrace.operators.abstract_tensors.absent_device import Absent
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.python_state.reads.object_parts import REGISTERED as STATE
@@ -85,7 +86,8 @@ class SwappedModule:
         """Plain attributes that are or contain something else now, as far as a glance says."""
         before, contents = self.kept.attributes.before, self.kept.contents
         for name, now in vars(self.module).items() if not self.still else ():
-            if name not in TABLES and (type(now) is Abstract or type(now) not in ATOMS):
+            tensor = type(now) is Abstract or type(now) is Absent
+            if name not in TABLES and (tensor or type(now) not in ATOMS):
                 filled = name in contents or (type(now) in EMPTY and now)
                 if now is not before.get(name) or filled:
                     yield name, now

@@ -14,6 +14,7 @@ from foretrace.errors import OUTSIDE, Refusal, Remedy
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
+from foretrace.operators.abstract_tensors.absent_device import nonzero
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.effects.inner_reads import PartsOfRun
@@ -49,7 +50,9 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
-    return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
+    if absent:
+        stand_ins |= {"func.grad": partial(_absent, recorder), "nonzero": nonzero}
+    return stand_ins
 
 
 def _compiled(recorder: Recorder) -> Callable[..., Any]:
@@ -179,12 +182,11 @@ def running(
     """
     checkpoints = Checkpoints(recorder, parts)
     here = device in torch_api.device_types_here()
-    stand_ins = refusing(recorder, not here)
-    ambient = Switches(recorder)
+    stand_ins, ambient = refusing(recorder, not here), Switches(recorder)
     stand_ins |= ambient.stand_ins(device) if switches else {}
     stand_ins["engine"] = _engine(engine, ambient)
-    stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
-    stand_ins["checkpoint"] = checkpoints.around
+    stand_ins |= {"first vmap": engine.batches, "checkpoint": checkpoints.around}
+    stand_ins |= engine.edges.stand_ins()
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
     for name in torch_api.OPTIONAL if as_they_are else ():
         if f"torch.{name}" in as_they_are:
@@ -198,6 +200,7 @@ def running(
         talks,
         followed_autocast(recorder),
         function_calls(recorder, parts, device_is_here=here),
+        nullcontext() if here else torch_api.lifted_then_moved(),
         module_calls(recorder, paths),
         recorder,
     ):

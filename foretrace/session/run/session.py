@@ -20,7 +20,7 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value
-from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
+from foretrace.operators.abstract_tensors.absent_device import as_parameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import has_blocks
 from foretrace.operators.abstract_tensors.supported_inputs import (
@@ -121,8 +121,7 @@ class Session:
         if value.type.requires_grad and torch_api.is_view(tensor):
             alias_of(abstract).based = torch_api.base_of(tensor).requires_grad
         if isinstance(tensor, torch.nn.Parameter):
-            torch_api.mark_parameter(abstract)
-            abstract.__class__ = AbstractParameter
+            as_parameter(abstract)
         if not value.type.wrapped:
             copy_attributes(abstract, tensor)
         self.known.abstract[id(tensor)] = abstract
@@ -261,7 +260,8 @@ class Session:
             yield left
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
-        known = self.types.of(tensor, self.device if tensor.device != self.device else None)
+        label = None if kind == "constant" else self.device
+        known = self.types.of(tensor, label if tensor.device != label else None)
         plain = kind == "input" and not known.wrapped and not has_blocks(known.sparse)
         geometry = self.dynamic.geometry(tensor, name) if plain else None
         if geometry is None:

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from foretrace import torch_api
 from foretrace.ir.symbols.sym_float import Float
 from foretrace.ir.values.value import Tree, Value
+from foretrace.operators.abstract_tensors.absent_device import Absent, AbsentParameter as OfAbsent
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
@@ -54,7 +55,7 @@ class Reading:
             arg, kind = argument, type(argument)
             if kind is Parameter or kind is Tensor:  # real, and wraps no others: an input
                 arg, kind = lift(arg), Abstract
-            if kind is Abstract or kind is AbstractParameter:
+            if kind is Abstract or kind is AbstractParameter or kind is Absent or kind is OfAbsent:
                 value = arg.ft_value
                 if value is None or value in fresh:
                     value = value_of(arg, self.recorder)

@@ -54,6 +54,8 @@ from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 aten = torch.ops.aten
 CHECKS = (aten._assert_async.default, aten._assert_async.msg)
 """Operators that look at data when the graph runs, and return nothing"""
+CTC_BY_CUDNN = (aten._use_cudnn_ctc_loss.default, aten._use_cudnn_ctc_loss.Tensor)
+CTC_BY_MIOPEN = (aten._use_miopen_ctc_loss.default, aten._use_miopen_ctc_loss.Tensor)
 EQUAL = aten.equal.default
 LIFT_FRESH_COPY = aten.lift_fresh_copy.default
 PROFILER = "profiler"
@@ -137,6 +139,15 @@ def copy_constant(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
     return Reissued(LIFT_FRESH_COPY, (recorder.answers.lift_constant(args[0]),), kwargs)
 
 
+def with_index(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Say the index of the target where a call leaves it out: C++ asks the device for it."""
+    call = map_tree(
+        (args, kwargs),
+        lambda leaf: recorder.semantics.placed(leaf) if isinstance(leaf, torch.device) else leaf,
+    )
+    return Reissued(func, *call)
+
+
 def count_in_graph(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count elements from the start of the memory that the graph has."""
     if not (recorder.aliasing.overwritten or recorder.scope.depth):
@@ -156,6 +167,25 @@ def check(call: Call) -> None:
     """Record an assertion of the program's own on what a tensor holds."""
     op = Op(call.func, call.args, call.kwargs, None, (), origin=call.recorder.origin())
     call.recorder.append(op)
+
+
+def by_cudnn(call: Call) -> bool:
+    """Answer no to a question for cuDNN's CTC loss, which takes other targets than this.
+
+    Source: `_use_cudnn_ctc_loss` in aten/src/ATen/native/cudnn/LossCTC.cpp, torch 2.13.
+
+    Raises:
+        Refusal: cuDNN may take it, by how long its targets are.
+    """
+    named = call.schema.bind(call.args, call.kwargs)
+    targets = named["targets"].type
+    if targets.dtype is torch.int32 and len(targets.shape) == 1 and not named["blank"]:
+        raise Refusal(
+            "whether cuDNN computes a CTC loss depends on the lengths of its targets",
+            kind="unsupported",
+            do="give the targets as int64, or in two dimensions: torch's own kernel takes these",
+        )
+    return False
 
 
 def with_numbers_of(call: Call) -> Any:
@@ -206,6 +236,7 @@ def _fill(func: Any, args: Tree, grad_mode: bool) -> Procedure | None:
 
 KERNEL: Final = Handler("its kernels answer it")
 """Of an operator without a row"""
+ELSEWHERE = "its body asks for the device's index, where the call leaves it out"
 NUMBERS_ONLY = "C++ that knows numbers only asks it of a tensor with symbolic sizes"
 DUAL = "autograd answers it, below which the program is recorded"
 START = "it counts elements from the start of the memory, which a write has moved in the graph"
@@ -220,6 +251,7 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.size.default: Handler(NUMBERS_ONLY, partial(numbers_of, "shape"), first=True),
         aten.stride.default: Handler(NUMBERS_ONLY, partial(numbers_of, "stride"), first=True),
         aten.to.dtype: Handler("autocast casts a leaf once in a region", cast_once),
+        **dict.fromkeys((aten.to.device, aten.to.dtype_layout), Handler(ELSEWHERE, with_index)),
         aten.lift_fresh.default: Handler(
             "a constant of the program is copied where it is made, as each run makes one",
             copy_constant,
@@ -227,6 +259,11 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
         LIFT_FRESH_COPY: Handler("`torch.tensor` ends in it, which is a factory", factory=True),
         **dict.fromkeys(FROM_START, Handler(START, count_in_graph)),
         **dict.fromkeys(CHECKS, Handler(ASSERTS, procedure=check)),
+        **dict.fromkeys(CTC_BY_CUDNN, Handler("only a CUDA build asks cuDNN", procedure=by_cudnn)),
+        **dict.fromkeys(
+            CTC_BY_MIOPEN,
+            Handler("a build of torch for ROCm alone has MIOpen", procedure=lambda _: False),
+        ),
         aten.item.default: Handler(
             'its body refuses the label "meta", although a constant has a value on any device',
             when=_number,

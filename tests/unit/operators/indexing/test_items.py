@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from foretrace import torch_api
-from foretrace.operators.abstract_tensors.index_parts import open_number
-from foretrace.operators.abstract_tensors.indexing import get_item, set_item
+from foretrace.operators.indexing.items import get_item, set_item
+from foretrace.operators.indexing.parts import open_number
 from tests.support.labelled import Lines, labelled
 
 ERRORS = (IndexError, TypeError, ValueError, RuntimeError)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.operators.abstract_tensors.index_binding import fills
-from foretrace.operators.abstract_tensors.index_parts import (
+from foretrace.operators.indexing.binding import fills
+from foretrace.operators.indexing.parts import (
     MASKS,
     Walk,
     integer,

@@ -12,7 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from foretrace import torch_api
-from foretrace.operators.abstract_tensors.index_binding import lifts_on_meta
+from foretrace.operators.indexing.binding import lifts_on_meta
 
 aten = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""Indexing of abstract tensors, as the operator calls of torch's binding."""
