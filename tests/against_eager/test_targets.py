@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import foretrace
 from tests.support.turns import crossed
@@ -254,3 +255,17 @@ def test_an_operator_without_a_kernel_there_fails_as_on_the_device() -> None:
     with pytest.raises(foretrace.Refusal, match=words):
         cuda(lambda x: torch.histogram(x, 4), torch.randn(8))
     assert cuda(lambda x: torch.histogram(x.cpu(), 4)[0], torch.randn(8)).graph
+
+
+@pytest.mark.parametrize("lengths", [[3, 2], torch.tensor([3, 2])], ids=["list", "tensor"])
+def test_sizes_of_batches_of_packed_sequences_are_on_the_cpu(lengths: Any) -> None:
+    recurrent = nn.LSTM(8, 4, batch_first=True)
+
+    def program(x: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=True)
+        assert packed.batch_sizes.device.type == "cpu"
+        return pad_packed_sequence(recurrent(packed)[0])[0].sum()
+
+    graph = cuda(program, torch.randn(2, 3, 8, requires_grad=True), cut="joint", loss=0).graph
+    (out,) = (node for node in graph.nodes if node.op == "output")
+    assert {each.meta["val"].device.type for each in out.all_input_nodes} == {"cuda"}

@@ -1,7 +1,9 @@
 """Types of results whose sizes depend on data, with a new symbol for each such size."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +24,10 @@ from foretrace.operators.inference.fake_kernels import Counts, FakeKernels
 from foretrace.operators.inference.sparse_ops import STORED_IN_COO, compressed_in, stored_type
 from foretrace.operators.schemas.schema import schema_of
 
+ON_HOST: Final[Mapping[Any, tuple[int, ...]]] = MappingProxyType(
+    {torch.ops.aten._pack_padded_sequence.default: (1,)}
+)
+"""By operator, the results that are on the CPU wherever its operands are: sizes of batches"""
 STORES = "stored"
 """The key in `Counts` of how many elements a compressed operand stores"""
 
@@ -62,11 +68,17 @@ class DataDependentTypes:
             with suppress(*RAISED):  # eager accepts a mask of bytes
                 types = types_in(self.fake_kernels.ask(func, args, kwargs, counts=counts))
         if not types:  # what is not here was computed on the CPU
-            absent = absent_devices((args, kwargs))
-            opened = map(self._open, tensors)
-            types = [each.on(absent[0]) if absent else each for each in opened]
+            types = self._placed(func, absent_devices((args, kwargs)), map(self._open, tensors))
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
         return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
+
+    @staticmethod
+    def _placed(
+        func: Any, absent: list[torch.device], types: Iterable[TensorType]
+    ) -> list[TensorType]:
+        """Types on the device of the operands, where that is not here."""
+        on_host = ON_HOST.get(func, ())
+        return [t.on(absent[0]) if absent and n not in on_host else t for n, t in enumerate(types)]
 
     def _of_stored(self, func: Any, args: Tree, kwargs: dict[str, Tree], counts: Counts) -> Tree:
         """The types of the tensors that a compressed operand stores; one symbol is their number.
