@@ -133,18 +133,24 @@ class FakeTensors:
 
 
 @contextmanager
-def asking(mode: FakeTensorMode) -> Iterator[None]:
+def asking(mode: FakeTensorMode, *, runs_kernels: bool = True) -> Iterator[None]:
     """Calls inside are the mode's to answer, which neither logs errors nor keeps its answers.
 
     Ours says an error in its own form. torch keeps answers for the whole of the process, without
     a bound; those that last are in the caches of who asks. A symbol that a kernel created and
     dropped is waited for no longer: FakeTensor would look for it in what the next call returns.
+
+    Args:
+        mode: it.
+        runs_kernels: whether it may run a kernel over zeros where there is no meta kernel.
     """
+    runs_kernels = runs_kernels and mode.allow_fallback_kernels
     quiet = switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
     env: Any = mode.shape_env
     pending = list(env.pending_fresh_unbacked_symbols) if env is not None else []
     try:
-        with mode, quiet, switched(vars(mode), cache_enabled=False):
+        settings = {"cache_enabled": False, "allow_fallback_kernels": runs_kernels}
+        with mode, quiet, switched(vars(mode), **settings):
             yield
     finally:
         if env is not None:

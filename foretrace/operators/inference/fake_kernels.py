@@ -14,6 +14,7 @@ from foretrace.ir.values.value import Tree
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import (
     Make,
+    absent_devices,
     depends_on_data,
     describe,
     types_in,
@@ -22,8 +23,6 @@ from foretrace.operators.inference.cpu_kernels import (
 from foretrace.operators.inference.eager_strides import as_iterated
 
 NO_KERNEL = "no meta kernel"
-NOT_COMPILED = "not compiled with"
-"""In the error of FakeTensor where it runs a kernel over zeros, for a device that is not here"""
 TWO_DEVICES = "found at least two devices"
 """In the error of a call whose tensors are on several devices, FakeTensor's and eager's"""
 STORED = 999_983
@@ -83,7 +82,8 @@ class FakeKernels:
             real_args, real_kwargs = with_tensors((args, kwargs), fakes, fake, self.symbols)
             for tensor, known in zip(fakes, counts or (), strict=False):
                 torch_api.put_counts(tensor, known)
-            result = self._call(func, real_args, real_kwargs)
+            here = not absent_devices((args, kwargs))
+            result = self._call(func, real_args, real_kwargs, runs_kernels=here)
             for tensor, known in zip(fakes, counts or (), strict=False):
                 known.update(torch_api.counts_of(tensor))
         described = describe(self.types, *((fakes, []) if after else (result, fakes)))
@@ -94,9 +94,10 @@ class FakeKernels:
             raise depends_on_data(func)  # the mode of a front end creates a symbol for it
         return described
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any, *, runs_kernels: bool) -> Any:
+        asking = torch_api.asking(self.fakes.mode, runs_kernels=runs_kernels)
         try:
-            with torch_api.asking(self.fakes.mode), self._python_kernels():
+            with asking, self._python_kernels():
                 result = torch_api.checked_call(func, args, kwargs)
                 return as_iterated(func, args, result)
         except (
@@ -109,10 +110,6 @@ class FakeKernels:
         except RuntimeError as error:
             if TWO_DEVICES in str(error):
                 raise RuntimeError(str(error)) from None  # of eager's class
-            raise
-        except AssertionError as error:
-            if NOT_COMPILED in str(error):
-                raise no_meta_kernel(func) from error
             raise
 
     def _python_kernels(self) -> AbstractContextManager[None]:
