@@ -42,6 +42,12 @@ from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
+Begins = Callable[[types.FrameType, Callable[[], dict[int, Any]]], None]
+
+
+def nobody_looks(frame: types.FrameType, others: Callable[[], dict[int, Any]]) -> None:
+    """Do nothing where code begins."""
+
 
 class AccessMonitor(Unmonitored):
     """Watches one run: what it reads from outside.
@@ -49,11 +55,16 @@ class AccessMonitor(Unmonitored):
     Args:
         refuse: notes a refusal, in case the program catches it.
         borrowed: what the run finds in the place of something else; empty: it is yet to be known.
+        late: takes the functions that it comes to, and to which no name leads.
     """
 
     def __init__(
-        self, refuse: Callable[[Refusal], Refusal] = unnoted, borrowed: Borrowed | None = None
+        self,
+        refuse: Callable[[Refusal], Refusal] = unnoted,
+        borrowed: Borrowed | None = None,
+        late: list[types.FunctionType] | None = None,
     ) -> None:
+        self.late = [] if late is None else late
         self.switching: dict[str, Frame] = {}
         """bindings that the program called itself and that switch torch's state, and the lines"""
         self._unknown = UnknownCalls(refuse, self.switching)
@@ -73,6 +84,8 @@ class AccessMonitor(Unmonitored):
         self._rests_at, self._along = list[types.CodeType](), list["AccessMonitor"]()
         self.resting = 0
         """how deep work of ours is going on"""
+        self._begins: Begins = nobody_looks
+        """is called where code of the user's begins for the first time"""
         self.of_layers = True
         """whether what torch's layers read counts"""
 
@@ -85,12 +98,14 @@ class AccessMonitor(Unmonitored):
         self.asked.classes = self.asked.identity = True
 
     @contextmanager
-    def watching(self, fn: Any, met: Callable[[Any], bool] = nothing_met) -> Iterator[None]:
+    def watching(
+        self, fn: Any, met: Callable[[Any], bool] = nothing_met, begins: Begins = nobody_looks
+    ) -> Iterator[None]:
         """The run of `fn` inside is watched; the profiler of the thread rests meanwhile.
 
-        `met`: whether it had an object before it began.
+        `met`: whether it had an object before it began. `begins`: as `late_code.py` has it.
         """
-        self._unknown = self._unknown.knowing(met)
+        self._unknown, self._begins = self._unknown.knowing(met), begins
         self.places.note_cells(getattr(fn, "__func__", fn), {})
         events = events_for(self)
         if events.switched:
@@ -105,7 +120,7 @@ class AccessMonitor(Unmonitored):
         finally:
             self._stop = self._watch = self._all_again = nobody_watches
             # without `met`, which would keep what the program had
-            self._unknown = self._unknown.knowing(nothing_met)
+            self._unknown, self._begins = self._unknown.knowing(nothing_met), nobody_looks
             self.ends()
 
     def begins(self, fn: Any, unknown: UnknownCalls) -> None:
@@ -268,6 +283,13 @@ class AccessMonitor(Unmonitored):
             self.mentions.attributes |= reads_of(code).attributes
             self.mentions.note_counts(frame)
             return self._meet_as(code, ())
+        return self._meet_users(frame, code)
+
+    def _meet_users(self, frame: types.FrameType, code: types.CodeType) -> Notes:
+        space = frame.f_globals
+        self.resting += 1  # without a switch: nothing is reported in here by itself
+        self._begins(frame, self._of_run)
+        self.resting -= 1
         self._read(code, space)
         if frame.f_locals is space:  # a text that binds the names themselves
             for name in reads_of(code).names:
@@ -284,6 +306,11 @@ class AccessMonitor(Unmonitored):
             self._note_fields(frame)
             notes = (*notes, self._note_fields)
         return self._meet_as(code, notes)
+
+    def _of_run(self) -> dict[int, Any]:
+        """By id, what the run has put in the place of something else, itself or for it."""
+        bound = {id(place.now): place.now for place in self.places.values() if place.changed}
+        return bound | {key: item for key, (item, _) in self.places.borrowed.items()}
 
     def _meet_library(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         if reads_fields(code):

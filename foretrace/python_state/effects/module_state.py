@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,6 +22,7 @@ from foretrace.python_state.effects.leaks import abstract_in, carried_in
 from foretrace.python_state.effects.module_owners import with_paths
 from foretrace.python_state.effects.swapped_module import SwappedModule
 from foretrace.python_state.snapshot.heap import HeapSnapshot
+from foretrace.python_state.snapshot.late_code import LateCode
 from foretrace.python_state.snapshot.restore import put_all_back, put_back
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
@@ -159,7 +160,10 @@ def watched(
 ) -> Iterator[None]:
     """What the run inside does to the modules, and where it is watched, is noted and undone."""
     try:
-        with outside.watching(fn, before.has_met) if outside is not None else nullcontext():
+        if outside is None:
+            yield
+            return
+        with outside.watching(fn, before.has_met, LateCode(before, outside.late).begins):
             yield
     finally:
         if outside is not None and before.has_met(type):  # in a table, a default, an attribute

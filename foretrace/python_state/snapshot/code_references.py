@@ -97,11 +97,11 @@ class Mentioned:
 
     def read(self, function: types.FunctionType) -> None:
         """Note what a function mentions."""
-        self.code, self.users = function.__code__, _of_user(function)
+        self.code, self.users = function.__code__, of_user(function)
         if self.users:
             items = self._scan(function.__code__, function.__globals__)
             called = (each for item in items for each in self._functions(item))
-            self.called += [each for each in called if each.__closure__ or _of_user(each)]
+            self.called += [each for each in called if each.__closure__ or of_user(each)]
 
     def _functions(self, item: Any) -> list[types.FunctionType]:
         if isinstance(item, MEMO):
@@ -195,14 +195,13 @@ def mentioned_by(function: types.FunctionType) -> Mentioned:
     if known is None or known.code is not function.__code__ or not known.unchanged:
         known = Mentioned()
         known.read(function)
-        if not known.names or _of_a_module(function):
+        if not known.names or of_a_module(function.__globals__):
             KNOWN[function] = known
     return known
 
 
-def _of_a_module(function: types.FunctionType) -> bool:
-    """Whether its globals live as long as a module: others would live for what is known of it."""
-    space = function.__globals__
+def of_a_module(space: dict[str, Any]) -> bool:
+    """Whether globals live as long as a module: others would live for what is known of code."""
     return getattr(sys.modules.get(space.get("__name__", "")), "__dict__", None) is space
 
 
@@ -222,10 +221,11 @@ def is_users_memo(memo: Any) -> bool:
     """Whether a memoized function is the user's, and what it keeps the program's state."""
     function = memo.__wrapped__
     function = getattr(function, "__func__", function)
-    return not isinstance(function, types.FunctionType) or _of_user(function)
+    return not isinstance(function, types.FunctionType) or of_user(function)
 
 
-def _of_user(function: types.FunctionType) -> bool:
+def of_user(function: types.FunctionType) -> bool:
+    """Whether a function is the user's."""
     return origin(function.__code__, function.__globals__) == "user"
 
 

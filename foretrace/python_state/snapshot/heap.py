@@ -78,6 +78,10 @@ class HeapSnapshot(ReachableState):
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
 
+    def functions(self) -> Iterator[types.FunctionType]:
+        """The functions that were looked at, in the order in which they were met."""
+        return (each for each in self._seen.values() if type(each) is types.FunctionType)
+
     def has_met(self, item: Any) -> bool:
         """Whether something was looked at."""
         return id(item) in self._seen

@@ -8,7 +8,7 @@ import functools
 import gc
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -22,7 +22,6 @@ from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, slot
 from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.python_state.code.code_owner import origin
 from foretrace.python_state.snapshot.code_references import (
     FOLLOWS,
     MEMO,
@@ -33,6 +32,7 @@ from foretrace.python_state.snapshot.code_references import (
     members_of,
     mentioned_by,
     named_by_methods,
+    of_user,
     spaces_of,
 )
 from foretrace.python_state.snapshot.objects import (
@@ -119,6 +119,19 @@ class ReachableState:
         """Whether code may seed a generator that every thread shares, by a name of any kind."""
         met = any(id(each) in self._seen for each in shared_generators())  # by a method of it
         return met or not SEEDING.isdisjoint(self.mentioned)
+
+    def look_further(self, found: Iterable[Any], others: Mapping[int, Any]) -> None:
+        """Look at what these lead to, too, in the midst of a run; not at `others`, by id."""
+        new, kept = others.keys() - self._seen.keys(), len(self._kept)
+        self._seen |= {key: others[key] for key in new}
+        with torch_api.no_torch_function():
+            self._walk(found)
+        self._queue = []
+        for key in new:
+            del self._seen[key]
+        for each in self._kept[kept:]:
+            if isinstance(each, StateSnapshot):
+                each.exchange()
 
     # ---- the walk ----------------------------------------------------------------------------
 
@@ -290,7 +303,7 @@ class ReachableState:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if _of_user(function):
+        if of_user(function):
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
@@ -326,10 +339,6 @@ class ReachableState:
         if kept is None:
             kept = self._names[id(space)] = NamesSnapshot(space)
         return kept
-
-
-def _of_user(function: types.FunctionType) -> bool:
-    return origin(function.__code__, function.__globals__) == "user"
 
 
 def referents(item: Any) -> list[Any]:

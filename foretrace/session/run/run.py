@@ -100,7 +100,8 @@ def record(
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     modules = [leaf for leaf in leaves_of(args, kwargs) if isinstance(leaf, torch.nn.Module)]
-    before = HeapSnapshot((fn, args, kwargs), [*owners_of(fn).values(), *modules])
+    roots = fn, args, kwargs, *capture.assumed.late
+    before = HeapSnapshot(roots, [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         before.exchange_states()

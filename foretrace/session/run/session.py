@@ -70,7 +70,8 @@ class Session:
         """the stand-in that the program computes with for each"""
         self.assumed, self.known = assumed or Assumed(), KnownTensors()
         self.imports = self.assumed.imports
-        self.outside = None if assumed is None else AccessMonitor(self._refused)
+        late = self.assumed.late
+        self.outside = None if assumed is None else AccessMonitor(self._refused, late=late)
         self.parts = PartsOfRun(self.outside)
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class Assumed:
     """whether a refused first call runs as Python, which a memo counts"""
     imports: FirstImports = field(default_factory=FirstImports)
     """the modules that the program is the first to import"""
+    late: list[FunctionType] = field(default_factory=list)
+    """functions that runs have come to, to which no name leads"""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from types import FunctionType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
@@ -156,6 +157,7 @@ class Assumptions:
         self.switches = False
         """whether the code mentions what switches torch's ambient state"""
         self.imports = FirstImports()
+        self.late = list[FunctionType]()
         self.as_they_are = frozenset[str]()
         """functions of `math` and torch with which it does more than to call them"""
 
@@ -164,7 +166,7 @@ class Assumptions:
         moved = [*self.bound.values()]
         return Assumed(
             self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are,
-            first_calls=self.guesses, imports=self.imports,
+            first_calls=self.guesses, imports=self.imports, late=self.late,
         )  # fmt: skip
 
     def drop(self, run: Session, *, failed: bool) -> bool:
