@@ -98,6 +98,7 @@ from foretrace.torch_api.dispatch import (
     functorch_active as functorch_active,
     is_active as is_active,
     kernel_for as kernel_for,
+    kernels_below_autograd as kernels_below_autograd,
     kernels_by_python as kernels_by_python,
     lifted_then_moved as lifted_then_moved,
     mkldnn_on as mkldnn_on,

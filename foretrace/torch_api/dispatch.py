@@ -94,7 +94,18 @@ def below_autograd() -> Iterator[None]:
     or negation that was put off: a mode sees the operands that autograd does.
     """
     key = _C.DispatchKey
-    below = _C.DispatchKeySet(key.ADInplaceOrView).add(key.Conjugate).add(key.Negative)
+    below = _C.DispatchKeySet(key.Conjugate).add(key.Negative)
+    with kernels_below_autograd(), _C._ExcludeDispatchKeyGuard(below):
+        yield
+
+
+@contextmanager
+def kernels_below_autograd() -> Iterator[None]:
+    """Kernels run, and neither autograd nor view tracking sees them.
+
+    What computes a conjugation or negation that was put off is on: no kernel looks for one.
+    """
+    below = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
     with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(below):
         yield
 

@@ -143,7 +143,7 @@ def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """
 
     def kept(*inputs: Any) -> list[Any]:
-        with torch_api.below_autograd(), torch.enable_grad():
+        with torch_api.kernels_below_autograd(), torch.enable_grad():
             return run(*inputs)
 
     return kept

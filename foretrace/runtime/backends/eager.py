@@ -136,7 +136,7 @@ def write_body(
     straight.ops(run.graph)
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
     if below:
-        mode = source.bind(torch_api.below_autograd, "below_autograd")
+        mode = source.bind(torch_api.kernels_below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
     if undo is not None:

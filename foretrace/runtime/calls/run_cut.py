@@ -59,7 +59,7 @@ def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call an inference cut: in the program's grad mode, below autograd."""
     flat, sizes = _inputs(cut, args, kwargs)
     check_plain(flat)
-    with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
+    with cut.calls.grad_mode(), torch_api.kernels_below_autograd(), uncast():
         results = cut.graph_module(*flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
