@@ -170,3 +170,35 @@ def test_a_backend_gets_one_backward_for_each_layout() -> None:
         compiled(*args).square().sum().backward()
     assert [name for name, _ in seen] == ["Forward", "Backward", "Backward"]
     assert [stride for _, stride in seen[1:]] == [(0, 0, 0), PROGRAMS[0](*args).stride()]
+
+
+MOVED: tuple[Callable[[Any, Tensor], Any], ...] = (
+    lambda w, new: w.set_(new), lambda w, new: setattr(w, "data", new),
+    lambda w, new: w.set_(new).sum(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("move", MOVED)
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "graphs"])
+def test_a_gradient_lies_as_its_leaf_does_by_then(backend: str, used: bool, move: Any) -> None:
+    def program(x: Tensor) -> list[Any]:
+        w = torch.nn.Parameter(torch.ones(4, 4))
+        if used:
+            w.sum()
+        with torch.no_grad():
+            move(w, torch.linalg.qr(x).Q)
+        (w.tril() * x).sum().backward()
+        found: list[Any] = [w.grad, w.detach()]
+        w.grad = None
+        (w.tril() @ x).sum().backward()
+        return [*found, w.grad]
+
+    graphs: Any = foretrace.aot_autograd(fw_compiler=lambda module, _: module)
+    x = torch.randn(4, 4)
+    compiled = foretrace.compile(
+        program, backend=graphs if backend == "graphs" else "eager", fullgraph=True
+    )
+    for one, other in zip(compiled(x), program(x), strict=True):
+        assert one.stride() == other.stride()
+        assert torch.equal(one, other)

@@ -252,7 +252,7 @@ class Engine:
         others = references([found]) - OWN
         kept = others > 1 and others > sum(each is found for each in walk.program.tensors.values())
         alone = not (walk.again or waiting[gradient] or kept or gradient in walk.seeds)
-        types = value.type, gradient.type
+        types = value_of(leaf, self.recorder).type, gradient.type  # it may lie otherwise by now
         accumulate(leaf, found, types, again=walk.again, alone=alone)
         for hook in after:
             with walk.as_program():
