@@ -140,3 +140,24 @@ def test_a_tensor_whose_class_answers_nothing(fullgraph: bool) -> None:
         assert torch.equal(compiled(torch.ones(2)), torch.ones(2))
     held.append(held[0])
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+class Holding(torch.nn.Module):
+    """It has such a tensor for a parameter, on which Python has set an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        silent = torch.ones(2).as_subclass(Silent)
+        object.__getattribute__(silent, "__dict__")["mark"] = 1
+        self._parameters["weight"] = silent  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_a_parameter_whose_class_answers_nothing() -> None:
+    compiled = foretrace.compile(Holding())
+    with pytest.warns(UserWarning, match="Silent"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(foretrace.Refusal, match="Silent"):
+        foretrace.capture(Holding(), (torch.ones(2),))

@@ -111,8 +111,7 @@ class ReachableState:
         """classes of objects, and the names of which their members were looked at"""
         self._queue: list[Any] = []
         """what the object that is looked at holds"""
-        with torch_api.no_torch_function():
-            self._walk(roots)
+        self._walk(roots)
 
     @property
     def may_seed(self) -> bool:
@@ -124,8 +123,7 @@ class ReachableState:
         """Look at what these lead to, too, in the midst of a run; not at `others`, by id."""
         new, kept = others.keys() - self._seen.keys(), len(self._kept)
         self._seen |= {key: others[key] for key in new}
-        with torch_api.no_torch_function():
-            self._walk(found)
+        self._walk(found)
         self._queue = []
         for key in new:
             del self._seen[key]
@@ -149,7 +147,7 @@ class ReachableState:
         found = [*roots]
         for turn in range(CALLS + 1):
             found = self._members_mentioned() if turn else found
-            if found:
+            with torch_api.no_torch_function():  # of classes of the user's
                 deque(walk_heap(found, inside, most=MOST, leaves=ATOMS, seen=self._seen), maxlen=0)
 
     def _way(self, kind: type) -> Callable[[Any], None]:
