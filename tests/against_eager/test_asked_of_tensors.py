@@ -1,13 +1,14 @@
 """What Python asks of a tensor without an operator: an argument and a global answer alike."""
 
 import copy
+import pprint
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import foretrace
 
@@ -63,6 +64,37 @@ def test_a_global_is_printed_as_an_argument_is(capsys: pytest.CaptureFixture[str
     foretrace.capture(lambda x: program(x, PART), (PART.clone(),))
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
+
+
+TEXTS: dict[str, Callable[[Tensor], str]] = {
+    "repr": repr, "str": str, "formatted": lambda t: f"{t}", "with a form": lambda t: f"{t!r:>40}",
+    "in a list": lambda t: str([t]), "by percent": lambda t: "%s" % t,  # noqa: UP031
+    "printed": lambda t: pprint.pformat({"a": t}), "parameter": lambda t: repr(nn.Parameter(t)),
+    "without data": lambda t: repr(t.to("meta")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("held", [False, True])
+def test_what_has_a_text_runs_as_python(text: str, held: bool) -> None:
+    def program(x: Tensor) -> tuple[Tensor, str]:
+        return x * 2, TEXTS[text](PART if held else x)
+
+    compiled = foretrace.compile(program)
+    with pytest.warns(UserWarning, match="reads values"):
+        assert compiled(PART)[1] == program(PART)[1]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_the_text_of_a_number_is_guarded(held: bool) -> None:
+    def program(x: Tensor) -> tuple[Tensor, str, str]:
+        number = (PART if held else x).sum()
+        return x * 2, f"{number:.2f}", f"{number}"
+
+    compiled = foretrace.compile(program)
+    for x in (PART, PART + 1, PART):
+        assert compiled(x)[1:] == program(x)[1:]
+    assert not compiled.breaks
 
 
 def test_compile_asks_again() -> None:

@@ -14,13 +14,18 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.errors import PACKAGE_DIR, Frame, Refusal, is_library
+from foretrace.errors import PACKAGE_DIR, PYTHON_DIR, Frame, Refusal, is_library
 from foretrace.ir.source.graph_lines import GraphLines, is_of_graph
 from foretrace.ir.source.short_tracebacks import Hiding
 
 NAMED = (ModuleType, FunctionType, BuiltinFunctionType)
 """What a closure cell may be kept for: it holds no tensor"""
 LIBRARY_DIRS = (torch_api.TORCH_DIR,)
+ATTRIBUTES: Final = PACKAGE_DIR + "torch_api/tensor_attributes.py"
+"""By which the program comes to what stands for a tensor from outside"""
+DEBUGGERS: Final = (PYTHON_DIR + "bdb.py", PYTHON_DIR + "pdb.py")
+DEBUGGING: Final = ("/pydevd", "/debugpy/", "/IPython/", "/ipdb/", "/pudb/")
+"""Python's own, and parts of the paths of others"""
 _NEW: Final = object()
 """In the place of the frame of an instruction that was not met yet"""
 
@@ -199,6 +204,17 @@ def _first_line(code: CodeType) -> int:
 def asked(depth: int) -> bool:
     """Whether the program asks, itself or by a function of torch's; the frame so far up does."""
     return _asking(sys._getframe(depth), PACKAGE_DIR) is not None
+
+
+def asks_for_text(depth: int) -> bool:
+    """Whether the program asks for a text, and neither foretrace nor a debugger; as for `asked`."""
+    at: FrameType | None = sys._getframe(depth)
+    while at is not None and is_library(at.f_code, LIBRARY_DIRS):
+        file = at.f_code.co_filename
+        if file.startswith((PACKAGE_DIR, *DEBUGGERS)) and file != ATTRIBUTES:
+            return False
+        at = at.f_back
+    return at is not None and not any(part in at.f_code.co_filename for part in DEBUGGING)
 
 
 def compares() -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.source.call_site import asked, asking_line
+from foretrace.ir.source.call_site import asked, asking_line, asks_for_text
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors import tensor_methods, tensor_queries
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
@@ -23,6 +23,7 @@ OFFSET: Any = torch.Tensor.storage_offset
 """torch's own, for callers other than the program"""
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
+REFUSED_TEXT: Any = tensor_methods.refused("__repr__", *tensor_queries.READS_VALUES)
 OURS = (
     *("ft_absent", "ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_hooked"),
     *("ft_instance", "ft_leaf", "ft_queries", "ft_value", "ft_viewed", "ft_wrapped"),
@@ -261,13 +262,21 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     grad = property(_gradient, _set_gradient)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """The type; refused where the program asks for it, and runs as Python instead."""
+        alive = self.ft_value or self.ft_alias
+        if alive and self.ft_queries.answers.refuses_text and asks_for_text(2):
+            REFUSED_TEXT(self)
         of = self.ft_value.type if self.ft_value else "of a capture that has ended"
         return f"Abstract({of!s})"
 
     def __format__(self, format_spec: str) -> str:
         """As `Tensor.__format__`: the value of a number."""
-        number = format_spec and self.dim() == 0
-        return format(self.item() if number else repr(self), format_spec)
+        refuses = self.ft_queries.answers.refuses_text and asks_for_text(2)
+        if self.dim() == 0 and (format_spec or (refuses and type(self) is Abstract)):
+            return format(self.item(), format_spec)
+        if refuses:
+            REFUSED_TEXT(self)
+        return format(repr(self), format_spec)
 
     def as_subclass(self, cls: type) -> Any:
         """The same tensor as `torch.Tensor`; another class is refused."""

@@ -52,6 +52,8 @@ class TensorAnswers:
     """whether the program asks whether a tensor is one of inference mode"""
     hooking: Any = None
     """records hooks; None where no program is recorded"""
+    refuses_text: bool = False
+    """whether the text of a tensor is refused, as the program runs as Python then"""
 
     def set_requires_grad(self, tensor: Any, wanted: bool) -> bool:
         """Set `requires_grad` of a leaf; False where no call can."""

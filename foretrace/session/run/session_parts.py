@@ -124,6 +124,12 @@ class RunAnswers(TensorAnswers):
             self._leaves.take(tensor, other, OnSet if counted else OnData)
         return self._leaves is not None
 
+    @property
+    def refuses_text(self) -> bool:  # type: ignore[override]
+        """As of what leaves nothing behind: a print."""
+        outside = self._gradients.outside
+        return outside is not None and outside.holes is not None
+
     def is_inference(self, tensor: Abstract) -> bool:
         """Whether it is one in eager; which inputs are is asked of later calls."""
         self.asks_inference = True
