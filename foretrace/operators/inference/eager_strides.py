@@ -1,5 +1,6 @@
 """Layouts of eager where torch's meta kernels say otherwise; found by all of OpInfo on 2.13."""
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -15,6 +16,7 @@ from foretrace.operators.schemas.quirks import (
     IN_ORDER,
     INDEXING,
     ITERATED,
+    JOINED,
     LOSSES,
     MIXED,
     ONE_EXAMPLE,
@@ -48,6 +50,8 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
         return map_tree(result, _in_order)
     if func in SUGGESTED:
         return _suggested(result, args[SUGGESTED[func]])
+    if func in JOINED and result.device.type == "cpu" and not (result.symbols or 0 in result.shape):
+        return _rolled(result, *args)
     if "batch_norm" in func.name():
         input = args[schema_of(func).arguments.index("input")]
         out, *rest = result if isinstance(result, tuple) else (None,)
@@ -82,6 +86,24 @@ def _suggested(out: TensorType, operand: TensorType) -> TensorType:
     if last is not None and operand.stride == operand.ordered(last).stride:
         return out.but(stride=out.ordered(last).stride)
     return out.but(stride=out.contiguous().stride) if last is None or operand.dense else out
+
+
+def _rolled(
+    out: TensorType, operand: TensorType, shifts: Tree, dims: Sequence[int] = ()
+) -> TensorType:
+    """The type of a `roll`: one `cat` after another of two parts, in one order only if both are."""
+    if not dims:
+        return out.contiguous()
+    stride = operand.stride
+    for shift, dim in zip([shifts] if isinstance(shifts, int) else shifts, dims, strict=True):
+        shape = list(out.shape)
+        second = -shift % shape[dim]
+        found = set[Any]()
+        for size in (shape[dim] - second, second):
+            part = [*shape[:dim], size, *shape[dim:][1:]]
+            found.add(tuple(torch_api.suggested_strides(part, stride, shape)))
+        stride = found.pop() if len(found) == 1 else out.contiguous().stride
+    return out.but(stride=stride)
 
 
 def as_iterated(func: Any, args: Any, result: Any) -> Any:

@@ -137,9 +137,10 @@ IN_ORDER = Quirk(
     "gives contiguous results on the CPU; its meta kernel keeps the operand's layout",
     _none(
         "rrelu_with_noise pow.Scalar log_sigmoid_forward normal.Tensor_Tensor normal.Tensor_float"
-        " normal.float_Tensor _log_softmax_backward_data native_layer_norm_backward"
+        " normal.float_Tensor _log_softmax_backward_data native_layer_norm_backward poisson"
+        " _standard_gamma isin.Tensor_Tensor isin.Tensor_Scalar"
     ),
-    NATIVE + "Activation.cpp, DistributionTemplates.h, layer_norm.cpp",
+    NATIVE + "Activation.cpp, Distributions.cpp, TensorCompare.cpp, layer_norm.cpp",
     "operators/inference/eager_strides.py",
 )
 LOSSES = Quirk(
@@ -152,14 +153,22 @@ SUGGESTED = Quirk(
     "has its channels last on the CPU if the operand at this position has; its meta kernel gives"
     " results in order",
     _each(
-        0, "channel_shuffle reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
+        0,
+        "channel_shuffle max_unpool2d reflection_pad2d reflection_pad3d replication_pad2d"
+        " replication_pad3d",
     )
     | _each(
         1,
         "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward"
         " replication_pad3d_backward",
     ),
-    NATIVE + "ReflectionPad.cpp",
+    NATIVE + "ReflectionPad.cpp, MaxUnpooling.cpp",
+    "operators/inference/eager_strides.py",
+)
+JOINED = Quirk(
+    "is a `cat` of two parts on the CPU, and lies as that does; its meta kernel gives it in order",
+    _none("roll"),
+    NATIVE + "TensorTransformations.cpp: roll",
     "operators/inference/eager_strides.py",
 )
 ITERATED = Quirk(
@@ -298,7 +307,7 @@ OF_SCHEMAS = (
     *(FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS),
 )
 OF_META_KERNELS = (
-    *(MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, WHERE_IT_TRAINS),
+    *(MIXED, IN_ORDER, LOSSES, SUGGESTED, JOINED, ITERATED, WHERE_IT_TRAINS),
     *(COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER),
 )
 OF_KERNELS = (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER, SIZED_BY_NUMBERS)

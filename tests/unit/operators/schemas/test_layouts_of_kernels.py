@@ -46,6 +46,9 @@ CALLS: dict[Any, tuple[int, Callable[..., Any]]] = {
                          for on in (True, False)]),
     aten.pow.Scalar: (1, lambda a: aten.pow.Scalar(2, a)),
     aten.log_sigmoid_forward.default: (1, aten.log_sigmoid_forward),
+    aten.poisson.default: (1, aten.poisson),
+    aten._standard_gamma.default: (1, aten._standard_gamma),
+    aten.isin.Tensor_Scalar: (1, lambda a: aten.isin.Tensor_Scalar(a, 0.5)),
     aten.index_fill.int_Scalar: (1, lambda a: aten.index_fill(a, 1, PLACE, 2)),
     aten.index_fill.int_Tensor: (1, lambda a: aten.index_fill(a, -1, PLACE, torch.ones(()))),
     aten._log_softmax_backward_data.default: (
@@ -153,3 +156,21 @@ def test_of_shuffled_channels() -> None:
     for images, _ in wider("2d"):
         if images.dim() == 4:
             alike(lambda x: aten.channel_shuffle(x, 2), images)
+
+
+def test_of_what_is_pooled_back() -> None:
+    for images, _ in wider("2d"):
+        places = torch.arange(images.numel()).reshape(images.shape) % 4
+        alike(lambda x, at=places: aten.max_unpool2d(x, at, [8, 9]), images)
+
+
+ROLLS: tuple[tuple[Any, ...], ...] = (
+    (1, 1), (1, 0), (-1, -1), (0, 1), (4, 1), ((1, 2), (0, 1)), ((0, 2), (1, 2)), (1,), (5, 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("roll", ROLLS, ids=str)
+def test_of_what_is_rolled(roll: tuple[Any, ...]) -> None:
+    for images, _ in itertools.chain(wider("2d"), wider("3d")):
+        for each in (images, images[:, :1], images[:1], images.transpose(0, 1)):
+            alike(lambda x: torch.roll(x, *roll), each)
