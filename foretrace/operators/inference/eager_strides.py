@@ -19,6 +19,7 @@ from foretrace.operators.schemas.quirks import (
     JOINED,
     LOSSES,
     MIXED,
+    NONE_ASKED_FOR,
     ONE_EXAMPLE,
     SUGGESTED,
     WHERE_IT_TRAINS,
@@ -42,6 +43,8 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     if func in ONE_EXAMPLE and len(args[0].shape) <= 1:
         loss, rest = result
         return TensorType((), (), loss.dtype, loss.device), rest
+    if func in NONE_ASKED_FOR and False in args[NONE_ASKED_FOR[func] :][:1]:
+        return result[0], None
     if func in MIXED:
         result = _with_full_statistics(args, result)
     angle = func in COMPLEX_IN_ORDER and args[0].dtype.is_complex

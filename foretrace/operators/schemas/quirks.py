@@ -214,6 +214,13 @@ ONE_EXAMPLE = Quirk(
     NATIVE + "LossMultiLabelMargin.cpp",
     "operators/inference/eager_strides.py",
 )
+NONE_ASKED_FOR = Quirk(
+    "gives None for its second result where the argument at this position is False; its meta kernel"
+    " gives an empty tensor",
+    _each(10, "_native_multi_head_attention"),
+    NATIVE + "transformers/attention.cpp",
+    "operators/inference/eager_strides.py",
+)
 COMPLEX_IN_ORDER = Quirk(
     "gives contiguous results of complex numbers on the CPU",
     _none("angle"),
@@ -308,7 +315,7 @@ OF_SCHEMAS = (
 )
 OF_META_KERNELS = (
     *(MIXED, IN_ORDER, LOSSES, SUGGESTED, JOINED, ITERATED, WHERE_IT_TRAINS),
-    *(COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER),
+    *(COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, NONE_ASKED_FOR, COMPLEX_IN_ORDER),
 )
 OF_KERNELS = (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER, SIZED_BY_NUMBERS)
 QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (

@@ -174,3 +174,22 @@ def test_of_what_is_rolled(roll: tuple[Any, ...]) -> None:
     for images, _ in itertools.chain(wider("2d"), wider("3d")):
         for each in (images, images[:, :1], images[:1], images.transpose(0, 1)):
             alike(lambda x: torch.roll(x, *roll), each)
+
+
+@pytest.mark.parametrize("needed", [True, False])
+@pytest.mark.parametrize("followed", [True, False])
+def test_of_weights_that_nobody_asks_for(needed: bool, followed: bool) -> None:
+    """They are None, also to what the program asks of them."""
+    of = torch.nn.MultiheadAttention(4, 2).eval()
+    weights = of.in_proj_weight, of.in_proj_bias, of.out_proj.weight, of.out_proj.bias
+
+    def attends(x: Tensor) -> tuple[Any, ...]:
+        with torch.set_grad_enabled(followed):
+            given: Any = aten._native_multi_head_attention(x, x, x, 4, 2, *weights, None, needed)
+        return (*given, given[1] is None)
+
+    x = torch.rand(2, 3, 4)
+    found, expected = foretrace.compile(attends, fullgraph=True)(x), attends(x)
+    assert torch.equal(found[0], expected[0])
+    assert found[2] is expected[2] is not needed
+    assert (found[1] is None) is not needed
