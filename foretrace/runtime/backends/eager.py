@@ -26,6 +26,7 @@ from foretrace.runtime.calls.epilogue import (
     count_effects,
     end_lines,
     leaf_texts,
+    register_hooks,
     write_line,
 )
 from foretrace.runtime.guards.abandoned import Abandoned
@@ -66,7 +67,8 @@ def eager_entry(
     undo = Undo(source, ops, abandoned, captured.semantics.may_raise, inside)
     early.write(body, recorded, guards.inputs, undo)
     leaves = write_body(body, recorded, run, guards.inputs, explicit=trains, below=alone, undo=undo)
-    body.add(*end_lines(body, recorded, guards.inputs, leaves))
+    last = () if trains else register_hooks(body, recorded, guards.inputs, leaves)
+    body.add(*last, *end_lines(body, recorded, guards.inputs, leaves))
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     return guards.entry(abandoned)
 

@@ -237,7 +237,7 @@ def register_hooks(
         on = names.get(op.operands[0], [])
         if on and holds_tensors(op):
             raise at_input(op)
-        if not on and op.target.way == RETAIN:
+        if not on and (op.target.way == RETAIN or recorded.is_new_leaf(op.operands[0])):
             pairs = zip(recorded.outputs, leaves, strict=True)
             on = [leaf for output, leaf in pairs if output.value is op.operands[0]][:1]
         lines += [f"{source.bind(op.target, str(op.target))}({name})" for name in on]
