@@ -662,6 +662,49 @@ refuses("aliased outputs", "session/run/mutations.py:check_together").when(
 )
 
 
+class KeepsARow(nn.Module):
+    """A buffer is bound to a row of an argument that is written, or to a clone of it."""
+
+    def __init__(self, *, clone: bool) -> None:
+        super().__init__()
+        self.clone = clone
+        self.register_buffer("row", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        row = x[0]  # here
+        self.row = row.clone() if self.clone else row
+        return x * 2
+
+
+def follow_a_row() -> None:
+    keeps = KeepsARow(clone=True)
+    same(foretrace.capture(keeps, (X,)).cut("export")(X.clone()), keeps(X.clone()))
+
+
+refuses("aliased outputs", "session/run/mutations.py:_rebound").when(
+    captures(KeepsARow(clone=False), X), follow_a_row
+)
+
+
+class TwoNames(nn.Module):
+    """Two names of one buffer, of which a call binds one; or of two buffers."""
+
+    def __init__(self, *, clone: bool) -> None:
+        super().__init__()
+        self.register_buffer("now", torch.zeros(6, 8))
+        self.register_buffer("then", self.now.clone() if clone else self.now)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.then = self.now + x  # here
+        return x * 2
+
+
+refuses("aliased inputs", "frontends/torch_compat/stateless_check.py:check_shapes_stay").when(
+    exports(TwoNames(clone=False), X), exported(TwoNames(clone=True), X)
+)
+
+
 def writes_where_rows_meet(x: Tensor) -> Tensor:
     y = (x * 1).as_strided((3, 2), (1, 1))
     y.square_()  # here

@@ -5,6 +5,7 @@ on which no result depends is left out; any other is refused.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -63,9 +64,21 @@ def check_shapes_stay(recorded: Recording) -> Recording:
     """The recording itself.
 
     Raises:
-        Refusal: the program gives an input another shape in place, or other memory, which no
-            graph can do.
+        Refusal: the program gives an input another shape in place, or other memory, or binds one
+            of the names of a tensor, which no graph can do.
     """
+    registered = (each.registered.get("_buffers", {}) for each in recorded.requires.python.modules)
+    names = Counter(id(tensor) for table in registered for tensor in table.values())
+    for mutation in recorded.mutations:
+        item = recorded.inputs[mutation.index]
+        if mutation.rebound and names[id(item.tensor)] > 1:
+            raise Refusal(
+                f"the program binds the {item.role}, whose tensor has other names, too: a graph"
+                " would copy into that",
+                kind="aliased inputs",
+                at=recorded.defined_at(mutation.value),
+                do="register a clone() of it under each name",
+            )
     for kind, check in IN_OTHER_GRAPHS.items():
         for effect in recorded.effects_of(kind):
             check(recorded, effect)

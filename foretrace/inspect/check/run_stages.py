@@ -191,7 +191,7 @@ class Run:
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
         """The observations now."""
         leaves, structure = named_leaves(result)
-        rebound = {id(old): new for old, new in self.loan.rebound() if isinstance(new, Tensor)}
+        rebound = {id(old): new for old, new, _ in self.loan.rebound() if isinstance(new, Tensor)}
         state = [rebound.get(id(tensor), tensor) for tensor in self.state]
         random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
         random += [generator.get_state() for generator in self.generators]

@@ -172,6 +172,10 @@ class Mutation:
     """autograd follows none of the writes: the input keeps the history that it has"""
     unwritten: bool = False
     """the program gave it another shape in place, and wrote nothing: only its history is another"""
+    owner: tuple[torch.nn.Module, str] | None = None
+    """where the buffer was bound; its tensor may have other names, too"""
+    same_as: int | None = None
+    """the input whose tensor the buffer's attribute is bound to"""
 
 
 def roles_of(items: Sequence[Input | Output]) -> tuple[Role, ...]:

@@ -89,11 +89,12 @@ class SwappedModuleTensors:
                 if change.rebound:
                     yield replace(change, path=loan.full_name(change.place.name))
 
-    def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
-        """(tensor before, what is there now) of each buffer."""
+    def rebound(self) -> Iterator[tuple[torch.Tensor, Any, tuple[torch.nn.Module, str]]]:
+        """(tensor before, what is there now, module and name) of each buffer."""
         for loan in self._loans:
             for name, before in loan.registered("_buffers").items():
-                yield before, torch_api.tensor_tables(loan.module)[1].get(name)
+                now = torch_api.tensor_tables(loan.module)[1].get(name)
+                yield before, now, (loan.module, name)
 
     def check_attributes(self, stands: dict[int, Any], lines: Lines) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.

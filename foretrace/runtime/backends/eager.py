@@ -26,6 +26,7 @@ from foretrace.runtime.calls.epilogue import (
     count_effects,
     end_lines,
     leaf_texts,
+    new_content,
     register_hooks,
     write_line,
 )
@@ -146,7 +147,7 @@ def write_body(
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
     counted = list[str]()
     for mutation in recorded.mutations:
-        live, new = inputs[mutation.index], names[mutation.value]
+        live, new = inputs[mutation.index], new_content(mutation, inputs, names)
         if live != new or mutation.rebound:
             write_line(source, recorded, mutation, live, new)
         elif not mutation.hidden:

@@ -47,13 +47,16 @@ def core_of(recorded: Recording, views: Sequence[Op] = ()) -> Recording:
     values: dict[Tree, None] = dict.fromkeys([*kept, *bases])
     values |= dict.fromkeys(_numbers_of(recorded, views))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
-    written = [m for m in recorded.mutations if not is_output(recorded, m)]
+    written = [m for m in recorded.mutations if not (m.rebound or is_output(recorded, m))]
     return replace(recorded, outputs=outputs, mutations=written)
 
 
 def is_output(recorded: Recording, mutation: Mutation) -> bool:
-    """Whether a graph gives what is written as an output of its own, with a history."""
-    return mutation.rebound or recorded.writes_followed(mutation)
+    """Whether a graph gives what is written as an output of its own, with a history.
+
+    Not the content of an input that a buffer is bound to: the call has its tensor.
+    """
+    return mutation.same_as is None and (mutation.rebound or recorded.writes_followed(mutation))
 
 
 def check_leaves(recorded: Recording) -> None:

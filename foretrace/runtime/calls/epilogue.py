@@ -1,6 +1,6 @@
 """The end of a generated call: write-backs, outputs, and effects on Python state."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import sympy
 
@@ -46,7 +46,7 @@ class CoreCall:
         self.written, self.views = written, views
         self._left = [m for m in recorded.mutations if m.rebound or m.index not in written]
         self._values = [o.value for o in core_of(recorded, views).outputs]
-        self._values += [m.value for m in self._left if not is_output(recorded, m)]
+        self._values += [m.value for m in self._left if not (m.rebound or is_output(recorded, m))]
         named = (isinstance(value, Value) for value in self._values)
         pairs = zip(self._values, named, strict=True)
         self._results = [source.names.new("result") if name else str(v) for v, name in pairs]
@@ -68,11 +68,18 @@ class CoreCall:
                 source.add(f"{name} = {name}.detach().requires_grad_()")
         source.add(*Ending(source, inputs).lines(recorded, "memory"))
         for mutation in self._left:
-            write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+            new = new_content(mutation, inputs, names)
+            write_line(source, recorded, mutation, inputs[mutation.index], new)
         count_all(source, [inputs[index] for index in sorted(self.written)])
         straight = Straight(source, recorded.symbols, names)
         straight.run(self.views, [*names, *(out for op in self.views for out in op.outs)])
         return leaf_texts(source, straight, recorded, inputs)
+
+
+def new_content(mutation: Mutation, inputs: Sequence[str], names: Mapping[Value, str]) -> str:
+    """The name of what an input holds after the run, or of the tensor that it is bound to."""
+    same_as = mutation.same_as
+    return names[mutation.value] if same_as is None else inputs[same_as]
 
 
 def write_line(

@@ -195,7 +195,8 @@ def finish(
     outputs, rest = list(results[:count]), list(results[count:])
     call = Call(flat, sizes, arguments, outputs)
     _run_effects(recorded, call, "memory")
-    for mutation, new in zip(recorded.mutations, rest, strict=False):
+    for mutation, content in zip(recorded.mutations, rest, strict=False):
+        new = content if mutation.same_as is None else flat[mutation.same_as]
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     if not recorded.returns_results:
         call.outputs = OutputTensors(recorded, call).all()
@@ -216,8 +217,8 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     Raises:
         Refusal: eager gives the input the history of what it is a view of, which has none.
     """
-    if mutation.rebound and item.owner is not None:
-        setattr(*item.owner, new)
+    if mutation.owner is not None and item.owner is not None:
+        setattr(*mutation.owner, new)
         return
     if mutation.hidden:
         live.data.copy_(new)

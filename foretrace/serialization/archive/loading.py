@@ -201,6 +201,7 @@ def _check_indices(recorded: Recording) -> None:
         [index for index, *_ in on.set_on],
         *(effect.inputs for effect in recorded.effects),
         [mutation.index for mutation in recorded.mutations],
+        [m.same_as for m in recorded.mutations if m.same_as is not None],
     )  # fmt: skip
     if not all(0 <= index < count for table in tables for index in table):
         raise damaged(PROGRAM, "it speaks of an input that is not there")

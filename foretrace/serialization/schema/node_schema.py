@@ -114,6 +114,8 @@ ROWS: tuple[NodeSchema, ...] = (
             "rebound": TRUTH,
             "kept": TRUTH,
             "unwritten": TRUTH,
+            "owner": optional(tuple_of(MODULE, text)),
+            "same_as": PLACE,
         },
     ),
     NodeSchema(

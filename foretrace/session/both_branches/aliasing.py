@@ -61,7 +61,7 @@ class Memory:
 
 def _handed(end: Output | Mutation) -> bool:
     if isinstance(end, Mutation):
-        return not end.rebound
+        return not end.rebound or end.same_as is not None
     return end.same_as is not None or end.view_of is not None
 
 

@@ -1,7 +1,11 @@
 """Outputs, mutations and overwritten values of two runs, merged."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
+
+from torch import nn
 
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.interface import Input, Mutation, Output
@@ -93,10 +97,10 @@ class Leavings:
 
     def _ordered(self, run: Recording, place: dict[int, int]) -> list[Mutation]:
         """The mutations of a run in the order of the inputs of both; written to in none: itself."""
-        own = {place.get(m.index, m.index): m for m in run.mutations}
-        every = {m.index for m in self.one.mutations}
-        every |= {self.places[m.index] for m in self.other.mutations}
-        return [own.get(i) or Mutation(i, self.inputs[i].value) for i in sorted(every)]
+        own = {_what(m): m for m in _placed(run, place)}
+        every = {*map(_what, self.one.mutations), *map(_what, _placed(self.other, self.places))}
+        ordered = sorted(every, key=itemgetter(0))
+        return [own.get(what) or Mutation(what[0], self.inputs[what[0]].value) for what in ordered]
 
     def _name(self, end: Output | Mutation) -> str:
         role = end.role if isinstance(end, Output) else self.inputs[end.index].role
@@ -110,14 +114,16 @@ class Leavings:
         Raises:
             ProgramsDiffer: a write of one run alone cannot be a write of both.
         """
-        ones = {m.index: m for m in self.one.mutations}
-        others = {self.places[m.index]: m for m in self.other.mutations}
-        return [self._mutation(i, ones.get(i), others.get(i)) for i in sorted(ones | others)]
+        ones = {_what(m): m for m in self.one.mutations}
+        others = {_what(m): m for m in _placed(self.other, self.places)}
+        every = sorted(ones | others, key=itemgetter(0))
+        return [self._mutation(what[0], ones.get(what), others.get(what)) for what in every]
 
     def _mutation(self, index: int, one: Mutation | None, other: Mutation | None) -> Mutation:
         name = str(self.inputs[index].role)
         some = one or other
-        facts = {(m.hidden, m.rebound, m.kept, m.unwritten) for m in (one, other) if m is not None}
+        ends = [m for m in (one, other) if m is not None]
+        facts = {(m.hidden, m.rebound, m.kept, m.unwritten, m.owner, m.same_as) for m in ends}
         if some is None or len(facts) > 1:
             raise ProgramsDiffer(f"the {name} is written to in two ways")
         old = self.inputs[index].value
@@ -169,3 +175,17 @@ class Leavings:
 
     def _op(self, op: Op | None) -> Op | None:
         return None if op is None else self.joining.ops_of.get(op, op)
+
+
+def _placed(run: Recording, place: Mapping[int, int]) -> Iterator[Mutation]:
+    """The mutations of a run, with places among the inputs of both."""
+    at: Any = place.get
+    for each in run.mutations:
+        yield replace(
+            each, index=at(each.index, each.index), same_as=at(each.same_as, each.same_as)
+        )
+
+
+def _what(mutation: Mutation) -> tuple[int, tuple[nn.Module, str] | None]:
+    """What a mutation is of: an input, or where a buffer is bound."""
+    return mutation.index, mutation.owner

@@ -156,13 +156,29 @@ def idle(
 def _rebound(
     recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: SwappedModuleTensors
 ) -> Iterator[Mutation]:
+    """The buffers that are bound to another tensor.
+
+    Raises:
+        Refusal: it is a view of an input that the program writes to: a graph gives new memory.
+    """
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
-    for before, bound in loan.rebound():
+    for before, bound, owner in loan.rebound():
         if bound is before or bound is None:
             continue
         index, now = indices[id(before)], known_as(bound, recorder)
         if now is not placeholders[index]:
-            yield Mutation(index, value_of(now, recorder), rebound=True)
+            same_as = next((n for n, each in enumerate(placeholders) if each is now), None)
+            value, memory = value_of(now, recorder), alias_of(now).root
+            written = memory.initial is not memory.last
+            if same_as is None and written and any(i.value is memory.initial for i in inputs):
+                raise Refusal(
+                    f"the program binds the {inputs[index].role} to a view of memory that was there"
+                    " before, to which it writes",
+                    kind="aliased outputs",
+                    at=line_of(recorder, value),
+                    do="bind a clone() of it",
+                )
+            yield Mutation(index, value, rebound=True, owner=owner, same_as=same_as)
 
 
 def _shape_left(

@@ -159,7 +159,10 @@ def test_a_buffer_that_is_bound_says_what_it_was() -> None:
     net, new = Net(), torch.ones(2)
     with borrowed({"": net}) as loan:
         before, net.state = net.state, new
-        assert [(one is before, two is new) for one, two in loan.rebound()] == [(True, True)]
+        ((one, two, owner),) = loan.rebound()
+        assert one is before
+        assert two is new
+        assert owner == (net, "state")
     assert net.state is before
 
 
