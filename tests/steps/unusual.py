@@ -376,3 +376,20 @@ def a_reentrant_checkpoint() -> Loop:
         return updated(optimizer, F.cross_entropy(head(hidden), y))
 
     return Loop(train, labelled, body=body, head=head, optimizer=optimizer)
+
+
+@step()
+def body_is_frozen_between_the_forward_and_the_backward() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        model[0].requires_grad_(requires_grad=False)
+        loss.backward()
+        model[0].requires_grad_()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)

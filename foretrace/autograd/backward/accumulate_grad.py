@@ -50,7 +50,7 @@ class Leaves(Protocol):
 def accumulate(
     leaf: Any, gradient: Any, types: tuple[TensorType, TensorType], *, again: bool, alone: bool
 ) -> None:
-    """Add a gradient to the `.grad` of a leaf.
+    """Add a gradient to the `.grad` of a leaf, unless it has ceased to require one.
 
     Args:
         leaf: the tensor.
@@ -60,6 +60,8 @@ def accumulate(
         alone: whether nothing else refers to the gradient.
     """
     before = leaf.grad
+    if not leaf.requires_grad:
+        return
     if before is None:
         leaf.grad = (
             gradient if alone and obeys_contract(*types) else _laid_out(gradient, leaf, types[0])
