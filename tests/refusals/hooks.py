@@ -376,6 +376,19 @@ refuses("hook", "runtime/calls/kept_gradients.py:check_kept").when(
 )
 
 
+def lets_its_input_be_followed(x: Tensor) -> Tensor:
+    x.requires_grad_()  # here
+    return x * x
+
+
+refuses("hook", "runtime/calls/kept_gradients.py:check_kept").when(
+    by_graphs(lets_its_input_be_followed, W.detach().clone()),
+    compiles_whole(lets_its_input_be_followed, W.detach().clone()),
+    by_graphs(lambda w: w * w, W),
+    at=lets_its_input_be_followed,
+)
+
+
 def retains_and_writes(w: Tensor) -> Any:
     y = w * 2
     y.retain_grad()  # here
