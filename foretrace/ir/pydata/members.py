@@ -11,6 +11,8 @@ OWN = (dict, list, tuple, set, frozenset, deque)
 """The builtin kinds of containers of any class, as far as they are looked into"""
 CONTENT = "cell_contents"
 """What a closure cell has its item in"""
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+"""Attributes in C of functions; where there are none, the caller gives what is read"""
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

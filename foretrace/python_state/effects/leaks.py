@@ -20,9 +20,11 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
+from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import attributes_of, cell_content, members, own_kind
 from foretrace.ir.pydata.object_containers import object_attributes
+from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.state_change_lines import Lines, attribute
@@ -42,6 +44,8 @@ METHODS = (staticmethod, classmethod, types.FunctionType)
 """How a Function defined inside may close over a tensor; one from outside keeps no tensor"""
 
 
+HOLDERS = (types.FunctionType, slice)
+"""Of plain data, what may hold a number of the run"""
 LEFT_BEHIND = Stranded(
     "the program uses an abstract tensor that an earlier capture left behind",
     "clear what holds it: a list, an attribute, an object",
@@ -159,6 +163,22 @@ def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
     return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
 
 
+def holds_numbers(item: Any) -> bool:
+    """Whether a function closes over a number of the run, or a slice has one."""
+    return type(item) in HOLDERS and any(map(is_open, carried_in([item])))
+
+
+def check_numbers(change: Change) -> None:
+    """Refuse a number of the run in what no call builds again."""
+    if change.rebound and any(map(holds_numbers, flatten(change.after)[0])):
+        raise Refusal(
+            f"the program leaves a number that it counts with in {change.name}, in an object",
+            kind="side effect",
+            at=change.at,
+            do=("keep the number itself, or a tuple of it", FIRST_CALL),
+        )
+
+
 def closes_over_run(function: type[Function], args: Any) -> bool:
     """Whether a Function takes or holds a tensor or number of the run that it does not bind."""
     forward, rebound = function_of(function.forward), set[int]()
@@ -187,8 +207,10 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item() if isinstance(item, weakref.ref) else item.__self__,)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
-    if isinstance(item, partial):
-        return (item.func, item.args, item.keywords)
+    if isinstance(item, partial | slice):
+        whole = isinstance(item, partial)
+        names = ("func", "args", "keywords") if whole else ("start", "stop", "step")
+        return [getattr(item, name) for name in names]
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
     return (each for _, each in members(item)) if own_kind(item) else ()

@@ -14,10 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
-from foretrace.ir.pydata.containers import (
-    flatten,
-    named_leaves,
-)
+from foretrace.ir.pydata.containers import flatten, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
@@ -29,7 +26,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.effects.found_objects import bound_equal, in_several, shares
-from foretrace.python_state.effects.leaks import carried_in
+from foretrace.python_state.effects.leaks import HOLDERS, carried_in, check_numbers, holds_numbers
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
     CONTAINERS,
@@ -72,7 +69,10 @@ def collect_state_outputs(
             others.setdefault(change.place.identity, one)
             continue
         elif not (row.created and change.rebound and same):
-            if (row.created and not left) or not (row.holds or left) or same:
+            if row.created and not left:
+                check_numbers(located(change, lines))
+                continue
+            if not (row.holds or left) or same:
                 continue
             kind, one = (found, change) if left else (others, located(change, lines))
             kind.setdefault(change.place.identity, one)
@@ -154,7 +154,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     `known`: what was there before the run, so that a tensor among it is no other thread's.
     """
     after, content = change.after, isinstance(change.place, Contents)
-    atom = type(after) in ATOMS
+    atom = type(after) in ATOMS and type(after) not in HOLDERS
     inside = [] if atom else [*carried_in([after]), *flatten(after)[0]]
     created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
     holds = created or any(isinstance(each, torch.Tensor) for each in inside)
@@ -201,9 +201,10 @@ def all_known(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has created, plain data, and what is `known`."""
     leaves = flatten(change.after)[0]
     return all(
-        isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        isinstance(x, ItemBefore) or of_the_run(x) or is_open(x) or id(x) in known
+        or (plain(x) and not holds_numbers(x))
         for x in leaves
-    )
+    )  # fmt: skip
 
 
 def _by_place(change: Change) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from foretrace.ir.program.call_requirements import ModuleState
-from foretrace.ir.pydata.members import own_items, own_kind, own_length
+from foretrace.ir.pydata.members import DEFAULTS, own_items, own_kind, own_length
 from foretrace.ir.pydata.plain_data import BY_VALUE, LARGEST, plain
 from foretrace.ir.pydata.read_facts import ContainerKeys, ContainerLength, ShownContent
 from foretrace.python_state.access.noted import Asked
@@ -44,8 +44,6 @@ WRAPPING: Final = (staticmethod, classmethod)
 NUMBERS: Final = frozenset({bool, float, complex, type(None)})
 LEADING: Final = (types.ModuleType, *BOUND_IN_C)
 """What leads on out of a container that is plain data"""
-DEFAULTS = ("__defaults__", "__kwdefaults__")
-"""Attributes in C of functions; where there are none, the caller gives what is read"""
 OF_LOGGERS: Final = frozenset({"level", "disabled", "parent", "manager", "_disable"})
 """Attributes of `logging` that decide whether a message is logged; a cache of that is none"""
 LIBRARY: Final = sys.stdlib_module_names - {"builtins", "__main__"}

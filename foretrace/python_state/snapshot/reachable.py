@@ -18,7 +18,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, slot_names
+from foretrace.ir.pydata.members import CONTENT, DEFAULTS, attributes_of, own_length, slot_names
 from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -97,6 +97,7 @@ class ReachableState:
         self._met_modules: list[ModuleSnapshot] = []
         """also those that are borrowed"""
         self._names: dict[int, NamesSnapshot] = {}
+        self._functions: dict[int, types.FunctionType] = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
@@ -281,7 +282,7 @@ class ReachableState:
             queue.extend(function.__kwdefaults__.values())
         found = mentioned_by(function)
         if found.users:
-            self._attributes(function.__dict__)
+            self._of_function(function)
         self.mentioned |= found.names
         if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
             self._casting[id(function.__globals__)] = function.__globals__
@@ -301,8 +302,10 @@ class ReachableState:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if of_user(function):
+        if of_user(function) and id(function) not in self._functions:
+            self._functions[id(function)] = function
             self._attributes(function.__dict__)
+            self._kept.append(NamesSnapshot(function, DEFAULTS))
 
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it derives from."""
