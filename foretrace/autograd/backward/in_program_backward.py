@@ -175,15 +175,20 @@ class InProgramBackward(Differentiation):
     # ---- autograd.Functions --------------------------------------------------------------------
 
     def _function(self, op: Op) -> None:
-        """A user's Function: its own backward runs here, as Python of the program's."""
+        """A user's Function: its own backward runs here, as Python of the program's.
+
+        Not where the gradient is asked of what it returns, and of nothing behind it.
+        """
         own, body = set(op.outs), op.region or ()
         self.walk([o for o in body if isinstance(o.target, Write) or own.isdisjoint(o.outs)])
         self.hooks.of(op, self)
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
+        operands = [v for v in op.args if isinstance(v, Value)]
+        if not any(map(self.wants, operands)):
+            return
         self.record()
         recorder, name = self.recorder, RuleName(f"{op.target}.backward", "registered")
-        operands = [v for v in op.args if isinstance(v, Value)]
         with recorder.scope.inner(op.origin.frame) as ops:
             found = self._gradients_of(op)
             self.stale.check_unpacked(op, self.derivatives)
