@@ -813,7 +813,7 @@ def makes_a_leaf_and_writes(x: Tensor) -> Tensor:
     x.requires_grad_(True)
     with torch.no_grad():
         x.mul_(2)  # here
-    return x * 3
+    return x.detach() * 3
 
 
 def writes_to_a_leaf(x: Tensor) -> Tensor:

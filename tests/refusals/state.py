@@ -583,6 +583,58 @@ refuses("aliased inputs", "session/run/aliased_inputs.py:check_shared_memory").w
 )
 
 
+def writes_a_history(a: Tensor, b: Tensor, w: Tensor) -> Tensor:  # here
+    a.mul_(w)
+    return a * b
+
+
+def lets_one_be_followed(a: Tensor, b: Tensor) -> Tensor:  # here
+    b.detach().add_(1)
+    a.requires_grad_()
+    return a * b
+
+
+ONE_HISTORY = "session/run/aliased_inputs.py:check_one_history"
+refuses("aliased inputs", ONE_HISTORY).when(
+    captures(writes_a_history, X, X.detach(), torch.ones(8, requires_grad=True)),
+    lambda: writes_to_views(X.clone()),
+    at=writes_a_history,
+)
+refuses("aliased inputs", ONE_HISTORY).when(
+    captures(lets_one_be_followed, X, X.detach()),
+    captured(lambda a, b: lets_one_be_followed(a.clone(), b.clone()), X, X.detach()),
+    at=lets_one_be_followed,
+)
+
+
+def writes_and_follows(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.requires_grad_()
+    return x * 2  # here
+
+
+def follows_a_written_clone(x: Tensor) -> Tensor:
+    y = x.clone().add_(1)
+    return y.requires_grad_() * 2
+
+
+refuses(
+    "followed write", "tracer/functionalization/autograd_leaves.py:check_unwritten_leaves"
+).when(
+    captures(writes_and_follows, X),
+    captured(lambda x: x.add(1) * 2, X.clone().requires_grad_()),
+    captured(follows_a_written_clone, X),
+)
+
+
+def writes_to_views(x: Tensor) -> None:
+    """Views of one tensor have one history."""
+    w, pairs = torch.ones(8, requires_grad=True), [(y, y[:]) for y in (x.clone(), x.clone())]
+    ours = foretrace.capture(writes_a_history, (x, x[:], w)).cut("export")
+    same(ours(*pairs[0], w), writes_a_history(*pairs[1], w))
+    same(*[[each.requires_grad for each in pair] for pair in pairs])
+
+
 def fills(x: Tensor, one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
     one["x"] = x * 2  # here
     return x + len(other)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -10,6 +10,7 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
@@ -18,6 +19,13 @@ from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
 
 T = TypeVar("T")
+
+
+class Sharing(Protocol):
+    """The inputs of a run."""
+
+    inputs: list[Input]
+    real: list[Any]
 
 
 def check_shared_memory(
@@ -166,6 +174,40 @@ def without_views(inputs: Sequence[Any], requires: CallRequirements) -> list[Any
     on = requires.inputs
     views = {index for found in on.together.values() for index in found} | on.idle
     return [None if index in views else each for index, each in enumerate(inputs)]
+
+
+def check_one_history(
+    requires: CallRequirements, run: Sharing, current: Sequence[Any], followed: Container[int]
+) -> None:
+    """Refuse to do to arguments that share memory what autograd sees of one of them alone.
+
+    Args:
+        requires: knows which share memory.
+        run: the inputs, and what they stand for.
+        current: what the program has for each.
+        followed: inputs to which it writes what autograd follows.
+
+    Raises:
+        Refusal: it writes such a thing to them, and they are not views of one tensor; it sets
+            `requires_grad` of one, or its `.grad`.
+    """
+    for memory, views in requires.inputs.together.items():
+        members = views if run.inputs[memory].memory else [memory, *views]
+        bases = {id(torch_api.base_of(run.real[index])) for index in members}
+        switched = (
+            current[index].requires_grad and not run.real[index].requires_grad for index in views
+        )
+        bound = (getattr(current[index], "ft_grad", None) is not None for index in views)
+        separate = len(bases) > 1 if memory in followed else any(switched)
+        if separate or any(bound):
+            name = run.inputs[views[0]].role.name
+            raise Refusal(
+                f"the program writes to {name} with a history, or sets its requires_grad or .grad,"
+                " and another input shares its memory",
+                kind="aliased inputs",
+                at=requires.defined,
+                do="pass a clone, or only one of the two and take the view inside",
+            )
 
 
 def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Tensor]]]:

@@ -99,6 +99,15 @@ class RunLeaves:
             self.flags[tensor.ft_gradient[1]] = wanted
         return True
 
+    def switched_on(self, among: Container[int]) -> set[Value]:
+        """The values of inputs that became leaves, of those among some: at first, and now."""
+        recorder = self.run.recorder
+        stand_ins = [self.run.placeholders[i] for i, on in self.flags.items() if on and i in among]
+        known, ids = recorder.autograd, set(map(id, stand_ins))
+        leaves = ((value, known.leaves.get(value)) for value in known.switched)
+        first = {value for value, leaf in leaves if leaf is not None and id(leaf()) in ids}
+        return first.union(value_of(each, recorder) for each in stand_ins)
+
     def take(self, tensor: Abstract, other: torch.Tensor, place: type[OnData]) -> None:
         """Let a tensor have the memory of another; `place`: what each call does to an input."""
         recorder = self.run.recorder

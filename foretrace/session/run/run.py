@@ -53,7 +53,12 @@ from foretrace.session.patches.collector import UNCOLLECTED, check_whole
 from foretrace.session.patches.global_switches import ambient_guards
 from foretrace.session.patches.rng import check_states
 from foretrace.session.patches.torch_patches import running, unchanged_state
-from foretrace.session.run.aliased_inputs import check_shared_memory, minded_writes, without_views
+from foretrace.session.run.aliased_inputs import (
+    check_one_history,
+    check_shared_memory,
+    minded_writes,
+    without_views,
+)
 from foretrace.session.run.append_only import check_built_once, check_separate
 from foretrace.session.run.mutations import (
     begins_read,
@@ -66,7 +71,7 @@ from foretrace.session.run.mutations import (
 )
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
-from foretrace.tracer.functionalization.autograd_leaves import check_parted
+from foretrace.tracer.functionalization.autograd_leaves import check_parted, check_unwritten_leaves
 from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.modes_inside import normal_mode
@@ -277,6 +282,8 @@ def _mutations(
     for memory, views in requires.inputs.together.items():
         requires.inputs.begins |= dict.fromkeys((memory, *views), requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
+    followed = {index for index, value in written.items() if value.type.requires_grad}
+    check_one_history(requires, capture, capture.arguments.current(), followed)
     read = idle(recorder.scope.log, capture.inputs, placeholders, returned)
     requires.inputs.idle = read.difference(written)
     capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
@@ -306,7 +313,9 @@ def _outputs(
     left, states = states_of(kept, build.of, len(outputs), lines, found)
     leaves = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, leaves, capture.inputs)
-    check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
+    values = set(values_in([each.value for each in (*outputs, *states)]))
+    check_parted(capture.recorder, values)
+    check_unwritten_leaves(capture.recorder, capture.leaves.switched_on(written), values)
     requires.notes.effects += map(LeaveState, left)
     return [*outputs, *states]
 

@@ -8,7 +8,7 @@ from weakref import ref
 
 import torch
 
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
 from foretrace.tracer.functionalization.alias import alias_of
@@ -96,22 +96,53 @@ def check_parted(recorder: RecorderBase, returned: Iterable[Value]) -> None:
     parted = recorder.autograd.parted
     if not parted:
         return
-    written = (now for now, was in recorder.autograd.places.items() if was in parted)
-    leaves = {*parted, *written}
+    leaves = _as_written(recorder, parted)
+    if not leaves.union(_behind(recorder, leaves)).isdisjoint(returned):
+        raise Refusal(
+            "the program writes to a leaf that it has made, after it used the leaf, and gives both",
+            kind="unsupported",
+            at=_used(recorder, leaves),
+            do="write to it before it is used, or to a clone",
+        )
+
+
+def check_unwritten_leaves(
+    recorder: RecorderBase, leaves: set[Value], returned: Iterable[Value]
+) -> None:
+    """Refuse results that depend on inputs which the program writes to and makes leaves.
+
+    Raises:
+        Refusal: a graph computes with another tensor, to which their gradients would go.
+    """
+    every = _as_written(recorder, leaves)
+    if not _behind(recorder, every).isdisjoint(returned):
+        raise Refusal(
+            "the program writes to an input, sets its requires_grad, and gives what depends on it",
+            kind="followed write",
+            at=_used(recorder, every),
+            do=("set `requires_grad` outside of the program", "or write to a clone"),
+        )
+
+
+def _as_written(recorder: RecorderBase, leaves: Iterable[Value]) -> set[Value]:
+    """Leaves, and what they are once they are written to unseen."""
+    known = {*leaves}
+    return known.union(now for now, was in recorder.autograd.places.items() if was in known)
+
+
+def _behind(recorder: RecorderBase, leaves: set[Value]) -> set[Value]:
+    """What autograd computes from leaves; not these themselves."""
     reached = {*leaves}
-    log = recorder.scope.log
-    for op in log:
+    for op in recorder.scope.log if leaves else ():
         if op.origin.grad_mode and not reached.isdisjoint(op.operands):
             reached.update(out for out in op.outs if out.type.requires_grad)
-    if reached.isdisjoint(returned):
-        return
-    at = next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
-    raise Refusal(
-        "the program writes to a leaf that it has made, after it used the leaf, and gives both",
-        kind="unsupported",
-        at=at,
-        do="write to it before it is used, or to a clone",
-    )
+    return reached - leaves
+
+
+def _used(recorder: RecorderBase, leaves: set[Value]) -> Frame | None:
+    """The line that first computes with one."""
+    log = recorder.scope.log
+    return next((op.origin.frame for op in log if not leaves.isdisjoint(op.operands)), None)
 
 
 def returned_value(tensor: Abstract, recorder: RecorderBase) -> Value:
