@@ -91,6 +91,21 @@ def a_leaf_that_is_trained() -> Given:
     return Given(program, lambda _: setattr(at, "t", new(grad=True)))
 
 
+def a_leaf_with_a_gradient() -> Given:
+    def leaf() -> Tensor:
+        made = new(grad=True)
+        made.grad = new()
+        return made
+
+    at = SimpleNamespace(t=leaf())
+
+    def program(x: Tensor) -> Tensor:
+        (x * at.t).sum().backward()
+        return at.t.grad * x
+
+    return Given(program, lambda _: setattr(at, "t", leaf()))
+
+
 def an_argument_too() -> Given:
     at = SimpleNamespace(t=new())
     return Given(lambda x, y: x * at.t + y, lambda _: setattr(at, "t", new()), lambda: (at.t,))
@@ -105,7 +120,8 @@ def that_is_written() -> Given:
 
 EACH: list[Callable[[], Given]] = [
     an_attribute, of_a_module, an_entry, a_cell, in_a_tuple, an_item, of_a_deque, nested,
-    with_a_history, a_leaf_that_is_trained, an_argument_too, that_is_written,
+    with_a_history, a_leaf_that_is_trained, a_leaf_with_a_gradient, an_argument_too,
+    that_is_written,
 ]  # fmt: skip
 
 

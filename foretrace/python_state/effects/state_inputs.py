@@ -118,11 +118,15 @@ def _lifted(run: Run, tensor: torch.Tensor) -> int:
 
 
 def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
-    """Read an input in a place at each call; False where it is one by another way."""
+    """Read an input, and its `.grad`, in a place at each call; False where it has another way."""
     item = run.inputs[index]
     if item.role.kind != "captured" or item.read is not None or item.gradient_of is not None:
         return False
-    run.inputs[index] = replace(item, role=role_of(change, ""), tensor=None, read=read)
+    now = replace(item, role=role_of(change, ""), tensor=None, read=read)
+    run.inputs[index] = now
+    for place, each in enumerate(run.inputs):
+        if each.gradient_of is item:
+            run.inputs[place] = replace(each, gradient_of=now, tensor=None)
     return True
 
 
