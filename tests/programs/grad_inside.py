@@ -359,3 +359,20 @@ def gradient_of_the_largest(x: Tensor) -> Tensor:
 def gradient_through_indices(x: Tensor) -> Tensor:
     y = x[:, torch.tensor([0, 2, 2])]
     return slope(y.pow(3), x) * x
+
+
+@program(t(3, 4))
+def gradient_through_a_write_over_all_of_a_tensor(x: Tensor) -> Tensor:
+    """The engine copies the gradient of what was there into a layout of its own."""
+    y = x * 2
+    z = torch.zeros(3, 4)
+    z[:] = torch.stack([z.detach(), y], -1).logsumexp(-1)
+    return slope(z.exp(), y)
+
+
+@program(t(3, 3))
+def gradient_through_writes_to_memory_with_gaps(x: Tensor) -> Tensor:
+    y = torch.empty_strided((3, 3), (8, 2)).fill_(1.0)
+    y.mul_(x)
+    y[:2].mul_(x[1:])
+    return slope(y.exp(), x)

@@ -134,11 +134,20 @@ class WalkRecord:
         scope = self.recorder.scope.ops
         count = len(scope)
         args, kwargs = self.recorder.concrete((op.args, op.kwargs), _Tensors(self))
-        result = self.recorder.again(op.target, args, kwargs)
+        result = self.recorder.again(self._followed(op.target), args, kwargs)
         tensors = [t for t in torch_api.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.tensors.update(zip(values_in(op.result), tensors, strict=True))
         for new in scope[count:]:
             new.because, new.rule, new.asked = op.because, op.rule, True
+
+    def _followed(self, target: Any) -> Any:
+        """An operator of a walk in the form that autograd follows, if it is to.
+
+        There is no derivative of `copy`, by which a walk fills new memory in another layout. There
+        the engine of eager calls `copy_`, which has one.
+        """
+        copies = self.again and target is torch.ops.aten.copy.default
+        return torch.ops.aten.copy_.default if copies else target
 
 
 class _Tensors(dict[Value, Any]):
