@@ -571,3 +571,31 @@ def test_an_object_with_a_tensor_as_an_argument() -> None:
         result = compiled(x, Scale(torch.full((3,), number)))
         assert torch.equal(result, x * number)
         assert torch.equal(*torch.autograd.grad(result.sum(), x), torch.full((3,), number))
+
+
+class Sloped(torch.autograd.Function):
+    """Asks for a gradient of a layer in its forward."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = layer(x).tanh().sum()
+        return torch.autograd.grad(y, x)[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_gradient_inside_of_a_forward_that_nothing_follows(backend: str) -> None:
+    """The Function is opened, and its layers give what the gradient reads of their insides."""
+    layer, x = nn.Linear(4, 3), torch.randn(2, 4)
+
+    def program(x):
+        return Sloped.apply(x, layer) + Sloped.apply(x + 1, layer)
+
+    with torch.no_grad():
+        compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(x), program(x))

@@ -132,8 +132,8 @@ def shared_by(op: Op) -> Mapping[Value, list[Value]]:
             found[op.outs[place]] = [base]
         return found
     shared = op.definition
-    if shared is None:
-        inside = _inside(op.own or (), op.operands)
+    if shared is None or op.region is not None:  # that may give values of its insides, too
+        inside = _inside(op.region or (), op.operands)
         return {out: inside.get(out, []) for out in op.outs}
     inside = _inside(shared.ops, shared.params)
     of = dict(zip(shared.params, op.operands, strict=True))
