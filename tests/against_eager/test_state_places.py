@@ -266,6 +266,29 @@ def test_an_argument_that_holds_itself() -> None:
     )
 
 
+SPACE: dict[str, Any] = {}
+"""What holds itself, as a module does that keeps its own `globals()`"""
+
+
+def test_a_global_that_holds_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of what it has is read, where another is bound there, too."""
+
+    def holding(gain: float) -> dict[str, Any]:
+        space: dict[str, Any] = {"gain": gain, "bias": drawn()}
+        space["all"] = space
+        return space
+
+    def program(x: Tensor) -> Tensor:
+        return x * SPACE["gain"]
+
+    compiled = foretrace.compile(program, fullgraph=True)
+    for gain, rows in ((2.0, 3), (2.0, 5), (3.0, 5), (4.0, 6)):
+        if gain != SPACE.get("gain"):
+            monkeypatch.setitem(globals(), "SPACE", holding(gain))
+        x = torch.randn(rows)
+        assert torch.equal(compiled(x), program(x))
+
+
 def test_an_open_number_among_the_arguments_is_a_number() -> None:
     """And not an object that leads to every size that torch knows of."""
     fn = lambda x, n: x[:n] * n  # noqa: E731

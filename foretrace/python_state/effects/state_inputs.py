@@ -179,11 +179,19 @@ def may_be_bound(requires: CallRequirements, names: Container[object]) -> Iterat
 
 
 def _others(before: Any, now: Any) -> bool:
-    """Whether tensors are others, alone or in a container that is nested as it was."""
-    (then, form), (found, other) = map(named_leaves, (before, now))
+    """Whether tensors are others, alone or in a container that is nested as it was.
+
+    A container that holds itself has no leaves to be read at each call.
+    """
+    if before is now:
+        return False
+    try:
+        (then, form), (found, other) = map(named_leaves, (before, now))
+    except Refusal:
+        return False
     pairs = [(a, b) for (_, a), (_, b) in zip(then, found, strict=False)]
     both = [type(a) is type(b) for a, b in pairs if isinstance(a, torch.Tensor)]
-    return before is not now and form == other and bool(both) and all(both)
+    return form == other and bool(both) and all(both)
 
 
 def attributes_asked(
