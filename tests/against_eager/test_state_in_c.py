@@ -328,3 +328,18 @@ def test_a_name_that_builtins_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same_bits(call(x), program(x))
     monkeypatch.setattr(builtins, "FORETRACE_GAIN", 5.0)
     assert same_bits(call(x), program(x))
+
+
+def test_a_number_that_a_class_in_c_shows_for_reading() -> None:
+    """Each question gives a new object, which is no other number; no symbol stands there."""
+    made = pytest.importorskip("numpy.random._generator").default_rng
+    if not hasattr(made, "__vectorcalloffset__"):
+        pytest.skip("no member of a class by Cython")
+
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if made.__vectorcalloffset__ else x
+
+    call = foretrace.compile(program, fullgraph=True)
+    for rows in (3, 5, 6):
+        x = torch.ones(rows)
+        assert same_bits(call(x), program(x))

@@ -86,6 +86,15 @@ def slot_names(kind: type) -> list[str]:
     ]
 
 
+def kept_by_c(item: Any, name: str) -> bool:
+    """Whether an attribute is a member that a class in C shows: no slot, and maybe for reading."""
+    bases = (base for base in type(item).__mro__ if name in vars(base))
+    kind = next(bases, None)
+    if kind is None or "__slots__" in vars(kind):
+        return False
+    return isinstance(vars(kind)[name], types.MemberDescriptorType)
+
+
 def names_in(item: Any) -> dict[str, Any] | None:
     """The attributes and the slots of an object as a new dict; None if it has room for neither.
 

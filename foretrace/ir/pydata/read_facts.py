@@ -11,7 +11,7 @@ import torch
 
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.pydata.location import Entry, Location
-from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.members import MISSING, kept_by_c
 
 How: TypeAlias = Literal["item", "attribute", "cell"]
 """Of what a place is one"""
@@ -100,7 +100,10 @@ class ReadLocation(ReadFact):
         if isinstance(self.holder, FOR_GOOD):
             return None
         if self.how != "item":
-            return Location(str(self.variable), self.holder, self.before)
+            name = str(self.variable)
+            if self.how == "attribute" and kept_by_c(self.holder, name):
+                return None
+            return Location(name, self.holder, self.before)
         if not isinstance(self.holder, dict):
             return None
         name = self.key if type(self.key) is str else self.name
