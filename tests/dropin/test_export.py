@@ -425,3 +425,35 @@ def test_an_assertion_has_the_words_of_torch() -> None:
                 RuntimeError, match=f"Runtime assertion failed for expression {words}"
             ):
                 module(torch.tensor(size))
+
+
+class Switches(nn.Module):
+    """Sets a fact of its buffer; it asks for an id, so that tensors stay where they are."""
+
+    def __init__(self, switch: Any) -> None:
+        super().__init__()
+        self.switch = switch
+        self.register_buffer("offset", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if id(x) == id(self.offset):
+            return x
+        self.switch(self.offset)
+        return x + self.offset
+
+
+SWITCHES = {
+    "requires_grad_": lambda t: t.requires_grad_(),
+    "requires_grad": lambda t: setattr(t, "requires_grad", True),
+    "data": lambda t: setattr(t, "data", torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_what_no_file_has_of_tensors_that_stay_in_place(switch: str) -> None:
+    module, x = Switches(SWITCHES[switch]), torch.randn(3)
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.export(module, (x,))
+    assert caught.value.kind == "side effect"
+    assert not module.offset.requires_grad
+    assert torch.equal(module.offset, torch.ones(3))

@@ -9,7 +9,7 @@ Python changes a tensor without a call of an operator, and casts, which autocast
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -64,7 +64,8 @@ class Gradients:
         make: makes an input of a gradient: what stands for it.
         lift: makes one of another tensor that the program reached.
         wrapping: knows tensors that wrap others.
-        outside: who watches the program; None: all that is asked is asked by work of ours.
+        outside: who watches the program; None: all that is asked is asked by work of ours, but of
+            what `itself` has.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Gradients:
     ) -> None:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
         self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
+        self.itself: AbstractSet[int] = frozenset()
+        """ids of tensors that the program finds in their places, and no stand-ins"""
         self._unwatched = outside or Unmonitored()
         for method in (self._read, self._write):
             self._unwatched.rests_at(method.__code__)
@@ -190,7 +193,7 @@ class Gradients:
     # ---- real tensors ------------------------------------------------------------------------
 
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
-        answering = self._answering()
+        answering = self._answering(tensor)
         with self._unwatched:
             return self._found(tensor, name, answering=answering)
 
@@ -204,7 +207,7 @@ class Gradients:
         return self.get(self._index(tensor)) if name == "grad" else getattr(self.lift(tensor), name)
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
-        answering = self._answering()
+        answering = self._answering(tensor)
         with self._unwatched:
             self._bind(tensor, name, new, answering=answering)
 
@@ -221,9 +224,10 @@ class Gradients:
         else:
             setattr(self.lift(tensor), name, new)
 
-    def _answering(self) -> bool:
+    def _answering(self, tensor: torch.Tensor) -> bool:
         """Whether work of ours asks, such as the answer to another question."""
-        ours = self.outside is None or self.outside.resting > 0
+        outside = self.outside
+        ours = id(tensor) not in self.itself if outside is None else outside.resting > 0
         return ours or torch_api.functorch_active()
 
     def _of_wrapping(self, tensor: torch.Tensor, name: str) -> Any:

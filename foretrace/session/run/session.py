@@ -78,6 +78,7 @@ class Session:
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             self.outside,
         )  # fmt: skip
+        self.gradients.itself = self.known.themselves
         learned = semantics.learned
         outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
         kind: Any = WatchedRecorder if self.outside else Recorder
