@@ -52,7 +52,8 @@ def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
         return next(leaves)
     parts = [_built(leaves, each) for each in spec.children()]
     if spec.type is torch.Size:
-        return torch.Size(parts)
+        marked = any(isinstance(part, torch.Tensor) for part in parts)  # what stands for numbers
+        return tuple(parts) if marked else torch.Size(parts)
     return SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)
 
 

@@ -320,3 +320,26 @@ def test_a_module_that_a_made_object_knows_is_no_container() -> None:
     program = foretrace.capture(fn, (x,))
     assert made == {}
     same(program.cut("export")(x), x * 2, "result")
+
+
+class Sized(nn.Module):
+    """Keeps the sizes for which it has made a tensor, as a grid of positions does."""
+
+    sizes: torch.Size | None = None
+    grid: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.sizes != x.shape[1:]:
+            self.grid = torch.ones(x.shape[1:])
+            self.sizes = x.shape[1:]
+        return x * self.grid
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_open_sizes_that_are_left(*, fullgraph: bool) -> None:
+    ours, eager = Sized(), Sized()
+    compiled = foretrace.compile(ours, fullgraph=fullgraph)
+    for shape in ((2, 3, 4), (2, 3, 4), (2, 5, 6), (2, 7, 6), (2, 3, 4)):
+        x = torch.randn(shape)
+        assert torch.equal(compiled(x), eager(x))
+        assert (type(ours.sizes), ours.sizes) == (torch.Size, eager.sizes)
