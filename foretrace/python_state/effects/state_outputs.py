@@ -154,7 +154,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     `known`: what was there before the run, so that a tensor among it is no other thread's.
     """
     after, content = change.after, isinstance(change.place, Contents)
-    atom = type(after) in ATOMS and type(after) not in HOLDERS
+    atom = type(after) in ATOMS and type(after) not in (*HOLDERS, torch.Size)
     inside = [] if atom else [*carried_in([after]), *flatten(after)[0]]
     created = any(isinstance(each, Abstract) or is_open(each) for each in inside)
     holds = created or any(isinstance(each, torch.Tensor) for each in inside)

@@ -336,10 +336,9 @@ class ReachableState:
 
     def _names_of(self, space: dict[str, Any]) -> NamesSnapshot:
         """What is kept of the names of a file, or of an object of a library's class."""
-        kept = self._names.get(id(space))
-        if kept is None:
-            kept = self._names[id(space)] = NamesSnapshot(space)
-        return kept
+        if id(space) not in self._names:
+            self._names[id(space)] = NamesSnapshot(space)
+        return self._names[id(space)]
 
 
 def referents(item: Any) -> list[Any]:
