@@ -94,11 +94,15 @@ def _suggested(out: TensorType, operand: TensorType) -> TensorType:
 def _rolled(
     out: TensorType, operand: TensorType, shifts: Tree, dims: Sequence[int] = ()
 ) -> TensorType:
-    """The type of a `roll`: one `cat` after another of two parts, in one order only if both are."""
-    if not dims:
+    """The type of a `roll`: one `cat` after another of two parts, in one order only if both are.
+
+    By an open number it is in order, as the meta kernel has it: where the parts begin is not known.
+    """
+    by = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
+    if not dims or any(type(shift) is not int for shift in by):
         return out.contiguous()
     stride = operand.stride
-    for shift, dim in zip([shifts] if isinstance(shifts, int) else shifts, dims, strict=True):
+    for shift, dim in zip(by, dims, strict=True):
         shape = list(out.shape)
         second = -shift % shape[dim]
         found = set[Any]()
