@@ -73,9 +73,7 @@ StandIn = Callable[[type[Function], tuple[Any, ...]], Any]
 
 
 @contextmanager
-def applied(
-    stand_in: StandIn, sees: Callable[[], bool], *, device_is_here: bool = True
-) -> Iterator[None]:
+def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
     """In this thread, and where `sees` says so, `Function.apply` calls `stand_in`, not the forward.
 
     It ends in a C++ method, and is that from torch 2.15 on: nothing replaces one that was bound
@@ -83,14 +81,15 @@ def applied(
     `_backward_cls`, to make a context, then `forward`, which it calls, and a `setup_context` to
     call afterwards, if there is one. Defaults are filled in before, and the transforms of
     `torch.func` are done, whose own Functions are no subclasses of `Function`.
+
+    C++ would make a node for each leaf among the arguments, in grad mode. It ends the process where
+    torch has no support for a leaf's device, or where a subclass, asked for its sizes, raises. So
+    grad mode is off in C++ from the first look-up to the end of `apply`.
     Source: THPFunction_apply in torch/csrc/autograd/python_function.cpp.
 
     Args:
         stand_in: is called with the Function and its arguments.
         sees: whether calls are recorded now.
-        device_is_here: whether C++ may make nodes for the program's tensors. It makes one for each
-            leaf among the arguments, in grad mode, and ends the process where torch has no support
-            for their device; so grad mode is off then from the first look-up to the end of `apply`.
     """
     outer = vars(FunctionMeta).get("__getattribute__")
 
@@ -100,15 +99,13 @@ def applied(
         else:
             del FunctionMeta.__getattribute__
 
-    lookup = _looking_up(stand_in, sees, device_is_here=device_is_here)
+    lookup = _looking_up(stand_in, sees)
     FunctionMeta.__getattribute__ = lookup  # type: ignore[method-assign]
     with forks.undone(undo):
         yield
 
 
-def _looking_up(
-    stand_in: StandIn, sees: Callable[[], bool], *, device_is_here: bool
-) -> Callable[[Any, str], Any]:
+def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, str], Any]:
     """The method of the metaclass; it has C++ switch grad mode, which a program may follow."""
     thread = threading.get_ident()
     without_nodes: dict[type, bool] = {}  # those whose `apply` has begun, and its grad mode
@@ -127,7 +124,7 @@ def _looking_up(
             return partial(forward, cls, begun.pop(cls))
         if name == "setup_context" and cls in ended:
             return ended.pop(cls)
-        if not device_is_here and cls not in begun and _begins(cls, name) and sees():
+        if cls not in begun and _begins(cls, name) and sees():
             without_nodes.setdefault(cls, torch.is_grad_enabled())
             _C._set_grad_enabled(False)
         return found

@@ -1,5 +1,7 @@
 """Users' own autograd.Functions, beyond the zoo: torch's database, wrong backwards, threads."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -599,3 +601,30 @@ def test_a_gradient_inside_of_a_forward_that_nothing_follows(backend: str) -> No
     with torch.no_grad():
         compiled = foretrace.compile(program, backend=backend, fullgraph=True)
         assert torch.equal(compiled(x), program(x))
+
+
+OF_A_CLASS = """
+import warnings
+import torch, foretrace
+from torch.masked import masked_tensor
+
+warnings.simplefilter("ignore")
+
+def program(data, mask):
+    masked = masked_tensor(data, mask, requires_grad=True)
+    masked.sum().backward()
+    return masked.grad.get_data()
+
+args = torch.arange(6.0).view(2, 3), torch.eye(2, 3, dtype=torch.bool)
+try:
+    foretrace.compile(program, fullgraph=True)(*args)
+except foretrace.Refusal as refusal:
+    print(refusal.kind)
+print(torch.equal(foretrace.compile(program)(*args), program(*args)), torch.is_grad_enabled())
+"""
+
+
+def test_a_function_of_a_leaf_of_a_class_of_its_own_does_not_abort() -> None:
+    """C++ asks a leaf among the arguments for its sizes, where nothing may raise."""
+    done = subprocess.run([sys.executable, "-c", OF_A_CLASS], capture_output=True, text=True)  # noqa: PLW1510
+    assert (done.returncode, done.stdout.split()[-2:]) == (0, ["True", "True"]), done.stderr

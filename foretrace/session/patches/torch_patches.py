@@ -199,7 +199,7 @@ def running(
         sizes_as_integers(),
         talks,
         followed_autocast(recorder),
-        function_calls(recorder, parts, device_is_here=here),
+        function_calls(recorder, parts),
         nullcontext() if here else torch_api.lifted_then_moved(),
         module_calls(recorder, paths),
         recorder,

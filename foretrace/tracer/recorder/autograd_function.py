@@ -46,9 +46,7 @@ class Reads(Protocol):
 
 
 @contextmanager
-def function_calls(
-    recorder: Recorder, reads: Reads, *, device_is_here: bool = True
-) -> Iterator[None]:
+def function_calls(recorder: Recorder, reads: Reads) -> Iterator[None]:
     """Record calls of autograd.Functions inside, however the program looked up `apply`.
 
     Calls inside an operator's kernel are not recorded.
@@ -58,7 +56,7 @@ def function_calls(
         return _Call(recorder, reads, cls, args).recorded()
 
     sees = partial(torch_api.sees_calls, recorder)
-    with torch_api.applied(called, sees, device_is_here=device_is_here):
+    with torch_api.applied(called, sees):
         yield
 
 
