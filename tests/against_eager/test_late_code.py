@@ -249,3 +249,28 @@ def test_what_the_run_has_bound_by_then_is_the_runs() -> None:
         assert [*map(torch.equal, FILLED, [x * 3, x])] == [True, True]
         assert FILLED is not before
     assert not before
+
+
+class Row:
+    def __init__(self, number: int) -> None:
+        self.numbers = {"number": number}
+        self.parts = [number]
+
+
+MANY = [[Row(number) for number in range(100)] for _ in range(70)]
+FAR: dict[str, Any] = {"a": {"b": {"c": {"d": {"log": []}}}}}
+
+
+def fills_far_away(x: Tensor) -> Tensor:
+    FAR["a"]["b"]["c"]["d"]["log"].append(x * 2)
+    return x * len(MANY)
+
+
+def test_what_is_behind_many_objects_is_put_back() -> None:
+    """21,000 objects are nearer."""
+    x, log = torch.randn(2), FAR["a"]["b"]["c"]["d"]["log"]
+    compiled = foretrace.compile(fills_far_away, fullgraph=True)
+    for count in (1, 2):
+        assert torch.equal(compiled(x), x * 70)
+        assert [type(each) for each in log] == [Tensor] * count
+    assert all(map(torch.equal, log, [x * 2] * 2))

@@ -55,7 +55,7 @@ from foretrace.python_state.snapshot.torch_objects import (
     TensorSnapshot,
 )
 
-MOST: Final = 20_000
+MOST: Final = 200_000
 """Objects that are looked at, the near ones first; what is farther away is not put back"""
 LARGEST: Final = 5_000
 """Items of a container up to which they are followed; the container itself is kept in any case"""
