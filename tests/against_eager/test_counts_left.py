@@ -30,6 +30,12 @@ def as_a_default_by_name(x: Tensor) -> Tensor:
     return scaled(x)
 
 
+def as_a_default_by_setattr(x: Tensor) -> Tensor:
+    AT.steps += 1
+    setattr(scaled, "__defaults__", (AT.steps + 1.0,))  # noqa: B010 - what is tested
+    return scaled(x)
+
+
 def in_a_cell(x: Tensor) -> Tensor:
     AT.steps += 1
     by = AT.steps + 1.0
@@ -63,7 +69,15 @@ def left() -> list[Any]:
 @pytest.mark.filterwarnings("ignore:.*is not captured whole")
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize(
-    "program", [as_a_default, as_a_default_by_name, in_a_cell, in_a_cell_of_a_tuple, in_a_slice]
+    "program",
+    [
+        as_a_default,
+        as_a_default_by_name,
+        as_a_default_by_setattr,
+        in_a_cell,
+        in_a_cell_of_a_tuple,
+        in_a_slice,
+    ],
 )
 def test_as_eager(program: Callable[[Tensor], Tensor], fullgraph: bool) -> None:
     seen = []

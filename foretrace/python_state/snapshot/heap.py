@@ -32,6 +32,7 @@ from foretrace.python_state.snapshot.objects import (
     NamesSnapshot,
     Snapshot,
     changes_in,
+    rebound_defaults,
 )
 from foretrace.python_state.snapshot.reachable import MOST, ReachableState, referents
 from foretrace.python_state.snapshot.restore import put_all_back
@@ -252,6 +253,7 @@ class HeapSnapshot(ReachableState):
             yield from module.parts()
         yield from self._names.values()
         yield from self._kept
+        yield from rebound_defaults(self._defaults)
         for space in filter(None, self._bare):
             kept = AttributesSnapshot(space)
             kept.before = {}
@@ -259,6 +261,7 @@ class HeapSnapshot(ReachableState):
 
     def _tables(self) -> Iterator[NamesSnapshot | DictSnapshot]:
         """What is kept of names: of files, cells, objects, classes and modules."""
+        yield from rebound_defaults(self._defaults)
         yield from (module.attributes for module in self._modules.values())
         yield from self._names.values()
         for kept in self._kept:

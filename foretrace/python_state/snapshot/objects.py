@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.pydata.location import Location, content_of, refill_content
-from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_kind
+from foretrace.ir.pydata.members import DEFAULTS, MISSING, bind_name, lookup, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.snapshot.changes import changes_of, content_changes, filled
@@ -193,6 +193,19 @@ class NamesSnapshot(Snapshot):
         return changes_of(
             Location(each, self.item, content) for each, content in self.before.items()
         )
+
+
+KeptDefaults = dict[int, tuple[types.FunctionType, Any, Any]]
+"""Functions by id, with the defaults they had"""
+
+
+def rebound_defaults(kept: KeptDefaults) -> Iterator[NamesSnapshot]:
+    """Snapshots of the functions that have other defaults now; of all they take too long."""
+    for function, places, names in kept.values():
+        if function.__defaults__ is not places or function.__kwdefaults__ is not names:
+            snapshot = NamesSnapshot(function)
+            snapshot.before = dict(zip(DEFAULTS, (places, names), strict=True))
+            yield snapshot
 
 
 class ClassSnapshot(NamesSnapshot):

@@ -18,7 +18,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import CONTENT, DEFAULTS, attributes_of, own_length, slot_names
+from foretrace.ir.pydata.members import CONTENT, attributes_of, own_length, slot_names
 from foretrace.ir.pydata.memo import Memo
 from foretrace.ir.symbols.builtin_call_sites import CASTS, uses_of
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -39,6 +39,7 @@ from foretrace.python_state.snapshot.objects import (
     ATOMS,
     AttributesSnapshot,
     ClassSnapshot,
+    KeptDefaults,
     NamesSnapshot,
     Snapshot,
     snapshot_of,
@@ -97,7 +98,7 @@ class ReachableState:
         self._met_modules: list[ModuleSnapshot] = []
         """also those that are borrowed"""
         self._names: dict[int, NamesSnapshot] = {}
-        self._functions: dict[int, types.FunctionType] = {}
+        self._defaults: KeptDefaults = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
@@ -139,10 +140,9 @@ class ReachableState:
 
         def inside(item: Any) -> list[Any]:
             self._queue = []
-            way = ways.get(type(item))
-            if way is None:
-                way = ways[type(item)] = self._way(type(item))
-            way(item)
+            if (kind := type(item)) not in ways:
+                ways[kind] = self._way(kind)
+            ways[kind](item)
             return self._queue
 
         found = [*roots]
@@ -186,8 +186,8 @@ class ReachableState:
 
     def _hooks_on(self, tensor: torch.Tensor) -> None:
         """The hooks of a tensor: a backward of the program's own runs them."""
-        for table in torch_api.hooks_of(tensor):
-            self._queue.extend(table.values() if table else ())
+        for table in filter(None, torch_api.hooks_of(tensor)):
+            self._queue.extend(table.values())
 
     def _container(self, item: Any) -> None:
         self._kept.append(snapshot_of(item))
@@ -274,15 +274,12 @@ class ReachableState:
     def _function(self, function: types.FunctionType) -> None:
         """What it closes over, its defaults and attributes, and what its code mentions."""
         queue = self._queue
-        if function.__closure__:
-            queue.extend(function.__closure__)
-        if function.__defaults__:
-            queue.extend(function.__defaults__)
-        if function.__kwdefaults__:
-            queue.extend(function.__kwdefaults__.values())
+        queue.extend(function.__closure__ or ())
+        queue.extend(function.__defaults__ or ())
+        queue.extend((function.__kwdefaults__ or {}).values())
         found = mentioned_by(function)
         if found.users:
-            self._of_function(function)
+            self._of_users(function)
         self.mentioned |= found.names
         if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
             self._casting[id(function.__globals__)] = function.__globals__
@@ -301,11 +298,14 @@ class ReachableState:
             self._class(kind)
 
     def _of_function(self, function: types.FunctionType) -> None:
-        """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if of_user(function) and id(function) not in self._functions:
-            self._functions[id(function)] = function
-            self._attributes(function.__dict__)
-            self._kept.append(NamesSnapshot(function, DEFAULTS))
+        """The attributes of a function; torch keeps what it likes in those of its own."""
+        if of_user(function):
+            self._of_users(function)
+
+    def _of_users(self, function: types.FunctionType) -> None:
+        kept = function, function.__defaults__, function.__kwdefaults__
+        self._defaults.setdefault(id(function), kept)
+        self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it derives from."""
