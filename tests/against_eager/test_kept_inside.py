@@ -101,3 +101,26 @@ def test_what_an_unpack_hook_returns_for_a_leaf(program: Callable[[Tensor], Any]
     expected, call = program(x), foretrace.compile(program, fullgraph=True)
     for _ in range(2):
         assert same_bits(call(x), expected)
+
+
+def of_what_keeps_its_gradient(x: Tensor, w: Tensor) -> Any:
+    hidden = (x * w).sin()
+    hidden.retain_grad()
+    after = hidden * 2
+    after.retain_grad()
+    loss = (after * w).sum() + hidden.cos().sum()
+    loss.backward(inputs=[after, w], retain_graph=True)
+    first = after.grad, w.grad
+    loss.backward(inputs=[hidden])
+    return *first, hidden.grad, after.grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_inputs_of_a_backward_may_be_tensors_that_keep_their_gradients(backend: str) -> None:
+    compiled = foretrace.compile(of_what_keeps_its_gradient, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.linspace(-1, 1, 6).view(2, 3)
+        own, others = (torch.linspace(1, 2, 3).requires_grad_() for _ in range(2))
+        found, expected = compiled(x, own), of_what_keeps_its_gradient(x, others)
+        assert all(map(same_bits, found, expected))
+        assert same_bits(own.grad, others.grad)

@@ -230,9 +230,9 @@ class Engine:
         """Refuse what eager adds to the `.grad` of a tensor that is no leaf here.
 
         Raises:
-            Refusal: it is among `inputs=`.
+            Refusal: it is among `inputs=`, and keeps no gradient by itself (`retain_grad`).
         """
-        if value in task.asked:
+        if value in task.asked and value not in self.recorder.autograd.retained:
             raise _refused(
                 "is added to the .grad of a tensor that is no leaf (inputs=)",
                 "use torch.autograd.grad for it",
