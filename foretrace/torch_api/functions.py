@@ -1,6 +1,7 @@
 """How `autograd.Function`s are applied, and levels of `torch.func` and `forward_ad`."""
 
 import dis
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -125,8 +126,7 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
         if name == "setup_context" and cls in ended:
             return ended.pop(cls)
         if cls not in begun and _begins(cls, name) and sees():
-            without_nodes.setdefault(cls, torch.is_grad_enabled())
-            _C._set_grad_enabled(False)
+            return _without_nodes(found, cls, name, without_nodes)
         return found
 
     def forward(cls: type[Function], grad_mode: bool, *args: Any) -> Any:
@@ -145,9 +145,29 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
     return lookup
 
 
+def _without_nodes(found: Any, cls: type, name: str, modes: dict[type, bool]) -> Any:
+    """Switch grad mode off in C++, once the arguments fit, and note the one that there was."""
+
+    def switch() -> None:
+        modes.setdefault(cls, torch.is_grad_enabled())
+        _C._set_grad_enabled(False)
+
+    if not _sets_up(cls):
+        switch()
+    elif name == "forward":
+        return _bound_before(found, switch)
+    return found
+
+
+def _sets_up(cls: type) -> bool:
+    """Whether a Function has a `setup_context`: then `apply` binds its arguments to `forward`."""
+    get = type.__getattribute__
+    return get(cls, "setup_context") is not get(Function, "setup_context")
+
+
 def _begins(cls: type, name: str) -> bool:
     """Whether a call of `apply` looks a name up, before it makes nodes."""
-    if name != "setup_context" or not issubclass(cls, Function):
+    if name == "_backward_cls" or not issubclass(cls, Function):
         return False
     if _C._are_functorch_transforms_active():
         return False
@@ -155,6 +175,29 @@ def _begins(cls: type, name: str) -> bool:
     if APPLY is not None:
         return by.f_code is APPLY.__code__
     return dis.opname[by.f_code.co_code[by.f_lasti]].startswith("CALL")
+
+
+class _Bound(inspect.Signature):
+    """A signature that says when arguments fit it."""
+
+    __slots__ = ("fits",)
+    fits: Callable[[], None]
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        """As `Signature.bind`, by which `apply` fills in defaults; wrong ones raise before."""
+        bound = super().bind(*args, **kwargs)
+        self.fits()
+        return bound
+
+
+def _bound_before(forward: Any, fits: Callable[[], None]) -> Any:
+    """What `apply` binds its arguments to, of a Function with a `setup_context`."""
+    signature = inspect.signature(forward)
+    asked = partial(forward)
+    known = _Bound(list(signature.parameters.values()))
+    known.fits = fits
+    vars(asked)["__signature__"] = known
+    return asked
 
 
 def _answer(

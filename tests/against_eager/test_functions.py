@@ -628,3 +628,31 @@ def test_a_function_of_a_leaf_of_a_class_of_its_own_does_not_abort() -> None:
     """C++ asks a leaf among the arguments for its sizes, where nothing may raise."""
     done = subprocess.run([sys.executable, "-c", OF_A_CLASS], capture_output=True, text=True)  # noqa: PLW1510
     assert (done.returncode, done.stdout.split()[-2:]) == (0, ["True", "True"]), done.stderr
+
+
+class SetUp(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.factor, None
+
+
+def test_wrong_arguments_leave_grad_mode_on() -> None:
+    def program(x: Tensor) -> tuple[Tensor, bool]:
+        try:
+            SetUp.apply(x)
+        except TypeError:
+            x = SetUp.apply(x, 3.0)
+        return x * 2, torch.is_grad_enabled()
+
+    x = torch.ones(2, requires_grad=True)
+    found, on = foretrace.compile(program, fullgraph=True)(x)
+    assert on
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.full((2,), 6.0))

@@ -288,8 +288,10 @@ class AccessMonitor(Unmonitored):
     def _meet_users(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         space = frame.f_globals
         self.resting += 1  # without a switch: nothing is reported in here by itself
-        self._begins(frame, self._of_run)
-        self.resting -= 1
+        try:
+            self._begins(frame, self._of_run)
+        finally:
+            self.resting -= 1
         self._read(code, space)
         if frame.f_locals is space:  # a text that binds the names themselves
             for name in reads_of(code).names:
