@@ -5,7 +5,8 @@
 set -euo pipefail
 mkdir -p "$1" && cd "$1"
 if [ -d test/dynamo ]; then exit 0; fi
-sources=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true)
+# Debian's own images name a snapshot that is out of reach in a comment.
+sources=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -v '^ *#' || true)
 mirror=$(grep -oE 'https?://[^ ]+/debian/?' <<<"$sources" | head -n 1 || true)
 mkdir -p apt/lists/partial apt/cache/archives/partial
 key=/usr/share/keyrings/debian-archive-keyring.gpg
