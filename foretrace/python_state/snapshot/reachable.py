@@ -145,11 +145,12 @@ class ReachableState:
             ways[kind](item)
             return self._queue
 
-        found = [*roots]
-        for turn in range(CALLS + 1):
-            found = self._members_mentioned() if turn else found
+        found, turns = [*roots], CALLS
+        while found:
             with torch_api.no_torch_function():  # of classes of the user's
                 deque(walk_heap(found, inside, most=MOST, leaves=ATOMS, seen=self._seen), maxlen=0)
+            found = self._members_mentioned() if turns else []
+            turns -= 1
 
     def _way(self, kind: type) -> Callable[[Any], None]:
         """How objects of a type are looked at."""
