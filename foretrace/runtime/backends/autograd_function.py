@@ -6,7 +6,7 @@ is an error. What one node cannot have is refused: a gradient of a gradient.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -34,6 +34,36 @@ Partial = Callable[[TangentStrides], Flat]
 """Builds the backward, called like the pair's own, for some tangents (the others are None)"""
 
 
+class BackwardHalf:
+    """The second half of a pair, built for the tangents that arrive.
+
+    Args:
+        pair: both halves.
+        backward: what runs the second; None: it is built when it first runs.
+        partial: makes the second half for some of the tangents.
+        relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
+    """
+
+    def __init__(
+        self, pair: Pair, backward: Flat | None, partial: Partial, *, relaid: bool
+    ) -> None:
+        self.tangents = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
+        self.open = any(item.value.type.symbols for item in self.tangents)
+        self._relaid, self._make = relaid, partial
+        self._built = {pair.strides: backward} if backward is not None else {}
+
+    def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
+        """The strides in which it takes a tangent."""
+        found = strides_of(item, tangent, sizes)
+        return found if self._relaid else item.value.type.laid
+
+    def for_tangents(self, strides: TangentStrides) -> Flat:
+        """What runs it for the tangents that arrived."""
+        if strides not in self._built:
+            self._built[strides] = self._make(strides)
+        return self._built[strides]
+
+
 class TrainableCall:
     """Calls a pair; `call(*inputs)` gives outputs and new contents.
 
@@ -41,39 +71,34 @@ class TrainableCall:
         recorded: the program; its outputs own their memory.
         pair: its halves.
         forward: what runs the first half.
-        backward: what runs the second; None: it is built when it first runs.
-        partial: makes the second half for some of the tangents.
-        relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
+        backward: runs the second.
         rewritten: values whose memory the call writes to with a history: of what is saved of them,
             a copy is, as eager has it.
         views: those that are taken of what it gives.
     """
 
-    def __init__(  # noqa: PLR0913 - a pair, and what a call does around it
-        self, recorded: Recording, pair: Pair, forward: Flat, backward: Flat | None,
-        partial: Partial, *, relaid: bool, rewritten: Collection[Value] = (),
-        views: Sequence[Op] = (),
+    early: ClassVar = NOTHING
+    written: ClassVar = frozenset[int]()
+
+    def __init__(
+        self, recorded: Recording, pair: Pair, forward: Flat, backward: BackwardHalf,
+        *, rewritten: Collection[Value] = (), views: Sequence[Op] = (),
     ) -> None:  # fmt: skip
         self.inputs, self.forward, self.views = recorded.inputs, forward, views
+        self.backward = backward
         self.reads = pair.forward.reads
         self._unlike = None if self.reads is None else unlike_then(self.reads)
-        self.early, self.written = NOTHING, frozenset[int]()
         outputs = [o.value for o in recorded.outputs]
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
         self.followed = [i for i in self.wanting if recorded.followed(outputs[i])]
-        halves = pair.backward.inputs
-        saved = [item for item in halves if item.role.kind == "saved"]
+        saved = [item for item in pair.backward.inputs if item.role.kind == "saved"]
         self.numbers = [item.size is not None for item in saved]
         self.copied = _lying_in(rewritten, [item.value for item in saved], recorded, pair)
-        self.tangents = [item for item in halves if item.role.kind == "tangent"]
-        self.open = any(item.value.type.symbols for item in self.tangents)
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
         self.alone = not any(self.wanted)
         """whether only leaves that the program makes are behind what it gives"""
         self.unreached = _unreached(pair, self.wanted)
         """inputs that no gradient ever reaches: their hooks must not run"""
-        self.relaid, self._make = relaid, partial
-        self._backwards = {pair.strides: backward} if backward is not None else {}
         self._loose: list[int] | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -84,12 +109,6 @@ class TrainableCall:
             inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
-
-    def for_tangents(self, strides: TangentStrides) -> Flat:
-        """The backward for the tangents that arrived."""
-        if strides not in self._backwards:
-            self._backwards[strides] = self._make(strides)
-        return self._backwards[strides]
 
     def check(self) -> None:
         """Ask again what Python of the program's own has read that the second half has in it.
@@ -109,11 +128,6 @@ class TrainableCall:
                 ),
             )
 
-    def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
-        """The strides in which the backward takes a tangent."""
-        found = strides_of(item, tangent, sizes)
-        return found if self.relaid else item.value.type.laid
-
     def place(self, outputs: list[Any], inputs: Sequence[Any]) -> None:
         """Make the outputs what autograd may give a history: one tensor for each place.
 
@@ -129,7 +143,7 @@ class TrainableCall:
     def sizes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Numbers:
         """The numbers of the symbols in this call: of the inputs, and those that data decides."""
         found = numbers_of(self.inputs, inputs)
-        for item, place in zip(self.tangents, self.wanting, strict=True):
+        for item, place in zip(self.backward.tangents, self.wanting, strict=True):
             found = sizes_by_data(item, outputs[place], found)
         return found
 
@@ -204,7 +218,7 @@ class _Run(torch.autograd.Function):
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
         ctx.trained, ctx.numbers = trained, [each for each, number in both if number]
-        ctx.sizes = trained.sizes(inputs, outputs) if trained.open else {}
+        ctx.sizes = trained.sizes(inputs, outputs) if trained.backward.open else {}
         return tuple(outputs)
 
     @staticmethod
@@ -223,18 +237,19 @@ def _gradients(
 ) -> Sequence[torch.Tensor | None]:
     if all(tangent is None for tangent in arrived):
         return [None] * sum(trained.wanted)
+    backward = trained.backward
     for index, place in enumerate(trained.wanting):
         if place not in trained.followed:  # any will do, as no gradient goes through it
-            arrived[index] = zeros(trained.tangents[index], ctx.sizes)
-    both = list(zip(trained.tangents, arrived, strict=True))
-    strides = tuple([t if t is None else trained.strides(item, t, ctx.sizes) for item, t in both])
+            arrived[index] = zeros(backward.tangents[index], ctx.sizes)
+    both = list(zip(backward.tangents, arrived, strict=True))
+    strides = tuple([t if t is None else backward.strides(item, t, ctx.sizes) for item, t in both])
     tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
     saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
         _absent(item, ctx.sizes) if t is None or s is None else lay_out(t, s, ctx.sizes)
         for (item, t), s in zip(both, strides, strict=True)
     ]
-    return trained.for_tangents(strides)(*saved, *placed)
+    return backward.for_tangents(strides)(*saved, *placed)
 
 
 def zeros(item: Input, sizes: Numbers) -> torch.Tensor:

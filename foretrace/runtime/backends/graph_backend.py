@@ -31,7 +31,12 @@ from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context, make_graph, run_passes
 from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.subclasses.boundary import Edges
-from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
+from foretrace.runtime.backends.autograd_function import (
+    BackwardHalf,
+    Flat,
+    Partial,
+    TrainableCall,
+)
 from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
@@ -117,8 +122,9 @@ def join(
         for m in recorded.mutations
         if recorded.writes_followed(m) or (backend.saves_written and not m.rebound)
     ]
-    halves = backend.halves(joint, core, semantics)
-    return TrainableCall(core, *halves, relaid=backend.relaid, rewritten=rewritten, views=views)
+    pair, forward, backward, partial = backend.halves(joint, core, semantics)
+    half = BackwardHalf(pair, backward, partial, relaid=backend.relaid)
+    return TrainableCall(core, pair, forward, half, rewritten=rewritten, views=views)
 
 
 class Compilers(Protocol):

@@ -91,11 +91,8 @@ class StateGuards(Checks):
         """Check a row of torch's ambient state."""
         are = "are not as they were" if row.name.endswith("s") else "is not as it was"
         words = repr(f"{row.name} {are} when the program was captured")
-        if row.tables and not any(row.tables):
-            tables = (self.source.bind(table, "table") for table in row.tables)
-            condition = f"not ({' or '.join(tables)})"
-        elif row.count is not None and not before:
-            condition = f"not {self.source.bind(row.count, 'count')}()"
+        if row.changed is not None and not any(before):
+            condition = f"not {self.source.bind(row.changed, 'changed')}()"
         else:
             now, then = self.source.bind(row.read, "now"), self.source.bind(before, "then")
             condition = f"{now}() == {then}"

@@ -13,7 +13,7 @@ from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context
-from foretrace.runtime.backends.autograd_function import Flat, TrainableCall
+from foretrace.runtime.backends.autograd_function import BackwardHalf, Flat, TrainableCall
 from foretrace.runtime.backends.graph_backend import straight_call
 from foretrace.runtime.calls.core import core_of
 from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
@@ -34,14 +34,9 @@ def trained_by(
     recorded, pair = forward.calls.recorded, stored.pair
     if pair is None or not _trains_by_pair(recorded, stored.loss):
         return None
-    halves = TrainableCall(
-        recorded,
-        pair,
-        torch_api.unseen(forward.graph_module),
-        None,
-        partial(_backward, recorded, semantics, stored.graph, pair, backward),
-        relaid=True,
-    )
+    built = partial(_backward, recorded, semantics, stored.graph, pair, backward)
+    half = BackwardHalf(pair, None, built, relaid=True)
+    halves = TrainableCall(recorded, pair, torch_api.unseen(forward.graph_module), half)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         flat, sizes = forward.calls.inputs(args, kwargs, forward.graph)

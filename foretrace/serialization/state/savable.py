@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effects import FindObject, ReturnArgument
@@ -104,10 +105,11 @@ def _check_unhooked(recorded: Recording) -> None:
     Raises:
         Refusal: it was captured while there were such.
     """
+    hooks = torch_api.BY_NAME["hooks of all modules"]
     for row, before in recorded.requires.python.ambient:
-        if row.tables and any(before):
+        if row is hooks and any(before):
             raise Refusal(
-                f"the program was captured with {row.name}, and no file holds these",
+                f"the program was captured with {hooks.name}, and no file holds these",
                 kind="not saved",
                 at=recorded.requires.defined,
                 do="remove the hooks, and capture again",

@@ -119,7 +119,7 @@ def _check_unswitched(
             raise Refusal(
                 f"the program leaves torch in another state: {row.name}",
                 kind="side effect",
-                at=lines().calling(*row.mentions),
+                at=lines().calling(*row.public),
                 do="switch it before the captured program is called, or put it back inside",
             )
 

@@ -251,7 +251,7 @@ def _note_ambient(requires: CallRequirements, capture: Session) -> None:
     asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
     if capture.recorder.scope.called_modules:
         asked.add("hooks of all modules")
-    inference = capture.recorder.autograd.called_in_inference
+    inference = capture.recorder.autograd.inference.around
     requires.python.ambient = ambient_guards(
         requires.python.mentioned, objects, asked, inference=inference
     )

@@ -139,7 +139,7 @@ class RunAnswers(TensorAnswers):
 
     def version(self, tensor: Abstract) -> int:
         """How often memory of the program's own was written to."""
-        if self._recorder.autograd.inferred:  # an inference tensor has no version counter
+        if self._recorder.autograd.inference.seen:  # an inference tensor has no version counter
             raise view_unknown()
         return written(tensor, self._recorder.scope.log, self._inputs)
 

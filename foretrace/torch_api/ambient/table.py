@@ -6,6 +6,7 @@ finds is of a row, or in its list of the harmless.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -52,16 +53,12 @@ class Row:
     """where the bindings stand that switch it, if ops have to know of it"""
     device: str = ""
     """the type of the only devices whose kernels it changes"""
-    mentions: tuple[str, ...] = ()
-    """parts of names that code mentions which switches it"""
     public: tuple[str, ...] = ()
-    """names by which Python switches it, beside those of the bindings"""
-    tables: tuple[Any, ...] = ()
-    """containers that are all empty where nobody has changed it"""
+    """names by which Python switches it, or parts of them, beside those of the bindings"""
     chooses: tuple[str, ...] = ()
     """parts of names of operators whose bodies it chooses"""
-    count: Callable[[], int] | None = None
-    """0 where nobody has changed it: the quickest way to ask"""
+    changed: Callable[[], Any] | None = None
+    """false, or 0, where nobody has changed it: the quickest way to ask"""
     known_to_torch: bool = False
     """whether torch's own guard of its state looks at it"""
 
@@ -76,7 +73,8 @@ ROWS: Final = (
     Row(
         "grad mode", "thread", ("gradients", "Python"), "asked", "recorded",
         torch.is_grad_enabled, torch.set_grad_enabled,
-        asked=("is_grad_enabled",), mentions=("grad_enabled",), known_to_torch=True,
+        asked=("is_grad_enabled",), known_to_torch=True,
+        public=("grad_enabled",),
     ),
     Row(
         "inference mode", "thread", ("gradients", "Python"), "asked", "recorded",
@@ -86,21 +84,21 @@ ROWS: Final = (
         "autocast", "thread", ("dtypes", "Python"), "always", "recorded",
         switches.autocast, switches.set_autocast,
         asked=("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cache_enabled"),
-        mentions=("autocast",), known_to_torch=True,
+        known_to_torch=True,
+        public=("autocast",),
     ),
     Row(
         "default dtype", "process", ("dtypes", "values"), "always", "refused",
         torch.get_default_dtype, torch.set_default_dtype,
         asked=("get_default_dtype",),
         setters=bindings("_set_default_dtype", "_set_default_tensor_type"),
-        mentions=("set_default_dtype", "set_default_tensor_type", "default_dtype"),
         known_to_torch=True,
         public=("set_default_dtype", "set_default_tensor_type"),
     ),
     Row(
         "number of threads", "process", ("values", "Python"), "asked", "refused",
         torch.get_num_threads, torch.set_num_threads, asked=("get_num_threads",),
-        setters=((torch, "set_num_threads"),), mentions=("set_num_threads", "num_threads"),
+        setters=((torch, "set_num_threads"),),
         known_to_torch=True,
         public=("set_num_threads",),
     ),
@@ -109,7 +107,7 @@ ROWS: Final = (
         torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
         asked=("are_deterministic_algorithms_enabled", "get_deterministic_debug_mode"),
         setters=bindings("_set_deterministic_algorithms"),
-        mentions=("deterministic_algorithms", "set_deterministic_debug_mode"), known_to_torch=True,
+        known_to_torch=True,
         public=("use_deterministic_algorithms", "set_deterministic_debug_mode"),
     ),
     Row(
@@ -117,33 +115,35 @@ ROWS: Final = (
         switches.fills, switches.set_fills,
         asked=("fill_uninitialized_memory",),
         setters=bindings("_set_deterministic_fill_uninitialized_memory"),
-        mentions=("fill_uninitialized_memory",),
         public=("fill_uninitialized_memory",),
     ),
     Row(
         "flushing of small numbers", "thread", ("values",), "around", "refused",
         switches.flushes, torch.set_flush_denormal,
-        setters=((torch, "set_flush_denormal"),), mentions=("set_flush_denormal",),
+        setters=((torch, "set_flush_denormal"),),
         public=("set_flush_denormal",),
     ),
     Row(
         "anomaly detection", "process", ("gradients", "Python"), "asked", "free",
         switches.anomaly, lambda before: torch.set_anomaly_enabled(*before),
-        asked=("is_anomaly_enabled", "is_anomaly_check_nan_enabled"), mentions=("anomaly",),
+        asked=("is_anomaly_enabled", "is_anomaly_check_nan_enabled"),
+        public=("anomaly",),
     ),
     Row(
         "torch function modes", "thread", ("values", "devices", "Python"), "always", "recorded",
         modes.modes_of_functions, lambda before: leave_function_modes(len(before)),
-        asked=("get_default_device",), mentions=("__enter__", "enter_context"),
-        count=function_modes,
+        asked=("get_default_device",),
+        changed=function_modes,
+        public=("__enter__", "enter_context"),
     ),
     Row(
         "default device", "process", ("devices",), "around", "recorded",
-        default_device, torch.set_default_device, mentions=("set_default_device",),
+        default_device, torch.set_default_device,
+        public=("set_default_device",),
     ),
     Row(
         "hooks of all modules", "process", ("values", "gradients"), "asked", "recorded",
-        modes.hooks_of_all_modules, tables=modes.FOR_ALL_MODULES,
+        modes.hooks_of_all_modules, changed=partial(any, modes.FOR_ALL_MODULES),
     ),
     Row(
         "tables of hooks", "process", ("values", "gradients", "Python"), "around", "recorded",
@@ -155,7 +155,7 @@ ROWS: Final = (
         asked=(
             "get_overwrite_module_params_on_conversion", "get_swap_module_params_on_conversion",
         ),
-        mentions=("module_params_on_conversion",),
+        public=("module_params_on_conversion",),
     ),
     Row(
         "hooks on saved tensors", "thread", ("values", "gradients"), "always", "recorded",
@@ -166,11 +166,13 @@ ROWS: Final = (
     ),
     Row(
         "levels of torch.func", "thread", ("values", "gradients"), "around", "recorded",
-        levels, leave_levels, mentions=("increment_nesting",),
+        levels, leave_levels,
+        public=("increment_nesting",),
     ),
     Row(
         "dual level", "thread", ("gradients",), "around", "recorded",
-        dual_level, leave_dual_levels, mentions=("dual_level",),
+        dual_level, leave_dual_levels,
+        public=("dual_level",),
     ),
     Row(
         "precision of products", "process", ("values", "kernels", "Python"), "asked", "refused",
@@ -181,7 +183,6 @@ ROWS: Final = (
             "_set_cublas_allow_tf32", "_set_cudnn_allow_tf32", "_set_onednn_allow_tf32",
         ) + switches.properties(MKLDNN, ("allow_tf32", "fp32_precision"))
         + switches.properties(CUDNN, ("allow_tf32", "fp32_precision")),
-        mentions=("float32_matmul_precision", "fp32_precision", "allow_tf32"),
         public=(
             "set_float32_matmul_precision",
             "fp32_precision",
@@ -195,7 +196,7 @@ ROWS: Final = (
         switches.reduced, switches.set_reduced,
         asked=("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
                "fp16_bf16_reduction_math_sdp_allowed"),
-        setters=switches.REDUCED, mentions=("reduced_precision", "reduction_math_sdp", "fp16"),
+        setters=switches.REDUCED,
         public=(
             "allow_fp16_reduced_precision_reduction",
             "allow_bf16_reduced_precision_reduction",
@@ -209,7 +210,6 @@ ROWS: Final = (
         asked=("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled",
                "cudnn_sdp_enabled"),
         chooses=("scaled_dot_product",), setters=switches.ATTENTION,
-        mentions=("_sdp", "sdpa_kernel"),
         public=(
             "sdpa_kernel",
             "sdp_kernel",
@@ -227,7 +227,7 @@ ROWS: Final = (
             "_set_cudnn_enabled", "_set_cudnn_benchmark", "_set_cudnn_deterministic",
             "_set_cudnn_depthwise_kernel",
         ) + switches.properties(CUDNN, switches.CUDNN),
-        device="cuda", mentions=("cudnn", "enabled", "benchmark", "deterministic"),
+        device="cuda",
         public=("cudnn",),
     ),
     Row(
@@ -237,19 +237,19 @@ ROWS: Final = (
         setters=bindings("_set_mkldnn_enabled", "_set_mkldnn_deterministic")
         + switches.properties(MKLDNN, switches.MKLDNN),
         chooses=("rnn", "lstm", "gru"),
-        device="cpu", mentions=("mkldnn", "enabled", "deterministic"),
+        device="cpu",
         public=("mkldnn",),
     ),
     Row(
         "torch.backends.nnpack", "process", ("values", "kernels"), "asked", "refused",
         switches.nnpack, switches.set_nnpack, asked=("nnpack",),
-        setters=bindings("_set_nnpack_enabled"), device="cpu", mentions=("nnpack",),
+        setters=bindings("_set_nnpack_enabled"), device="cpu",
         public=("nnpack",),
     ),
     Row(
         "torch.backends.quantized", "process", ("values", "kernels"), "asked", "refused",
         switches.quantized, switches.set_quantized, asked=("quantized",),
-        setters=bindings("_set_qengine"), device="cpu", mentions=("quantized", "engine"),
+        setters=bindings("_set_qengine"), device="cpu",
         public=("quantized",),
     ),
     Row(
@@ -257,7 +257,7 @@ ROWS: Final = (
         switches.linear_algebra, switches.set_linear_algebra,
         asked=("preferred_linalg_library", "preferred_blas_library"),
         setters=bindings("_set_linalg_preferred_backend", "_set_blas_preferred_backend"),
-        device="cuda", mentions=("preferred_linalg_library", "preferred_blas_library"),
+        device="cuda",
         public=("preferred_linalg_library", "preferred_blas_library"),
     ),
     Row(
@@ -293,7 +293,8 @@ ROWS: Final = (
     Row(
         "fast path of attention", "process", ("values", "Python"), "asked", "recorded",
         switches.fast_path, torch.backends.mha.set_fastpath_enabled,
-        asked=("get_fastpath_enabled",), mentions=("fastpath_enabled",),
+        asked=("get_fastpath_enabled",),
+        public=("fastpath_enabled",),
     ),
 )  # fmt: skip
 """All rows, in the order in which they are read; they are put back from last to first"""

@@ -245,7 +245,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
         `above` as `here` has it; `grad`: the mode, for one who knows it.
         """
         grad = self.grad_mode() if grad is None else grad
-        scope, inference = self.scope, self.autograd.inference
+        scope, inference = self.scope, self.autograd.inference.on
         last, frame = scope.last_origin, scope.frame if scope.depth else self.sources.here(above)
         if (
             last.frame is frame
@@ -309,7 +309,7 @@ class RecorderBase(torch_api.TorchDispatchMode):
 
     def grad_mode(self) -> bool:
         """Whether autograd would follow the next op."""
-        return torch.is_grad_enabled() and not self.autograd.inference
+        return torch.is_grad_enabled() and not self.autograd.inference.on
 
 
 def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:

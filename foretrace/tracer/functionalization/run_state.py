@@ -201,6 +201,26 @@ class Aliasing:
             self.overwritten.popitem()
 
 
+@dataclass(slots=True)
+class InferenceMode:
+    """Inference mode, as the program has it: torch's own is off while it is recorded."""
+
+    on: bool = False
+    around: bool = False
+    """whether it was on around the program"""
+    seen: bool = False
+    """whether it has been on"""
+
+    def begin(self, *, on: bool) -> None:
+        """Begin a run in inference mode, or out of it."""
+        self.on = self.seen = self.around = on
+
+    def switch(self, *, on: bool) -> None:
+        """Enter inference mode, or leave it."""
+        self.on = on
+        self.seen |= on
+
+
 @dataclass(slots=True, eq=False)
 class AutogradState:
     """Where autograd has the values of a run, and the hooks that the program registers there."""
@@ -229,25 +249,11 @@ class AutogradState:
     """what unpack hooks returned, and the value whose history that has"""
     saving: Any = None
     """what calls the program's hooks on saved tensors, where there are some"""
-    inference: bool = False
-    """whether inference mode is on"""
-    inferred: bool = False
-    """whether it has been on"""
-    called_in_inference: bool = False
-    """whether it was on around the program"""
+    inference: InferenceMode = field(default_factory=InferenceMode)
 
     def place(self, value: Value) -> Value:
         """The value whose history this one has."""
         return self.places.get(value, value)
-
-    def start_in(self, inference: bool) -> None:
-        """Begin a run in inference mode, or out of it."""
-        self.inference = self.inferred = self.called_in_inference = inference
-
-    def switch_inference(self, mode: bool) -> None:
-        """Enter inference mode, or leave it."""
-        self.inference = mode
-        self.inferred |= mode
 
     def save_by(self, saving: Any) -> None:
         """Let hooks pack what autograd saves from now on; None: no hooks."""

@@ -44,14 +44,14 @@ class Guard:
         self.before = (False, False)
 
     def __enter__(self) -> None:
-        self.before = self.recorder.autograd.inference, torch.is_grad_enabled()
+        self.before = self.recorder.autograd.inference.on, torch.is_grad_enabled()
         self._switch(self.mode, not self.mode)
 
     def __exit__(self, *_: object) -> None:
         self._switch(*self.before)
 
     def _switch(self, mode: bool, grad: bool) -> None:
-        self.recorder.autograd.switch_inference(mode)
+        self.recorder.autograd.inference.switch(on=mode)
         torch.set_grad_enabled(grad)
 
 
@@ -64,7 +64,7 @@ def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     place, name = torch_api.PLACES["dispatch mode"]
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
-        "in inference mode": lambda: recorder.autograd.inference,
+        "in inference mode": lambda: recorder.autograd.inference.on,
         "is inference": _is_inference,
         "dispatch mode": partial(_pushed, recorder, vars(place)[name]),
     }
@@ -113,11 +113,11 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
     Raises:
         Refusal: the program uses an inference tensor as eager refuses to.
     """
-    recorder.autograd.start_in(torch.is_inference_mode_enabled())
+    recorder.autograd.inference.begin(on=torch.is_inference_mode_enabled())
     grad = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         yield
-    if recorder.autograd.inferred:
+    if recorder.autograd.inference.seen:
         _InferenceTensors(recorder).check()
 
 
@@ -134,7 +134,7 @@ def check_mode(recorder: Recorder, name: str) -> None:
     Raises:
         Refusal: they are.
     """
-    if recorder.autograd.inference and torch.is_grad_enabled():
+    if recorder.autograd.inference.on and torch.is_grad_enabled():
         raise Refusal(
             f"autograd follows {name} in inference mode, as gradients are switched on again, and"
             " follows nothing else there",

@@ -193,7 +193,7 @@ class Recorder(RecorderBase):
         if not outcome.views and type(result) is TensorType:
             return self.abstract(op.outs[0])
         new = [self.abstract(out) for out in op.outs]
-        alone = self.autograd.inference and op.target is VIEW_DTYPE
+        alone = self.autograd.inference.on and op.target is VIEW_DTYPE
         for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
             base = tensors[operand]
