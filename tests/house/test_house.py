@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 FILE_LINES, FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 350, 40, 20, 14, 100
+FIELDS, ATTRIBUTES, FMT_SKIPS = 14, 16, 150
 
 # Names of Python's own that are documented although they begin with an underscore.
 DOCUMENTED = {"_asdict", "_current_frames", "_fields", "_getframe", "_make", "_replace"}
@@ -118,6 +119,21 @@ def functions_are_short(source: Source) -> Complaints:
             yield number, f"{len(line)} columns"
 
 
+def classes_are_small(source: Source) -> Complaints:
+    for kind in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
+        fields = sum(isinstance(node, ast.AnnAssign) for node in kind.body)
+        if fields > FIELDS:
+            yield kind.lineno, f"{fields} fields in {kind.name}: which of them are one thing?"
+        bound = {
+            node.attr
+            for node in ast.walk(kind)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+        if len(bound) > ATTRIBUTES:
+            yield kind.lineno, f"{len(bound)} attributes in {kind.name}: which are one thing?"
+
+
 def files_are_named_for_what_they_hold(source: Source) -> Complaints:
     if source.path.stem in SAYS_NOTHING:
         yield 1, f"{source.path.name} could hold anything"
@@ -195,6 +211,7 @@ CHECKS = (
     imports_hide_nowhere,
     files_are_short,
     functions_are_short,
+    classes_are_small,
     files_are_named_for_what_they_hold,
     private_names_stay_at_home,
     private_torch_names_have_reasons,
@@ -212,6 +229,9 @@ def rooms_and_functions_are_small(sources: list[Source]) -> Complaints:
     lengths = [length(function) for source in sources for function in source.functions]
     if len(lengths) > 1 and (p90 := statistics.quantiles(lengths, n=10)[-1]) > FUNCTION_LINES_P90:
         yield 0, f"one function in ten is longer than {p90:.0f} lines"
+    skips = sum(line.endswith("# fmt: skip") for source in sources for line in source.lines)
+    if skips > FMT_SKIPS:
+        yield 0, f"{skips} statements are laid out by hand: let ruff do it"
 
 
 # --------------------------------------------------------------------------------- the tests
@@ -249,6 +269,14 @@ BAD = {
     functions_are_short: [
         (IR, "def f():\n" + "    pass\n" * FUNCTION_LINES),
         (IR, "#" * (COLUMNS + 1)),
+    ],
+    classes_are_small: [
+        (IR, "class A:\n" + "".join(f"    f{i}: int\n" for i in range(FIELDS + 1))),
+        (
+            IR,
+            "class A:\n  def f(self):\n"
+            + "".join(f"    self.a{i} = 0\n" for i in range(ATTRIBUTES + 1)),
+        ),
     ],
     files_are_named_for_what_they_hold: [("foretrace/ir/utils.py", "")],
     private_names_stay_at_home: [
@@ -342,8 +370,9 @@ def test_every_check_is_shown_to_fail():
     [
         [Source(f"foretrace/ir/{n}.py", "") for n in range(ROOM_FILES + 1)],
         [Source(IR, ("def f():\n" + "    pass\n" * FUNCTION_LINES_P90) * 10)],
+        [Source(IR, "x = 1  # fmt: skip\n" * (FMT_SKIPS + 1))],
     ],
-    ids=["files", "functions"],
+    ids=["files", "functions", "layout"],
 )
 def test_package_check_can_fail(sources):
     assert list(rooms_and_functions_are_small(sources))

@@ -70,9 +70,11 @@ def state_kept(recorded: Recording, running: "Hooks") -> Iterator[None]:
     if states:
         raise Refusal(
             f"the program leaves a tensor in {states[0].place.name}, and registers a hook,"
-            " which may read it", kind="hook", at=frame,
+            " which may read it",
+            kind="hook",
+            at=frame,
             do=("let the hook read a name of the function", "or train by foretrace.compile"),
-        )  # fmt: skip
+        )
     with as_left(recorded.changes):
         called = [op.target.hook for op in hooks]
         before = HeapSnapshot([*called, *(getattr(each, "__self__", None) for each in called)])

@@ -151,9 +151,11 @@ class Derivatives:
     def _at_numbers(self, call: TypedCall) -> TypedCall:
         """With floats of data as they were: no number decides what autograd follows or saves."""
         known = self.types.symbols.floats.known
-        return call.over(map_tree(
-            call.arguments, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x
-        ))  # fmt: skip
+        return call.over(
+            map_tree(
+                call.arguments, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x
+            )
+        )
 
     def _at_sizes(self, call: TypedCall) -> TypedCall:
         """With all sizes as they were: none is asked for in place, which would fix open numbers."""

@@ -117,16 +117,18 @@ def _left_out(recorded: Recording, effect: Effect) -> None:
     """Leave the effect out: the graph is called without foretrace."""
 
 
-IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] = MappingProxyType({
-    LeaveState: _refuse_memory,
-    Reshape: _refuse_shape,
-    CallMemo: _left_out,
-    ChangePlace: _left_out,
-    ClearGrad: _left_out,
-    FindObject: _left_out,
-    SetRequiresGrad: _left_out,
-    ReturnArgument: _left_out,
-})  # fmt: skip
+IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] = MappingProxyType(
+    {
+        LeaveState: _refuse_memory,
+        Reshape: _refuse_shape,
+        CallMemo: _left_out,
+        ChangePlace: _left_out,
+        ClearGrad: _left_out,
+        FindObject: _left_out,
+        SetRequiresGrad: _left_out,
+        ReturnArgument: _left_out,
+    }
+)
 """For each kind of effect, whether a graph of torch's own tools refuses it or leaves it out"""
 
 

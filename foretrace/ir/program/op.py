@@ -165,7 +165,7 @@ class Op:
         "rule",
         "target",
         "writes",
-    )  # fmt: skip
+    )
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
         self,

@@ -30,8 +30,9 @@ class ModuleStacks:
             named, calls = self._registered, call.stack()
             known = {
                 self.key(each): (each.path, each.qualified_class)
-                for each in calls if named is None or each.path in named
-            }  # fmt: skip
+                for each in calls
+                if named is None or each.path in named
+            }
             self._stacks[call] = known
         return known.copy()
 

@@ -115,11 +115,13 @@ def dicts_in(code: CodeType) -> tuple[Chain, ...]:
     if "__dict__" not in code.co_names:
         return ()
     flow = Flow(code)
-    return tuple([
-        _chain(flow, flow.operands[place][0]) if place in flow.operands else ()
-        for place, each in enumerate(flow.instructions)
-        if (each.does, each.of, each.arg) == (LOAD, ATTRIBUTE, "__dict__")
-    ])  # fmt: skip
+    return tuple(
+        [
+            _chain(flow, flow.operands[place][0]) if place in flow.operands else ()
+            for place, each in enumerate(flow.instructions)
+            if (each.does, each.of, each.arg) == (LOAD, ATTRIBUTE, "__dict__")
+        ]
+    )
 
 
 def _chain(flow: Flow, item: Iterable[int]) -> Chain:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from types import BuiltinFunctionType, CodeType, FrameType, MethodDescriptorType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from foretrace import forks
 
@@ -43,6 +43,20 @@ class Watch(Protocol):
         """Whether functions in C have to be reported that this code calls."""
 
 
+class Reports(NamedTuple):
+    """How reports are switched off and on in the midst of a run."""
+
+    stop: Callable[[], Any] = nothing
+    """at the begin of work of ours"""
+    go_on: Callable[[], Any] = nothing
+    """at its end; called last, as functions that return after it are reported"""
+    all_again: Callable[[], Any] = nothing
+    """reports code again that was left out, as nobody minded it"""
+
+
+NO_REPORTS: Final = Reports()
+
+
 class Events:
     """Reports to a watch, while inside, what this thread runs."""
 
@@ -50,13 +64,7 @@ class Events:
     """Whether it has to stop for work of ours, the sooner the better"""
 
     def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.stop: Callable[[], Any] = nothing
-        """at the begin of work of ours"""
-        self.go_on: Callable[[], Any] = nothing
-        """at its end; called last, as functions that return after it are reported"""
-        self.all_again: Callable[[], Any] = nothing
-        """reports code again that was left out, as nobody minded it"""
+        self.watch, self.reports = watch, NO_REPORTS
 
     def __enter__(self) -> None:
         """Report from now on."""
@@ -76,11 +84,11 @@ class Profiled(Events):
         profiled: Any = sys.getprofile()
         traces = profiled is not None and not callable(profiled)
         report: Any = sys.settrace if traces else sys.setprofile
-        self.stop, self.go_on = partial(report, None), partial(report, watch.event)
+        self.reports = Reports(partial(report, None), partial(report, watch.event))
         self._put_back = partial(report, sys.gettrace() if traces else profiled)
 
     def __enter__(self) -> None:
-        self.go_on()
+        self.reports.go_on()
 
     def __exit__(self, *error: object) -> None:
         self._put_back()
@@ -92,14 +100,16 @@ class Monitored(Events):
     def __init__(self, watch: Watch, tool: int) -> None:
         super().__init__(watch)
         self.tool, self.thread, self.profiled = tool, get_ident(), sys.getprofile()
-        self.all_again = MONITORING.restart_events
+        self.reports = Reports(all_again=MONITORING.restart_events)
         self.codes: dict[int, CodeType] = {}
         """those whose calls of C are reported, by id: to hash code is to hash constants"""
         events = MONITORING.events
         self.callbacks = {
-            events.PY_START: self._begins, events.PY_RESUME: self._begins,
-            events.PY_THROW: self._thrown_into, events.CALL: self._calls,
-        }  # fmt: skip
+            events.PY_START: self._begins,
+            events.PY_RESUME: self._begins,
+            events.PY_THROW: self._thrown_into,
+            events.CALL: self._calls,
+        }
 
     def __enter__(self) -> None:
         """Report all code, also what was left out before."""

@@ -24,7 +24,7 @@ from foretrace.python_state.access.dynamic_names import (
     reads_by_name,
     reads_fields,
 )
-from foretrace.python_state.access.events import events_for
+from foretrace.python_state.access.events import NO_REPORTS, events_for
 from foretrace.python_state.access.named_places import Borrowed, ClosureCells, NamedPlaces
 from foretrace.python_state.access.noted import (
     ABSTRACT_CHECKS,
@@ -76,11 +76,8 @@ class AccessMonitor(Unmonitored):
         self.mentions, self.asked = Mentions(), Asked()
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
-        self._stop: Callable[[], Any] = nobody_watches
-        """stops the reports of the interpreter, during the run"""
-        self._watch: Callable[[], Any] = nobody_watches
-        """lets them go on"""
-        self._all_again: Callable[[], Any] = nobody_watches
+        self._reports = NO_REPORTS
+        """switches those of the interpreter, during the run"""
         self._rests_at, self._along = list[types.CodeType](), list["AccessMonitor"]()
         self.resting = 0
         """how deep work of ours is going on"""
@@ -112,13 +109,12 @@ class AccessMonitor(Unmonitored):
             self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
             for code in self._rests_at:
                 self._meet_as(code, (self._rest_now,))
-        self._stop, self._watch = events.stop, events.go_on
-        self._all_again = events.all_again
+        self._reports = events.reports
         try:
             with events:
                 yield
         finally:
-            self._stop = self._watch = self._all_again = nobody_watches
+            self._reports = NO_REPORTS
             # without `met`, which would keep what the program had
             self._unknown, self._begins = self._unknown.knowing(nothing_met), nobody_looks
             self.ends()
@@ -138,7 +134,7 @@ class AccessMonitor(Unmonitored):
         """Inside, another sees what runs, too: a part of the program, which begins with `fn`."""
         other.begins(fn, self._unknown)
         self._along.append(other)
-        self._all_again()  # also code that nobody minded so far
+        self._reports.all_again()  # also code that nobody minded so far
         try:
             yield
         finally:
@@ -149,7 +145,7 @@ class AccessMonitor(Unmonitored):
         """Watch nothing inside: work of ours."""
         self.resting += 1
         if self.resting == 1:
-            self._stop()
+            self._reports.stop()
 
     def __exit__(self, *error: object) -> None:
         self.ended()()
@@ -160,7 +156,7 @@ class AccessMonitor(Unmonitored):
         Its caller calls it last: the interpreter reports each function that returns after it.
         """
         self.resting -= 1
-        return nobody_watches if self.resting else self._watch
+        return nobody_watches if self.resting else self._reports.go_on
 
     def rests_at(self, code: types.CodeType) -> None:
         """Watch nothing more where a call of this code begins, which says `__enter__` then."""
@@ -343,7 +339,7 @@ class AccessMonitor(Unmonitored):
     def _rest(self, frame: types.FrameType) -> None:
         """Watch nothing more if the recorder is next, which watches again when it has answered."""
         if issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
-            self._stop()
+            self._reports.stop()
 
     def _rest_now(self, frame: types.FrameType) -> None:
-        self._stop()
+        self._reports.stop()

@@ -146,10 +146,12 @@ def _touches(kind: type, owner: Any, function: Any) -> bool:
     return _is_stream(kind)
 
 
-OF_INTERPRETER: Final = types.MappingProxyType({
-    "sys": frozenset({"getrecursionlimit", "getswitchinterval", "gettrace", "getprofile"}),
-    "gc": frozenset({"isenabled", "get_count", "get_threshold", "get_stats"}),
-})  # fmt: skip
+OF_INTERPRETER: Final = types.MappingProxyType(
+    {
+        "sys": frozenset({"getrecursionlimit", "getswitchinterval", "gettrace", "getprofile"}),
+        "gc": frozenset({"isenabled", "get_count", "get_threshold", "get_stats"}),
+    }
+)
 """Questions about the interpreter, whose answers no guard knows"""
 
 

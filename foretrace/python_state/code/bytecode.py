@@ -179,8 +179,9 @@ def attributes_as_values(code: CodeType) -> frozenset[Attribute]:
     """The attributes that code loads, and does not just call."""
     flow = Flow(code)
     loads = [
-        place for place, each in enumerate(flow.instructions)
+        place
+        for place, each in enumerate(flow.instructions)
         if (each.does, each.of) == (LOAD, ATTRIBUTE)
-    ]  # fmt: skip
+    ]
     values = (place for place in loads if not (flow.understood and flow.only_called(place)))
     return frozenset(map(partial(_attribute, flow), values))

@@ -168,9 +168,11 @@ class _Now:
     """
 
     def __init__(
-        self, stand_ins: Mapping[int, tuple[Any, Any]], mentioned: frozenset[str],
+        self,
+        stand_ins: Mapping[int, tuple[Any, Any]],
+        mentioned: frozenset[str],
         stands: Mapping[int, Any] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._mentioned, self._over = mentioned, stands is not None
         self._real = {key: real for key, (_, real) in stand_ins.items()} | dict(stands or {})
         self._filled = {

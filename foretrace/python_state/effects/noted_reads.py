@@ -64,12 +64,12 @@ def note_reads(
         return
     open = open_holders(run.inputs, requires)
     kept_by_memos = [(each.name, each.result) for each in run.memos.calls]
-    read_outside(run.outside, fn, [*leaves, *kept_by_memos], requires, run.real, open)
+    read_outside(run.outside, fn, [*leaves, *kept_by_memos], requires, run.inputs.real, open)
     requires.python.reads += run.memos.reads()
     data = bound_to_data(kept, run.inputs, lines)
-    asked = attributes_asked(run.inputs, run.real, run.outside.mentions.own_attributes)
+    asked = attributes_asked(run.inputs, run.outside.mentions.own_attributes)
     requires.inputs.set_on += asked
-    found = drop_unread(requires.python.reads, run.inputs, run.real, requires)
+    found = drop_unread(requires.python.reads, run.inputs, requires)
     reads = [*data, *of_filled(found, [*kept, *left], lines)]
     reads += [bound_before(change) for change in left if change.rebound]
     requires.python.reads = [*reads, *run.ties(reads)]

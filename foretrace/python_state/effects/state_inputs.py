@@ -44,6 +44,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.snapshot.changes import name_of_leaf
+from foretrace.tracer.recorder.run_inputs import RunInputs
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
@@ -54,9 +55,7 @@ ON_THE_CALL = (OnArguments, OnTensor, OnInput, Filling)
 class Run(Protocol):
     """The inputs of a run, as far as they are known."""
 
-    inputs: list[Input]
-    placeholders: list[Any]
-    real: list[Any]
+    inputs: RunInputs
     outside: AccessMonitor | None
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
@@ -114,7 +113,7 @@ def _read_moved(moved: Iterable[Change], run: Run, requires: CallRequirements) -
 def _lifted(run: Run, tensor: torch.Tensor) -> int:
     """Which input a tensor is."""
     placeholder = run.lift(tensor)
-    return next(i for i, each in enumerate(run.placeholders) if each is placeholder)
+    return run.inputs.place_of(placeholder)
 
 
 def _let_read(run: Run, index: int, read: StateRead, change: Change) -> bool:
@@ -195,25 +194,22 @@ def _others(before: Any, now: Any) -> bool:
 
 
 def attributes_asked(
-    inputs: Iterable[Input], real: Sequence[Any], names: AbstractSet[str]
+    inputs: RunInputs, names: AbstractSet[str]
 ) -> Iterator[tuple[int, str, object]]:
     """Attributes that the code names of tensors which are read at each call: each has its own."""
     asked = sorted(name for name in names if not hasattr(torch.Tensor, name))
-    for index, (item, tensor) in enumerate(zip(inputs, real, strict=True)):
+    for index, (item, tensor) in enumerate(inputs.with_real()):
         if item.read is not None and item.number is None and isinstance(tensor, torch.Tensor):
             space = vars(tensor)
             yield from ((index, name, space.get(name, MISSING)) for name in asked)
 
 
 def drop_unread(
-    facts: Iterable[ReadFact],
-    inputs: Iterable[Input],
-    real: Sequence[Any],
-    requires: CallRequirements,
+    facts: Iterable[ReadFact], inputs: RunInputs, requires: CallRequirements
 ) -> Iterator[ReadFact]:
     """What of the Python state has to be as it was: not the state that is read at each call.
 
-    `requires` has the attributes of inputs, which are `real`, left that are not read so. A tensor
+    `requires` has the attributes of inputs, left that are not read so. A tensor
     that is read in one place, and that another one has to hold still, is to be that very one; so is
     an argument.
     """
@@ -224,7 +220,9 @@ def drop_unread(
         return
     places = {read.place.identity for read in reads}
     requires.inputs.set_on = [
-        each for each in requires.inputs.set_on if (id(vars(real[each[0]])), each[1]) not in places
+        each
+        for each in requires.inputs.set_on
+        if (id(vars(inputs.real[each[0]])), each[1]) not in places
     ]
     facts = [*facts]
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
@@ -232,8 +230,8 @@ def drop_unread(
     contents = [read for read in reads if isinstance(read.place, Contents)]
     inside |= {id(read.place.holder) for read in (*requires.python.forms, *contents)}
     several = {index for _, index in requires.python.tied}
-    found = enumerate(zip(real, inputs, strict=True))
-    by_id = {id(r): i for i, (r, item) in found if item.read or i in several}
+    found = enumerate(inputs.with_real())
+    by_id = {id(r): i for i, (item, r) in found if item.read or i in several}
     for each in facts:
         if each.itself or (each.identity not in places and id(each.holder) not in inside):
             tensors = [x for x in each.tensors if id(x) in by_id]

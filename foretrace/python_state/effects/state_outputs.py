@@ -58,7 +58,7 @@ def collect_state_outputs(
         Those that a call can bind again; and those that hold what no call has, with their lines.
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
-    real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
+    real = run.inputs.stood_for()
     for row in [*_rows(before, loan, run, result)]:
         change, left = row.change, row.left
         same = not row.shared and _as_before(change, real)
@@ -102,7 +102,7 @@ class _Row(NamedTuple):
 def _rows(
     before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: ResultParts
 ) -> Iterator[_Row]:
-    known, equal = before.met.union(map(id, run.real)), [*bound_equal(before)]
+    known, equal = before.met.union(map(id, run.inputs.real)), [*bound_equal(before)]
     as_they_are = set(map(id, equal))
     every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     every += equal
@@ -179,7 +179,7 @@ def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
     """
     return {
         index
-        for index, (item, tensor) in enumerate(zip(run.inputs, run.real, strict=True))
+        for index, (item, tensor) in enumerate(run.inputs.with_real())
         if id(tensor) in met and item.argument is None and item.gradient_of is None
     }
 
@@ -187,7 +187,7 @@ def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
 def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
     """The attributes that the run has set on what stands for its inputs."""
     own = themselves(run, met)
-    for index, (tensor, placeholder) in enumerate(zip(run.real, run.placeholders, strict=True)):
+    for index, (tensor, placeholder) in enumerate(run.inputs.pairs()):
         if index in own:
             continue
         if isinstance(placeholder, Abstract) and not torch_api.is_fake(tensor):

@@ -26,12 +26,14 @@ REGISTERED = (*TABLES, *HOOKS)
 """What a module has its parts in"""
 BOUND_IN_C: Final = (types.BuiltinMethodType, types.MethodWrapperType)
 """Methods of classes in C that are bound to an object: `table.get`, `items.__len__`"""
-PARTS: Final[Mapping[type, tuple[str, ...]]] = types.MappingProxyType({
-    functools.partial: ("func", "args", "keywords"),
-    types.MethodType: ("__self__", "__func__"),
-    **dict.fromkeys(BOUND_IN_C, ("__self__",)),
-    enum.Enum: ("_value_",),
-})  # fmt: skip
+PARTS: Final[Mapping[type, tuple[str, ...]]] = types.MappingProxyType(
+    {
+        functools.partial: ("func", "args", "keywords"),
+        types.MethodType: ("__self__", "__func__"),
+        **dict.fromkeys(BOUND_IN_C, ("__self__",)),
+        enum.Enum: ("_value_",),
+    }
+)
 """Attributes in C, by the type that has them"""
 OF_ENUMS: Final = frozenset({"_member_map_", "_member_names_", "_value2member_map_"})
 """Attributes of an enumeration that the class of its class reads"""

@@ -58,7 +58,8 @@ def _thread() -> object:
 ROWS: Final = (
     ProcessRow("the recursion limit", frozenset({"getrecursionlimit"}), sys.getrecursionlimit),
     ProcessRow(
-        "the current directory", frozenset({"getcwd", "abspath", "realpath", "cwd", "absolute"}),
+        "the current directory",
+        frozenset({"getcwd", "abspath", "realpath", "cwd", "absolute"}),
         _directory,
     ),
     ProcessRow("the context of decimal", frozenset({"decimal", "Decimal"}), decimal_context),
@@ -66,10 +67,11 @@ ROWS: Final = (
     ProcessRow("the thread", frozenset({"current_thread", "currentThread"}), _thread),
     ProcessRow("the number of the thread", frozenset({"get_ident"}), threading.get_ident),
     ProcessRow(
-        "how many threads there are", frozenset({"active_count", "activeCount"}),
+        "how many threads there are",
+        frozenset({"active_count", "activeCount"}),
         threading.active_count,
     ),
-)  # fmt: skip
+)
 """State that programs were found to ask for"""
 ASKED_BY: Final = frozenset(name for row in ROWS for name in row.names)
 

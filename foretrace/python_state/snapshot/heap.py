@@ -137,7 +137,7 @@ class HeapSnapshot(ReachableState):
         """Where attributes, globals and cells had something, and what: the locations keep none."""
         modules = (each.attributes for each in self._met_modules)
         others = (each for each in self._kept if isinstance(each, NAMES))
-        for kept in (*modules, *others, *self._names.values()):
+        for kept in (*modules, *others, *self._names.snapshots()):
             for name, item in kept.before.items():
                 yield Location(name, kept.item, None), item
 
@@ -215,7 +215,7 @@ class HeapSnapshot(ReachableState):
         if len(self._seen) >= MOST:
             return None
         seen = dict[int, Any]()
-        for each in (*self._seen.values(), *self._foreign):
+        for each in (*self._seen.values(), *self._names.spaces):
             seen[id(each)] = each
             seen |= {id(x): x for x in gc.get_referents(each) if type(x) in INSIDE}
         return sum(content is item for each in seen.values() for content in gc.get_referents(each))
@@ -251,7 +251,7 @@ class HeapSnapshot(ReachableState):
     def _all(self) -> Iterator[Snapshot]:
         for module in self._modules.values():
             yield from module.parts()
-        yield from self._names.values()
+        yield from self._names.snapshots()
         yield from self._kept
         yield from rebound_defaults(self._defaults)
         for space in filter(None, self._bare):
@@ -263,7 +263,7 @@ class HeapSnapshot(ReachableState):
         """What is kept of names: of files, cells, objects, classes and modules."""
         yield from rebound_defaults(self._defaults)
         yield from (module.attributes for module in self._modules.values())
-        yield from self._names.values()
+        yield from self._names.snapshots()
         for kept in self._kept:
             if isinstance(kept, (NamesSnapshot, AttributesSnapshot)):
                 yield kept

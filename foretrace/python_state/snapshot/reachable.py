@@ -31,10 +31,10 @@ from foretrace.python_state.snapshot.code_references import (
     is_users_memo,
     members_of,
     mentioned_by,
-    named_by_methods,
     of_user,
     spaces_of,
 )
+from foretrace.python_state.snapshot.mentioned_names import MentionedNames
 from foretrace.python_state.snapshot.objects import (
     ATOMS,
     AttributesSnapshot,
@@ -97,14 +97,10 @@ class ReachableState:
         self._seen: dict[int, Any] = {}
         self._met_modules: list[ModuleSnapshot] = []
         """also those that are borrowed"""
-        self._names: dict[int, NamesSnapshot] = {}
+        self._names = MentionedNames()
         self._defaults: KeptDefaults = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
-        self._foreign: list[dict[str, Any]] = []
-        """the attributes of objects of a library's classes (argparse.Namespace), and of files"""
-        self._library: dict[int, type] = {}
-        """the class of each object that has some of these, by their id"""
         self.mentioned: set[str] = set(UNNAMED)
         self._casting: dict[int, dict[str, Any]] = {}
         """the globals of functions that call `int` or `float`"""
@@ -227,21 +223,17 @@ class ReachableState:
             self._queue.extend(kept.before.values())
 
     def _unknown(self, item: Any) -> None:
-        """An object of a library's class: of its attributes, those that code mentions are kept.
-
-        Also those that its own methods mention which the code calls: a queue's `put`.
-        """
+        """An object of a library's class: of its attributes, those that code mentions are kept."""
         space = attributes_of(item)
         if space is not None:
-            self._foreign.append(space)
-            self._library[id(space)] = type(item)
+            self._names.add(space, type(item))
         if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
             self.opaque.append(item)
 
     def _file(self, item: types.ModuleType) -> None:
         """A file that something holds: of what it has, what code mentions is kept."""
         if is_users(item):
-            self._foreign.append(vars(item))
+            self._names.add(vars(item))
 
     def _state(self, item: Any) -> None:
         way = way_of(item)
@@ -292,7 +284,7 @@ class ReachableState:
         if found.values:
             queue.extend([table.get(name) for table, name in found.values])
         for space, name in found.bound:
-            self._queue.append(self._names_of(space).note(name))
+            self._queue.append(self._names.note(space, name))
         for named in found.functions:
             self._of_function(named)
         for kind in found.classes:
@@ -328,18 +320,7 @@ class ReachableState:
         for kind, looked in self._met.items():
             found += members_of(kind, new[looked]).values()
         self._met = dict.fromkeys(self._met, known)
-        for space in self._foreign:
-            kept, named = self._names_of(space), known
-            if id(space) in self._library:
-                named |= named_by_methods(self._library[id(space)], known)
-            found += map(kept.note, named.intersection(space) - kept.before.keys())
-        return found
-
-    def _names_of(self, space: dict[str, Any]) -> NamesSnapshot:
-        """What is kept of the names of a file, or of an object of a library's class."""
-        if id(space) not in self._names:
-            self._names[id(space)] = NamesSnapshot(space)
-        return self._names[id(space)]
+        return [*found, *self._names.note_all(known)]
 
 
 def referents(item: Any) -> list[Any]:

@@ -103,18 +103,18 @@ SEEDING: Final = frozenset({"seed", "setstate", "set_state"})
 """Names by which code gives a generator of Python's, or numpy's, a state"""
 STATES: dict[type, Way] = {
     torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: Way(
-        random.Random.getstate, random.Random.setstate, other=other_state
-    ),
+    random.Random: Way(random.Random.getstate, random.Random.setstate, other=other_state),
     bytearray: Way(bytes, _refill),
     array.array: Way(lambda each: each[:], _refill),
     threading.local: Way(_in_thread, _put_in_thread, _same_items, inside=dict.values),
     contextvars.ContextVar: Way(
-        lambda each: each.get(MISSING), _put_value, lambda now, before: now is before,
+        lambda each: each.get(MISSING),
+        _put_value,
+        lambda now, before: now is before,
         inside=lambda value: (value,),
     ),
     type(os.environ): Way(dict, _put_environment),
-}  # fmt: skip
+}
 
 
 def states() -> Mapping[type, Way]:

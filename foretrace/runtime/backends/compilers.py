@@ -67,8 +67,10 @@ class TorchCompilers:
             _check_dense(graph)
             return graph
 
-        return (Pass("check compilers", "Refuse what torch's compilers do not take.", check),
-                open_by_table)  # fmt: skip
+        return (
+            Pass("check compilers", "Refuse what torch's compilers do not take.", check),
+            open_by_table,
+        )
 
     def context(self, recorded: Recording, semantics: TargetSemantics) -> Context:
         """The context of the passes over its graphs."""

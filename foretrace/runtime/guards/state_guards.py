@@ -205,9 +205,11 @@ class StateGuards(Checks):
             keys = self.source.bind(known, "keys")
             condition = f"([*{holder}] == {keys} or not {added}.names({holder}))"
             self._unchanged(
-                holder, guard.holder, [(condition, f"{added}.words({holder})")],
+                holder,
+                guard.holder,
+                [(condition, f"{added}.words({holder})")],
                 as_it_was=len(known) == len(guard.holder),
-            )  # fmt: skip
+            )
         elif isinstance(guard, ContainerLength):
             self._container(guard, holder)
             if isinstance(guard, ContainerMembers):

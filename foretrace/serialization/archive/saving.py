@@ -83,9 +83,10 @@ def save(
         found = _programs_json(programs, cuts, parts, encoder)
     if attempt.error is not None:
         raise Refusal(
-            "the program is nested too deep for Python's stack", kind="not saved",
+            "the program is nested too deep for Python's stack",
+            kind="not saved",
             do="raise sys.setrecursionlimit",
-        )  # fmt: skip
+        )
     found["tensors"], found["storages"], data = tensors.written()
     write(path, found, data, schemas(encoder.operators), beside=parameters == "beside")
 

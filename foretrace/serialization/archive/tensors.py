@@ -116,8 +116,10 @@ def _safetensors(entries: Mapping[str, torch.Tensor]) -> bytes:
     for name, tensor in sorted(entries.items(), key=lambda each: (-each[1].itemsize, each[0])):
         begin, end = end, end + tensor.nbytes
         header[name] = {
-            "dtype": NAMED[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+            "dtype": NAMED[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
         parts.append(_bytes_of(tensor))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)

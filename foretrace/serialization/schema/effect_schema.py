@@ -67,10 +67,12 @@ EFFECTS: Final[Mapping[type[Effect], EffectSchema]] = MappingProxyType({
         lambda arguments: map(ReturnArgument, arguments),
     ),
 })  # fmt: skip
-IN_STATE: Final[Mapping[type[Effect], str]] = MappingProxyType({
-    LeaveState: "states",
-    ChangePlace: "changed",
-})  # fmt: skip
+IN_STATE: Final[Mapping[type[Effect], str]] = MappingProxyType(
+    {
+        LeaveState: "states",
+        ChangePlace: "changed",
+    }
+)
 LEFT_OUT: Final = frozenset({CallMemo, FindObject})
 """What the process does in which the program was captured, and no other: its memos and objects"""
 EFFECT_FIELDS: Final[Mapping[str, Kind]] = MappingProxyType(

@@ -140,10 +140,12 @@ def _idle(mine: frozenset[int], theirs: frozenset[int], places: Places) -> froze
 def by_part(mine: Any, theirs: Any, places: Places) -> Any:
     """Guards that are a class of their own, by its rules."""
     kind: Any = type(mine)
-    return kind(**{
-        name: merge(getattr(mine, name), getattr(theirs, name), places)
-        for name, merge in MERGES[kind].items()
-    })  # fmt: skip
+    return kind(
+        **{
+            name: merge(getattr(mine, name), getattr(theirs, name), places)
+            for name, merge in MERGES[kind].items()
+        }
+    )
 
 
 MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({

@@ -96,9 +96,11 @@ def _check_changes_nothing(part: InnerReads, at: Frame | None) -> None:
             f"a checkpoint changes {part.own}, and eager's backward does that once more",
             kind="modified in place",
             at=at,
-            do=("return what is new, and change it outside of the checkpoint",
-                "or train without the checkpoint"),
-        )  # fmt: skip
+            do=(
+                "return what is new, and change it outside of the checkpoint",
+                "or train without the checkpoint",
+            ),
+        )
 
 
 def _check_drawn_again(op: Op, same_draws: bool) -> None:

@@ -10,13 +10,13 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
+from foretrace.tracer.recorder.run_inputs import RunInputs
 
 T = TypeVar("T")
 
@@ -24,8 +24,7 @@ T = TypeVar("T")
 class Sharing(Protocol):
     """The inputs of a run."""
 
-    inputs: list[Input]
-    real: list[Any]
+    inputs: RunInputs
 
 
 def check_shared_memory(
@@ -193,9 +192,10 @@ def check_one_history(
     """
     for memory, views in requires.inputs.together.items():
         members = views if run.inputs[memory].memory else [memory, *views]
-        bases = {id(torch_api.base_of(run.real[index])) for index in members}
+        bases = {id(torch_api.base_of(run.inputs.real[index])) for index in members}
         switched = (
-            current[index].requires_grad and not run.real[index].requires_grad for index in views
+            current[index].requires_grad and not run.inputs.real[index].requires_grad
+            for index in views
         )
         bound = (getattr(current[index], "ft_grad", None) is not None for index in views)
         separate = len(bases) > 1 if memory in followed else any(switched)

@@ -15,7 +15,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements, memory_of
-from foretrace.ir.program.interface import Input, Role, size_input
+from foretrace.ir.program.interface import Role, size_input
 from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.state import NUMBERS, StateRead, tensor_of
@@ -29,21 +29,23 @@ from foretrace.session.run.mutations import copy_attributes
 from foretrace.session.run.session_parts import Assumed, KnownTensors
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.run_inputs import RunInputs
 from foretrace.tracer.subclasses.dispatch import as_program_has
 
 
 class Inputs(Protocol):
     """The inputs of a run, as far as they are known."""
 
-    types: Types
     dynamic: Dynamic
     assumed: Assumed
     known: KnownTensors
-    inputs: list[Input]
-    real: list[Any]
-    placeholders: list[Any]
+    inputs: RunInputs
     recorder: Recorder
     steps: Steps
+
+    @property
+    def types(self) -> Types:
+        """The types of the values of the run."""
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str, *, like: TensorType | None = None
@@ -52,9 +54,6 @@ class Inputs(Protocol):
 
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
         """Whether a tensor is no stand-in to the program."""
-
-    def append(self, item: Input, real: Any, placeholder: Any) -> None:
-        """One more input."""
 
 
 class Arguments:
@@ -118,7 +117,7 @@ class Arguments:
         if len(self.run.inputs) > count:
             self.run.inputs[-1] = replace(self.run.inputs[-1], argument=place)
             return placeholder
-        index = next(i for i, each in enumerate(self.run.placeholders) if each is placeholder)
+        index = self.run.inputs.place_of(placeholder)
         if self.run.inputs[index].argument is None:
             requires.shared.merged.append((place, index))
         return placeholder
@@ -126,20 +125,23 @@ class Arguments:
     def _share(self, group: list[tuple[str, torch.Tensor]], requires: CallRequirements) -> None:
         """One input for the memory of arguments, of which they are views."""
         ids = {id(tensor) for _, tensor in group}
-        indices = [i for i, real in enumerate(self.run.real) if id(real) in ids]
+        indices = [i for i, real in enumerate(self.run.inputs.real) if id(real) in ids]
         bases, count = [id(torch_api.base_of(each)) for _, each in group], len(self.run.inputs)
         name, first = max(group, key=lambda each: bases.count(id(torch_api.base_of(each[1]))))
         memory = self.run.placeholder(memory_of(first), "input", f"memory_of_{name}")
         if len(self.run.inputs) > count:
             argument = next(
-                self.run.inputs[i].argument for i in indices if self.run.real[i] is first
+                self.run.inputs[i].argument for i in indices if self.run.inputs.real[i] is first
             )
             self.run.inputs[-1] = replace(self.run.inputs[-1], argument=argument, memory=True)
-        place = next(i for i, each in enumerate(self.run.placeholders) if each is memory)
+        place = self.run.inputs.place_of(memory)
         indices = [index for index in indices if index != place]
         requires.inputs.together[place] = indices
         for index in indices:
-            self._views[id(self.run.placeholders[index])] = memory, self.run.real[index]
+            self._views[id(self.run.inputs.placeholders[index])] = (
+                memory,
+                self.run.inputs.real[index],
+            )
 
     def _begins(self) -> None:
         """Attribute what follows to no user line: the program has not begun."""
@@ -154,13 +156,13 @@ class Arguments:
         view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
         copy_attributes(view, real)
         view.ft_leaf = argument.ft_leaf
-        index = next(i for i, each in enumerate(self.run.placeholders) if each is argument)
+        index = self.run.inputs.place_of(argument)
         self._as_passed[index] = view
         return view
 
     def current(self) -> list[Any]:
         """What the program computes with for each input so far."""
-        return [*self._as_passed, *self.run.placeholders[len(self._as_passed) :]]
+        return [*self._as_passed, *self.run.inputs.placeholders[len(self._as_passed) :]]
 
     def opened(self, stand_ins: list[Any], loan: SwappedModuleTensors) -> list[Any]:
         """The arguments with symbols in place of the numbers that the program counts with.
@@ -172,17 +174,17 @@ class Arguments:
             loan.show(shown)
         names = {
             id(p): i.role.name
-            for i, p in zip(self.run.inputs, self.run.placeholders, strict=True)
+            for i, p in zip(self.run.inputs, self.run.inputs.placeholders, strict=True)
             if i.number is not None
         }
-        self._as_passed[:] = self.run.placeholders
+        self._as_passed[:] = self.run.inputs.placeholders
         seen = {id(x): self._view(x) for x in stand_ins}
         stand_ins = [seen[id(x)] for x in stand_ins]
         stand_ins = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in stand_ins]
         stand_ins = [shown(x) if issubclass(type(x), Abstract) else x for x in stand_ins]
         own = {
             id(p): r
-            for p, r in zip(self.run.placeholders, self.run.real, strict=True)
+            for r, p in self.run.inputs.pairs()
             if id(r) in self.run.known.themselves and self.run.known.abstract.get(id(r)) is p
         }
         return [own.get(id(x), x) for x in stand_ins]
@@ -227,7 +229,7 @@ class Arguments:
     def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
         role = Role("size", self.run.known.unique(name))
         item = size_input(self.run.types.symbols.size(number), role, place)
-        self.run.append(item, number, number)
+        self.run.inputs.add(item, number, number)
         return number
 
     def release(self) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.location import OnData
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import asking_line
@@ -24,15 +23,14 @@ from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.in_place_checks import take_memory
 from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.run_inputs import RunInputs
 from foretrace.tracer.subclasses.dispatch import known_as
 
 
 class Run(Protocol):
     """The inputs of a run, as far as they are known."""
 
-    inputs: list[Input]
-    placeholders: list[Any]
-    real: list[Any]
+    inputs: RunInputs
     recorder: Recorder
 
 
@@ -102,7 +100,9 @@ class RunLeaves:
     def switched_on(self, among: Container[int]) -> set[Value]:
         """The values of inputs that became leaves, of those among some: at first, and now."""
         recorder = self.run.recorder
-        stand_ins = [self.run.placeholders[i] for i, on in self.flags.items() if on and i in among]
+        stand_ins = [
+            self.run.inputs.placeholders[i] for i, on in self.flags.items() if on and i in among
+        ]
         known, ids = recorder.autograd, set(map(id, stand_ins))
         leaves = ((value, known.leaves.get(value)) for value in known.switched)
         first = {value for value, leaf in leaves if leaf is not None and id(leaf()) in ids}
@@ -124,11 +124,11 @@ class RunLeaves:
             i: taken.place(f"{self.run.inputs[i].role.name}.data", i)
             for i, taken in self.taken.items()
         }
-        takers = {id(self.run.placeholders[index]) for index in self.taken}
+        takers = {id(self.run.inputs.placeholders[index]) for index in self.taken}
         return [
             Change(places[index], taken.owner(takers), True, taken.at)
             for index, taken in self.taken.items()
-            if alias_of(self.run.placeholders[index]).root is not taken.before
+            if alias_of(self.run.inputs.placeholders[index]).root is not taken.before
         ]
 
     def of(self, value: Value) -> Any:
@@ -154,7 +154,7 @@ class RunLeaves:
                     "or return the loss, and call backward() outside",
                 ),
             )
-        return self.run.placeholders[index]
+        return self.run.inputs.placeholders[index]
 
     def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """The real tensor, and its hooks on its gradient, and after one is accumulated."""
@@ -162,15 +162,16 @@ class RunLeaves:
         index = self._place(value)
         if index is None:
             return self.of(value), (), ()
-        tables = torch_api.hooks_of(run.real[index])
+        tables = torch_api.hooks_of(run.inputs.real[index])
         before, after = ([*table.values()] if table else [] for table in tables)
         self.hooked[index] = tuple(before), tuple(after)
-        return run.real[index], before, after
+        return run.inputs.real[index], before, after
 
     def has_hooks(self) -> bool:
         """Whether an input has a hook that sees its gradient."""
         return any(
-            isinstance(each, torch.Tensor) and torch_api.has_hooks(each) for each in self.run.real
+            isinstance(each, torch.Tensor) and torch_api.has_hooks(each)
+            for each in self.run.inputs.real
         )
 
     def begins(self, value: Value) -> bool:
@@ -182,7 +183,7 @@ class RunLeaves:
         run = self.run
         return {
             id(real): value_of(placeholder, run.recorder)
-            for real, placeholder in zip(run.real, run.placeholders, strict=True)
+            for real, placeholder in run.inputs.pairs()
             if isinstance(placeholder, Abstract) and isinstance(real, torch.Tensor)
         }
 

@@ -21,7 +21,6 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.location import OnGradient
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import Change
@@ -32,6 +31,7 @@ from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.tracer.functionalization.builder import Unmonitored
+from foretrace.tracer.recorder.run_inputs import RunInputs
 
 CLEARING: Final = tuple(
     inspect.unwrap(kind.zero_grad).__code__ for kind in (nn.Module, torch.optim.Optimizer)
@@ -70,15 +70,13 @@ class Gradients:
 
     def __init__(
         self,
-        inputs: list[Input],
-        real: list[Any],
-        placeholders: list[Any],
+        inputs: RunInputs,
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
         wrapping: OfClasses,
         outside: AccessMonitor | None,
     ) -> None:
-        self.inputs, self.real, self.placeholders = inputs, real, placeholders
+        self.inputs = inputs
         self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
         self.itself: AbstractSet[int] = frozenset()
         """ids of tensors that the program finds in their places, and no stand-ins"""
@@ -117,7 +115,7 @@ class Gradients:
         """Whether an input is no view, in this call, and so in each."""
         index = placeholder.ft_gradient[1]
         self.whole.setdefault(index, asking_line())
-        return not torch_api.is_view(self.real[index])
+        return not torch_api.is_view(self.inputs.real[index])
 
     def room(self, tensor: Abstract, needed: Size, number: int) -> Size:
         """For how many elements there is room in memory, which of an input calls decide.
@@ -127,10 +125,10 @@ class Gradients:
             needed: for how many it needs room.
             number: the same in the captured run.
         """
-        index = next((i for i, each in enumerate(self.placeholders) if each is tensor), None)
-        if index is None or not plain_class(type(self.real[index])):
+        index = self.inputs.find(tensor)
+        if index is None or not plain_class(type(self.inputs.real[index])):
             return needed
-        there = torch_api.room(self.real[index])
+        there = torch_api.room(self.inputs.real[index])
         found = needed if there == number else there
         self.rooms.setdefault(index, (found, asking_line()))
         return found
@@ -141,7 +139,7 @@ class Gradients:
             return self._get(index)
 
     def _get(self, index: int) -> Abstract | None:
-        real = self.real[index]
+        real = self.inputs.real[index]
         if index in self.bound:
             return self.bound[index]
         if index in self.cleared or not (real.is_leaf or real.retains_grad):
@@ -157,7 +155,7 @@ class Gradients:
         like = of.value.type if of.value.type.symbols and _same_layout(real, grad) else None
         stand_in = self.make(grad, f"{of.role.name}.grad", like)
         new = len(self.inputs) > count  # `is`, as a tensor compares its elements
-        place = count if new else next(i for i, p in enumerate(self.placeholders) if p is stand_in)
+        place = count if new else self.inputs.place_of(stand_in)
         if new:
             live = grad if of.argument is None else None
             self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
@@ -178,7 +176,7 @@ class Gradients:
         with self._unwatched:
             if not isinstance(new, Abstract):
                 new = self.lift(new)
-            check_gradient(self.placeholders[index], new)
+            check_gradient(self.inputs.placeholders[index], new)
             self.cleared.pop(index, None)
             self.bound[index], self._at[index] = new, asking_line()
 
@@ -187,7 +185,8 @@ class Gradients:
         return [
             Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, True, at)
             for (index, new), at in zip(self.bound.items(), self._at.values(), strict=True)
-            if (place := self.found.get(index)) is None or self.placeholders[place] is not new
+            if (place := self.found.get(index)) is None
+            or self.inputs.placeholders[place] is not new
         ]
 
     # ---- real tensors ------------------------------------------------------------------------
@@ -245,7 +244,7 @@ class Gradients:
         if placeholder.ft_gradient is not None:
             index: int = placeholder.ft_gradient[1]
             return index
-        return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
+        return self.inputs.place_of(placeholder)
 
 
 def _another(tensor: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from foretrace.tracer.functionalization.current_value import check_based, curren
 from foretrace.tracer.functionalization.functionalize import holder
 from foretrace.tracer.functionalization.out_variants import LEAVE_OUT
 from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.run_inputs import RunInputs
 from foretrace.tracer.subclasses.dispatch import check_unchanged, known_as
 
 SUMMANDS = 2
@@ -35,9 +36,7 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 def mutations_of(
     recorder: Recorder,
-    inputs: list[Input],
-    real: list[Any],
-    placeholders: list[Any],
+    inputs: RunInputs,
     loan: SwappedModuleTensors,
     effects: list[Effect],
     leaves: RunLeaves,
@@ -48,7 +47,7 @@ def mutations_of(
     which the program has set `requires_grad`, and which have other memory now.
     """
     found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
-    for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
+    for index, (item, placeholder) in enumerate(zip(inputs, inputs.placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
         taken = leaves.taken.get(index)
@@ -57,7 +56,7 @@ def mutations_of(
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.moved is not None:
-            left = _shape_left(item, real[index], placeholder, recorder, new)
+            left = _shape_left(item, inputs.real[index], placeholder, recorder, new)
             effects.append(Reshape(index, left.type))
             unwritten = left.type.requires_grad and new is item.value
             found += [Mutation(index, left, unwritten=True)] * unwritten
@@ -69,16 +68,15 @@ def mutations_of(
         if new is not item.value:
             kept = _keeps_history(makers, item.value, new)
             _check_written(item, new, alias, recorder)
-            _check_read_once(item, None if kept else real[index], new, recorder)
+            _check_read_once(item, None if kept else inputs.real[index], new, recorder)
             written = new if alias.moved is None else left
             found.append(Mutation(index, written, hidden=not alias.version.count, kept=kept))
-    return [*found, *_rebound(recorder, inputs, placeholders, loan)]
+    return [*found, *_rebound(recorder, inputs, inputs.placeholders, loan)]
 
 
 def reshaped_views(
     recorder: Recorder,
-    inputs: list[Input],
-    real: list[Any],
+    inputs: RunInputs,
     current: list[Any],
     together: Mapping[int, Sequence[int]],
 ) -> Iterator[Reshape]:
@@ -87,7 +85,6 @@ def reshaped_views(
     Args:
         recorder: of the run.
         inputs: those of the program.
-        real: the caller's.
         current: what the program computes with for each.
         together: for an input that is a memory, those that are views of it.
 
@@ -97,7 +94,7 @@ def reshaped_views(
     for index in (index for views in together.values() for index in views):
         if alias_of(current[index]).before_moving.moved is not None:
             item, followed = inputs[index], value_of(current[index], recorder)
-            left = _shape_left(item, real[index], current[index], recorder, followed)
+            left = _shape_left(item, inputs.real[index], current[index], recorder, followed)
             yield Reshape(index, left.type)
 
 
@@ -302,7 +299,7 @@ def check_attributes_kept(
 
     `themselves`: those that the program has no stand-ins of; their attributes are kept.
     """
-    pairs = [*zip(run.real, run.placeholders, strict=True)]
+    pairs = [*run.inputs.pairs()]
     stands = {id(tensor): stands for tensor, stands in reversed(pairs)}  # an argument comes last
     loan.check_attributes(stands, lines)
     for index, (tensor, placeholder) in enumerate(pairs):

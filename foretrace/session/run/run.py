@@ -113,7 +113,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
         recorded = _recorded(fn, args, kwargs, capture, before)
         if capture.outside is not None:
             _note_ambient(recorded.requires, capture)
-        capture.parts.settle(capture.stood_for())
+        capture.parts.settle(capture.inputs.stood_for())
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
@@ -158,7 +158,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     note_reads(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recording(
-        recorder.scope.ops, capture.inputs, outputs, mutations, capture.types.symbols,
+        recorder.scope.ops, [*capture.inputs], outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, _effects(requires), overwritten, recorder.autograd.hooks,
     )  # fmt: skip
@@ -208,7 +208,8 @@ def _put(
         requires: takes the containers.
         lines: of the program.
     """
-    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.notes.changed]
+    known = before.met.union(map(id, capture.inputs.real))
+    changed = [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_separate(filled, [call, *others], known)
@@ -268,30 +269,26 @@ def _mutations(
     requires: CallRequirements,
     returned: list[tuple[str, Any]],
 ) -> list[Mutation]:
-    recorder, placeholders = capture.recorder, capture.placeholders
-    mutations = mutations_of(
-        recorder, capture.inputs, capture.real, placeholders, loan, requires.notes.effects,
-        capture.leaves,
-    )  # fmt: skip
+    recorder, inputs = capture.recorder, capture.inputs
+    mutations = mutations_of(recorder, inputs, loan, requires.notes.effects, capture.leaves)
     requires.notes.effects += reshaped_views(
-        recorder, capture.inputs, capture.real, capture.arguments.current(),
-        requires.inputs.together,
-    )  # fmt: skip
+        recorder, inputs, capture.arguments.current(), requires.inputs.together
+    )
     requires.inputs.whole |= {each.index: None for each in mutations if each.unwritten}
-    requires.inputs.begins = begins_read(recorder, placeholders, mutations)
+    requires.inputs.begins = begins_read(recorder, inputs.placeholders, mutations)
     for memory, views in requires.inputs.together.items():
         requires.inputs.begins |= dict.fromkeys((memory, *views), requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
     followed = {index for index, value in written.items() if value.type.requires_grad}
     check_one_history(requires, capture, capture.arguments.current(), followed)
-    read = idle(recorder.scope.log, capture.inputs, placeholders, returned)
+    read = idle(recorder.scope.log, inputs, inputs.placeholders, returned)
     requires.inputs.idle = read.difference(written)
     capture.rebind({mutation.index for mutation in mutations if mutation.rebound})
     check_shared_memory(
-        without_views(capture.real, requires),
+        without_views(inputs.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
-        cache(lambda: minded_writes(recorder.scope.log, [item.value for item in capture.inputs])),
+        cache(lambda: minded_writes(recorder.scope.log, [item.value for item in inputs])),
     )
     return mutations
 
@@ -331,9 +328,7 @@ def _required_of_call(
     return found
 
 
-def _run(
-    fn: Any, args: Any, kwargs: Any, recorder: Recorder, checkpoints: Checkpoints
-) -> Any:  # fmt: skip
+def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder, checkpoints: Checkpoints) -> Any:
     recorder.sources.called_by(_run.__code__)
     with reported(recorder):
         result = fn(*args, **kwargs)

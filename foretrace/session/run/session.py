@@ -49,35 +49,35 @@ from foretrace.tracer.data_dependence.value_guards import ValueGuards
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.run_inputs import RunInputs
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
 
 
 class Session:
     """One run: its inputs as they become known, and the recorder."""
 
-    def __init__(  # noqa: PLR0913 - what a run is set up with
-        self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
+    def __init__(
+        self, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
         device: torch.device | None, assumed: Assumed | None = None, *, guarded: bool = False,
         separate: bool = False,
     ) -> None:  # fmt: skip
-        self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
+        self.device, self.dynamic, self.semantics = device, dynamic, semantics
+        types = self.types
         torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.questions = ValueGuards(Constants(types.symbols.concrete, guarded=guarded))
-        self.inputs: list[Input] = []
-        self.real: list[Any] = []
-        """the caller's object for each input: a tensor, or a symbolic number"""
-        self.placeholders: list[Any] = []
-        """the stand-in that the program computes with for each"""
+        self.inputs = RunInputs()
         self.assumed, self.known = assumed or Assumed(), KnownTensors()
         self.imports = self.assumed.imports
         late = self.assumed.late
         self.outside = None if assumed is None else AccessMonitor(self._refused, late=late)
         self.parts = PartsOfRun(self.outside)
         self.gradients = Gradients(
-            self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            self.inputs,
+            self._gradient,
+            self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             self.outside,
-        )  # fmt: skip
+        )
         self.gradients.itself = self.known.themselves
         learned = semantics.learned
         outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
@@ -88,8 +88,13 @@ class Session:
         self.arguments = Arguments(self, separate=separate)
         self.memos = Memos(self.recorder.refused, fills=not self.assumed.first_calls)
         leaves = None if self.outside is None else self.leaves
-        answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves, self.real)
+        answers = RunAnswers(self.recorder, self.inputs, self.gradients, leaves)
         types.queries.answer_by(answers)
+
+    @property
+    def types(self) -> Types:
+        """The types of its values."""
+        return self.semantics.inference.types
 
     def go_on(self, imports: FirstImports) -> None:
         """Go on from what another run of the program has imported."""
@@ -131,7 +136,7 @@ class Session:
         role = Role(kind, self.known.unique(name))
         hooked = torch_api.has_hooks(tensor)
         item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
-        self.append(item, tensor, abstract)
+        self.inputs.add(item, tensor, abstract)
         if kind == "constant":
             self.questions.constants.add_literal(value, tensor)
         elif not (tensor.is_meta or value.type.wrapped or self._without_data(tensor)):
@@ -180,7 +185,7 @@ class Session:
         tied = {index for _, index in requires.python.tied}
         indices = {
             id(real): index
-            for index, (item, real) in enumerate(zip(self.inputs, self.real, strict=True))
+            for index, (item, real) in enumerate(self.inputs.with_real())
             if item.argument is not None and isinstance(real, torch.Tensor)
         }
         found = (indices.keys() & objects) | (indices.keys() & self.known.reached)
@@ -189,7 +194,7 @@ class Session:
         own = copied & requires.shared.containers.keys()
         own |= found | {key for key, index in indices.items() if index in tied}
         self.known.own = frozenset(own)
-        return {i: self.real[i] for i in sorted({indices[key] for key in found} - tied)}
+        return {i: self.inputs.real[i] for i in sorted({indices[key] for key in found} - tied)}
 
     def looks_for_switches(self, before: HeapSnapshot) -> bool:
         """Whether to see where the program switches torch's state: the code it reaches may."""
@@ -208,31 +213,21 @@ class Session:
     def note_asked(self, requires: CallRequirements) -> None:
         """What the program asked, and what it did to attributes of inputs."""
         self.gradients.note(requires)
-        requires.inputs.viewed = strided_views(self.placeholders)
+        requires.inputs.viewed = strided_views(self.inputs.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.queries.requires_grad
         requires.asks_strides = self.types.queries.strides
         if self.types.queries.answers.asks_inference:
-            known = enumerate(zip(self.inputs, self.real, strict=True))
+            known = enumerate(self.inputs.with_real())
             tensors = ((place, real) for place, (item, real) in known if item.size is None)
             requires.inputs.inferring = {n: real.is_inference() for n, real in tensors}
         requires.inputs.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
         requires.notes.effects += map(ClearGrad, self.gradients.cleared)
         requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)
 
-    def stood_for(self) -> dict[int, Any]:
-        """What each stand-in of an input stands for, by the id of the stand-in."""
-        return {id(p): real for p, real in zip(self.placeholders, self.real, strict=True)}
-
-    def append(self, item: Input, real: Any, placeholder: Any) -> None:
-        """One more input."""
-        self.inputs.append(item)
-        self.real.append(real)
-        self.placeholders.append(placeholder)
-
     def roles(self) -> dict[int, str]:
         """What the inputs so far are called, by the ids of the real tensors."""
-        return {id(r): i.role.name for r, i in zip(self.real, self.inputs, strict=True)}
+        return {id(real): item.role.name for item, real in self.inputs.with_real()}
 
     @contextmanager
     def replaced_state(
@@ -303,8 +298,7 @@ class Session:
 
     def release(self, fn: Any) -> None:
         """Let go of the tensors, real and abstract, at the end of a run of `fn`."""
-        self.real.clear()
-        self.placeholders.clear()
+        self.inputs.release()
         self.known.abstract.clear()
         self.arguments.release()
         self.gradients.bound.clear()

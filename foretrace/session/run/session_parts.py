@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.program.interface import Input
 from foretrace.ir.pydata.location import OnData, OnSet
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
@@ -27,6 +26,7 @@ from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_hooks import Hooking
 from foretrace.tracer.recorder.modes_inside import is_inference
 from foretrace.tracer.recorder.recorder import Recorder
+from foretrace.tracer.recorder.run_inputs import RunInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,17 @@ class RunAnswers(TensorAnswers):
         recorder: what records the program.
         inputs: the inputs so far.
         gradients: what knows the memory of inputs.
-        real: what the caller has for each.
         leaves: what changes leaves; None where no call can change its arguments.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        inputs: list[Input],
+        inputs: RunInputs,
         gradients: Gradients,
         leaves: RunLeaves | None,
-        real: list[Any],
     ) -> None:
-        self._real, self.asks_inference = real, False
+        self.asks_inference = False
         self.hooking: Any = Hooking(recorder)
         self._recorder, self._inputs = recorder, inputs
         self._gradients, self._leaves = gradients, leaves
@@ -133,7 +131,7 @@ class RunAnswers(TensorAnswers):
     def is_inference(self, tensor: Abstract) -> bool:
         """Whether it is one in eager; which inputs are is asked of later calls."""
         self.asks_inference = True
-        inputs = zip(self._inputs, self._real, strict=True)
+        inputs = self._inputs.with_real()
         such = [item.value for item, real in inputs if item.size is None and real.is_inference()]
         return is_inference(self._recorder, value_of(tensor, self._recorder), such)
 

@@ -74,7 +74,7 @@ def set_up(  # noqa: PLR0913 - keywords, of which each has a default
     with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
         semantics = TargetSemantics(target, types, RULES, mode)
         return Session(
-            types, semantics, sources, sizes(symbols), label, assumed,
+            semantics, sources, sizes(symbols), label, assumed,
             guarded=values == "guard", separate=separate,
         )  # fmt: skip
 

@@ -306,9 +306,11 @@ SETTERS: Final = MappingProxyType({
 STANDS: Final = MappingProxyType({each: place for _, place, each in SETTERS.values()})
 """Where a binding stands that switches a row"""
 SWITCHED_BY: Final = frozenset(
-    name for row in ROWS if row.setters
+    name
+    for row in ROWS
+    if row.setters
     for name in (*row.public, *(key for _, key in row.setters if key != "setter"))
-)  # fmt: skip
+)
 """Names by which Python switches a row whose bindings are replaced in a capture"""
 ASKED_BY: Final = frozenset(name for row in ROWS for name in row.asked)
 ASKING: Final = MappingProxyType({id(each): row.name for row in ROWS for each in row.functions})

@@ -63,9 +63,11 @@ class Steps:
     """
 
     def __init__(
-        self, recorder: Recorder, questions: ValueGuards,
+        self,
+        recorder: Recorder,
+        questions: ValueGuards,
         as_they_are: AbstractSet[str] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recorder, self.questions = recorder, questions
         self.as_they_are = as_they_are
         self.symbols = recorder.types.symbols

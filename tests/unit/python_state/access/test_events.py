@@ -132,13 +132,13 @@ def test_nothing_of_work_of_ours(way: Way) -> None:
     events = way(watch)
     with events:
         watch.resting = 1
-        events.stop()
+        events.reports.stop()
         outer()
         watch.resting = 0
-        events.go_on()
+        events.reports.go_on()
         inner()
         watch.resting = 1
-        events.stop()
+        events.reports.stop()
     assert watch.told == ["inner"]
 
 
