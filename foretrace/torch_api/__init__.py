@@ -41,6 +41,7 @@ from foretrace.torch_api.compilers.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
     Nodes as Nodes,
+    data_call as data_call,
     log_graph as log_graph,
     nodes_by_line as nodes_by_line,
     set_meta as set_meta,

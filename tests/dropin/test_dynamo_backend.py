@@ -112,6 +112,22 @@ def plain(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
+class ByData(nn.Module):
+    """Writes to `.data`, which counts as no write of what autograd has saved, and sets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("state", torch.ones(8))
+
+    def forward(self, x):
+        self.state.data.mul_(3)
+        before = self.scale * self.state
+        self.state.data.mul_(2)
+        return self.layer.to(x.device)(x * before + self.scale * self.state)
+
+
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
@@ -192,6 +208,7 @@ PROGRAMS: dict[str, tuple[Any, tuple]] = {
     "checkpoint": (checkpointed, (leaf(4, 8),)),
     "numbers": (numbers, (leaf(4), 1.5, 3)),
     "function": (function, (leaf(4),)),
+    "by data": (ByData(), (leaf(4, 8),)),
     "convolution": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (leaf(2, 3, 8, 8),)),
     "transposed": (lambda x: x.t().contiguous().view(-1), (leaf(4, 8),)),
     "empty": (lambda x: x.sum(0), (leaf(0, 8),)),

@@ -69,7 +69,11 @@ class Replay(fx.Interpreter):
         self.sources.run(n)
         if self.recorder is not None:
             self.recorder.scope.set_module(self._module_of(n))
-        return super().run_node(n)
+        as_python = torch_api.data_call(n)
+        if as_python is None:
+            return super().run_node(n)
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        return as_python(*args)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call what stands where the target did: a capture sees what switches torch's state."""

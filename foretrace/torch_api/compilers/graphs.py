@@ -3,6 +3,7 @@
 import linecache
 import logging
 from collections.abc import Callable
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 from weakref import finalize
@@ -23,6 +24,39 @@ from foretrace.torch_api.ambient.modes import OfGraph
 
 tensor_metadata: Callable[[torch.Tensor], TensorMetadata] = _extract_tensor_metadata
 """The `meta["tensor_meta"]` of a node (torch/fx/passes/shape_prop.py, 2.13 to 2.15)"""
+
+# How Dynamo writes `tensor.data` into a graph: torch/_dynamo/variables/tensor.py, 2.13 and 2.15.
+_READS_DATA: Any = vars(torch._C._autograd)["_get_data_attr"]
+_SETS_DATA = getattr(torch.ops.aten, "shallow_copy_data_", None)
+"""Of 2.15; 2.13 has a `set_`, and then takes back that it counts as a write"""
+_TAKES_BACK = "_lower_version_count_by_1"
+
+
+def data_call(node: fx.Node) -> Callable[..., Any] | None:
+    """What Python calls in the place of a node by which Dynamo reads or sets `tensor.data`."""
+    if node.op != "call_function":
+        return None
+    if node.target is _READS_DATA:
+        return attrgetter("data")
+    if _name(node.target) == _TAKES_BACK:
+        return _itself
+    taken_back = any(_name(user.target) == _TAKES_BACK for user in node.users)
+    if taken_back or (_SETS_DATA is not None and node.target is _SETS_DATA):
+        return _set_data
+    return None
+
+
+def _name(target: Any) -> str:
+    return getattr(target, "__name__", "")
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    tensor.data = new
+    return tensor
 
 
 class Nodes:
