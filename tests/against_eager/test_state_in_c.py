@@ -212,6 +212,32 @@ def numbers_of_numpy() -> State:
     return lambda x: x * float(mean[0]), lambda: mean.__setitem__(0, 7.0)
 
 
+class Strict(np.ndarray):
+    """Its methods are the user's: nothing that looks at it calls them."""
+
+    def tobytes(self, *args: Any) -> bytes:
+        raise RuntimeError("tobytes")
+
+    def copy(self, *args: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError("copy")
+
+
+@made
+def numbers_of_a_class_of_numpys() -> State:
+    mean = np.array([2.0]).view(Strict)
+    return lambda x: x * float(mean[0]), lambda: mean.__setitem__(0, 7.0)
+
+
+@made
+def a_mask_of_numpy() -> State:
+    some = np.ma.array([2.0, 3.0], mask=[False, True])
+    nothing = np.ma.masked  # it refuses to have attributes set
+    return (
+        lambda x: x * float(some.sum()) * (some[1] is nothing) + x,
+        lambda: some.mask.__setitem__(1, False),
+    )
+
+
 @made
 def numbers_of_an_array() -> State:
     numbers = array.array("d", [2.0])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.arrays import is_array
+from foretrace.arrays import as_plain, is_array
 from foretrace.ir.pydata.members import own_items, own_length
 
 SINGLE: tuple[type, ...] = (
@@ -116,7 +116,8 @@ def same_state(now: Any, before: Any) -> bool:
     if isinstance(now, torch.Tensor):
         return torch.equal(now, before)
     if is_array(now):
-        return now.dtype == before.dtype and now.tobytes() == before.tobytes()
+        now, before = as_plain(now), as_plain(before)
+        return bool(now.dtype == before.dtype and now.tobytes() == before.tobytes())
     if isinstance(now, dict):
         return all(same_state(now[key], before[key]) for key in before)
     if isinstance(now, tuple) and not BY_VALUE.issuperset(map(type, now)):

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.arrays import numpy
-from foretrace.ir.pydata.members import MISSING
+from foretrace.arrays import as_plain, is_array, numpy
+from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.python_state.reads.process_state import decimal_context
 
@@ -89,9 +89,17 @@ def bytes_in(item: Any) -> object:
 
 
 def array_content(item: Any) -> object:
-    """The same of an array of numpy's, whatever it holds; of objects, which they are."""
-    form = f"{item.dtype.str} {item.dtype.descr} {item.shape} ".encode()
-    return form + item.tobytes()
+    """The same of an array of numpy's, whatever it holds; of objects, which they are.
+
+    With the arrays among its attributes, such as a mask: numpy's own Python reads them.
+    """
+    parts = [item, *(each for each in (attributes_of(item) or {}).values() if is_array(each))]
+    return b"".join(map(_content, map(as_plain, parts)))
+
+
+def _content(plain: Any) -> bytes:
+    form = f"{plain.dtype.str} {plain.dtype.descr} {plain.shape} ".encode()
+    return form + bytes(plain.tobytes())
 
 
 def _value(variable: Any) -> object:

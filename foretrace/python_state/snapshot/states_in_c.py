@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from foretrace.arrays import numpy
+from foretrace.arrays import as_plain, numpy
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import other_state, same_state
 from foretrace.python_state.snapshot.objects import Snapshot, all_are
@@ -156,6 +156,7 @@ def _with_numpy(np: Any) -> Mapping[type, Way]:
             other=other_state,
         ),
         array_type: Way(
-            array_type.copy, lambda each, content: array_type.__setitem__(each, ..., content)
+            lambda each: as_plain(each).copy(),
+            lambda each, content: as_plain(each).__setitem__(..., content),
         ),
     }
