@@ -162,9 +162,15 @@ def _left(attempt: Attempt, eager: Seen) -> Record:
 
 def _of_torch(route: str, error: Exception) -> bool:
     """Whether it is torch's own word: by one of its routes, or Dynamo's before it asked us."""
-    inner = getattr(error, "inner_exception", error)
+    inner = _from_backend(error)
     dynamos = type(error).__module__.startswith("torch._dynamo")
     return route in TORCHS or (dynamos and not isinstance(inner, foretrace.Refusal))
+
+
+def _from_backend(error: Exception) -> BaseException:
+    """What a backend of Dynamo's raised: a refusal makes Dynamo break the graph, or raise."""
+    inner = getattr(error, "inner_exception", error.__cause__)
+    return inner if isinstance(inner, foretrace.Refusal) else error
 
 
 def _words(error: Exception) -> str:
@@ -173,7 +179,7 @@ def _words(error: Exception) -> str:
 
 def failure(error: Exception, stage: str) -> Record:
     """A refusal with its kind and whether it has a line, or an error that is none."""
-    refusal = getattr(error, "inner_exception", error)
+    refusal = _from_backend(error)
     if isinstance(refusal, foretrace.Refusal):
         status = "disguised" if refusal.kind == "program raised" else "refused"
         found = {"status": status, "kind": refusal.kind, "what": refusal.what[:MESSAGE]}

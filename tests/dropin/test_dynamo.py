@@ -92,9 +92,9 @@ def test_a_size_without_a_number_is_refused_with_ways_out():
 
     x = torch.randn(4, 3)
     torch._dynamo.decorators.mark_unbacked(x, 0)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no number") as caught:
-        torch.compile(scaled, backend="foretrace")(x)
-    refusal = caught.value.inner_exception
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="no number") as caught:
+        torch.compile(scaled, backend="foretrace", fullgraph=True)(x)
+    refusal = caught.value.__cause__
     assert isinstance(refusal, foretrace.Refusal)
     assert refusal.at.text == "return x.relu() * x.shape[0]"
     torch._dynamo.reset()
@@ -104,6 +104,45 @@ def test_a_size_without_a_number_is_refused_with_ways_out():
     ):
         for x in (torch.randn(4, 3), torch.randn(5, 3)):
             assert torch.equal(compiled(x), scaled(x))
+
+
+BACKENDS = {
+    "foretrace": lambda: "foretrace",
+    "aot_autograd": lambda: foretrace.aot_autograd(fw_compiler=lambda gm, inputs: gm),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_that_is_refused_runs_as_python(backend):
+    layer, ran = nn.Linear(3, 3), list[int]()
+    columns = torch.tensor(4)
+
+    def program(x):
+        y = layer(x)
+        ran.append(1)
+        return layer(y).sum() * (y.sum() + torch.zeros(2, columns))
+
+    compiled = torch.compile(program, backend=BACKENDS[backend]())
+    x = torch.randn(2, 3, requires_grad=True)
+    for _ in range(3):
+        found, expected = compiled(x), program(x)
+        assert torch.equal(found, expected)
+        ours, theirs = (torch.autograd.grad(y.sum(), x)[0] for y in (found, expected))
+        assert torch.equal(ours, theirs)
+    assert len(ran) == 6
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"aten\.item") as caught:
+        torch.compile(program, backend=BACKENDS[backend](), fullgraph=True)(x)
+    assert isinstance(caught.value.__cause__, foretrace.Refusal)
+
+
+def test_a_compiler_that_fails_is_no_graph_break():
+    def failing(gm, inputs):
+        raise ValueError("no such kernel")
+
+    backend = foretrace.aot_autograd(fw_compiler=failing)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such kernel"):
+        torch.compile(torch.sin, backend=backend)(torch.randn(3))
 
 
 def test_what_depends_on_data_is_refused_with_the_users_line():

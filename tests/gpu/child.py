@@ -67,11 +67,16 @@ def findings(part: str, given: Circumstances) -> Iterator[Finding]:
         yield failure(error)
 
 
+def _refuses(error: BaseException | None) -> bool:
+    return any(each.__name__ == "Refusal" for each in type(error).__mro__)
+
+
 def failure(error: BaseException, what: str = "the whole part") -> Finding:
     """A refusal with its kind, or an error that is none, with where it came from."""
-    refusal = getattr(error, "inner_exception", error)
+    by_backend = getattr(error, "inner_exception", error.__cause__)
+    refusal = by_backend if _refuses(by_backend) else error
     words = " ".join(str(refusal).split())[:CARRIED]
-    if type(refusal).__name__ == "Refusal":
+    if _refuses(refusal):
         return what, f"refused({getattr(refusal, 'kind', '')})", {"said": words}
     frames = traceback.extract_tb(error.__traceback__)
     trace = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-12:]]

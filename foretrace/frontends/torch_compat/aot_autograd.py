@@ -6,7 +6,7 @@ from typing import Any
 from torch import fx
 
 from foretrace.errors import Refusal
-from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
+from foretrace.frontends.torch_compat.dynamo_graph import capture_graph, graph_breaks
 from foretrace.frontends.torch_compat.partitioner import WithPartitioner
 from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.source.call_site import Asked
@@ -36,7 +36,7 @@ def aot_autograd(
         inference_compiler: for graphs without gradients; None: `fw_compiler`.
 
     Raises:
-        Refusal: an argument is wrong; or later, from torch.compile: a graph has no exact form.
+        Refusal: an argument is wrong; or later, as `GraphRefused`: a graph has no exact form.
     """
     backward, inference = bw_compiler or fw_compiler, inference_compiler or fw_compiler
     _check(
@@ -51,7 +51,7 @@ def aot_autograd(
     )
 
     def compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with Asked("dynamo", first_line(module)):
+        with Asked("dynamo", first_line(module)), graph_breaks():
             program = capture_graph(module, inputs)
             return flat_compiled(program.recorded, program.semantics, compilers)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from foretrace.errors import Refusal
-from foretrace.frontends.torch_compat.dynamo_graph import capture_graph
+from foretrace.frontends.torch_compat.dynamo_graph import capture_graph, graph_breaks
 from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Asked
@@ -38,7 +38,8 @@ def dynamo_backend(
         mode: None or "default"; the others are Inductor's own.
 
     Raises:
-        Refusal: there is no such option, or the graph has no exact form.
+        Refusal: there is no such option; a compiler has done something wrong.
+        GraphRefused: the graph has no exact form: Dynamo runs the program's Python.
     """
     chosen = {"backend": "eager", **(options or {})}
     with Asked("dynamo", first_line(module)):
@@ -46,11 +47,12 @@ def dynamo_backend(
         backend = chosen.pop("backend")
         if backend == "inductor":
             module = before_capture(module, inputs)
-        program = capture_graph(module, inputs)
-        recorded, semantics = program.recorded, program.semantics
-        if backend == "eager":
-            return flat_eager(recorded, semantics)
-        return flat_compiled(recorded, semantics, _compilers(backend, recorded, chosen))
+        with graph_breaks():
+            program = capture_graph(module, inputs)
+            recorded, semantics = program.recorded, program.semantics
+            if backend == "eager":
+                return flat_eager(recorded, semantics)
+            return flat_compiled(recorded, semantics, _compilers(backend, recorded, chosen))
 
 
 def _compilers(backend: Any, recorded: Recording, chosen: dict[str, Any]) -> TorchCompilers:

@@ -1,13 +1,15 @@
 """Captures a graph of a front end such as Dynamo, with its sizes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.torch_compat.replay_fx import NodeSources, Replay
 from foretrace.frontends.torch_compat.stateless_check import check_shapes_stay
@@ -18,6 +20,48 @@ from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session
 from foretrace.session.run.setup import device_of, set_up
+
+OF_BACKENDS: Final = ("wrong backend", "compiler")
+"""Kinds of refusals that say what a compiler does wrong: Dynamo raises these"""
+
+
+class GraphRefused(Refusal, torch_api.UnsupportedOperatorException):
+    """The refusal of one of Dynamo's graphs, by an error that makes Dynamo break the graph.
+
+    It runs that as Python, and warns; with `fullgraph=True` it raises. Source:
+    `exceptions_allowed_to_be_fallback` in torch/_dynamo/exc.py, 2.13 and 2.15.
+    """
+
+    __hash__ = Refusal.__hash__
+    __eq__ = Refusal.__eq__
+
+    @classmethod
+    def of(cls, refusal: Refusal) -> "GraphRefused":
+        """The same refusal, as Dynamo takes it."""
+        return cls(
+            refusal.what,
+            at=refusal.at,
+            module=refusal.module,
+            near=refusal.near,
+            do=refusal.ways,
+            kind=refusal.kind,
+        )
+
+
+@contextmanager
+def graph_breaks() -> Iterator[None]:
+    """Let Dynamo break its graph where that is refused inside.
+
+    Raises:
+        GraphRefused: the graph has no exact form.
+        Refusal: a compiler has done something wrong.
+    """
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.kind in OF_BACKENDS:
+            raise
+        raise GraphRefused.of(refusal) from refusal.__cause__
 
 
 def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
