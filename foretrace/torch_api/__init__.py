@@ -222,6 +222,7 @@ from foretrace.torch_api.pytree import (
     keystr as keystr,
     leaf_spec as leaf_spec,
     named_tuple as named_tuple,
+    node_types as node_types,
     register_container as register_container,
     registered_containers as registered_containers,
     tree_flatten as tree_flatten,

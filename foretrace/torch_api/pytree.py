@@ -63,6 +63,15 @@ def named_tuple(spec: TreeSpec) -> type | None:
     return found
 
 
+def node_types(spec: TreeSpec) -> Iterator[type]:
+    """The classes of the containers in a structure."""
+    found = named_tuple(spec) or spec.type
+    if found is not None:
+        yield found
+    for child in spec.children():
+        yield from node_types(child)
+
+
 def without_keys(spec: TreeSpec) -> type | None:
     """A class of the structure that was registered without keys; None if there is none."""
     known = SUPPORTED_NODES.get(spec.type)

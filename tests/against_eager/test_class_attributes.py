@@ -161,3 +161,25 @@ def test_a_capture_leaves_the_class_as_it_was(make: Callable[[], Made]) -> None:
     assert vars(kind) == before
     assert all(vars(kind)[name] is item for name, item in before.items())
     assert before.get("kept", kept) == kept
+
+
+class Scaled:
+    """An object among the arguments; what it multiplies by is its class's."""
+
+    by = 2
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def forward(self) -> Tensor:
+        return self.x * self.by
+
+
+def test_what_the_class_of_an_argument_has_is_a_guard() -> None:
+    compiled, before = foretrace.compile(lambda item: item.forward(), fullgraph=True), Scaled.by
+    try:
+        for Scaled.by in (2, 5, 7):
+            item = Scaled(torch.ones(2))
+            assert torch.equal(compiled(item), item.forward())
+    finally:
+        Scaled.by = before

@@ -32,6 +32,13 @@ class Structure:
     def __hash__(self) -> int:
         return hash((self.spec.type, self.spec.num_leaves, len(self.objects)))
 
+    def kinds(self) -> Iterator[type]:
+        """The classes of its containers and objects."""
+        yield from torch_api.node_types(self.spec)
+        for _, kind, below in self.objects:
+            yield kind
+            yield from below.kinds()
+
     def build(self, leaves: Iterator[Any]) -> Any:
         """The object with these leaves."""
         if not self.objects:

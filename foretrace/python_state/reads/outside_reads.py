@@ -26,7 +26,8 @@ def read_outside(
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
     reading = reading_by(outside, open=open, unread=set(map(id, requires.notes.filled)))
-    items = [("the program", fn), *leaves]
+    kinds = dict.fromkeys(requires.in_structure.kinds())
+    items = [("the program", fn), *leaves, *((kind.__name__, kind) for kind in kinds)]
     reading.read(requires.python.modules, outside.places.values(), items)
     reading.found += builtins_seen(outside.asked)
     reading.found += (*outside.asked.checks.values(), *outside.asked.answered())
