@@ -85,6 +85,7 @@ from foretrace.torch_api.dispatch import (
     autocast_seen as autocast_seen,
     below_autograd as below_autograd,
     c_entry as c_entry,
+    calls_function as calls_function,
     can_auto_functionalize as can_auto_functionalize,
     casts_kept as casts_kept,
     closed_program as closed_program,
@@ -110,13 +111,13 @@ from foretrace.torch_api.dispatch import (
     schema_of as schema_of,
     seen_by as seen_by,
     sees_calls as sees_calls,
+    shown_kind as shown_kind,
     switches as switches,
     with_autograd as with_autograd,
     with_out_dtype as with_out_dtype,
     without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.dispatcher import (
-    PYTHON as PYTHON,
     UNDEFINED as UNDEFINED,
     PlainMode as PlainMode,
     backend_key as backend_key,

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import BuiltinMethodType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._library import simple_registry
 
 # Operators that run another one from a state of the random number generator.
 from torch._prims import rng_prims
+from torch.overrides import has_torch_function_unary
 
 # The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -45,6 +47,41 @@ disabled_torch_function = _C._disabled_torch_function_impl
 
 # The same for operators: they see a tensor of torch's.
 disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
+
+
+@lru_cache(maxsize=256)
+def calls_function(kind: type) -> bool:
+    """Whether a class of the user's is `torch.Tensor` but for `__torch_function__` and attributes.
+
+    To operators, which come after its `__torch_function__`, its tensors are plain. One that a class
+    cannot derive from unseen is none: with slots, a metaclass or an `__init_subclass__` of its own.
+    """
+    kind, plain = shown_kind(kind), torch.Tensor
+    library = kind.__module__.partition(".")[0]
+    if not issubclass(kind, plain) or issubclass(kind, torch.nn.Parameter) or library in OWN:
+        return False
+    dispatches: Any = kind.__torch_dispatch__
+    hooks: Any = kind.__init_subclass__
+    unseen = type(kind) is type(plain) and isinstance(hooks, BuiltinMethodType)
+    same_room = kind.__basicsize__ == plain.__basicsize__
+    return dispatches is disabled_torch_dispatch and unseen and same_room
+
+
+def shown_kind(kind: type) -> type:
+    """The class that a class of a run's tensors stands for; of any other, itself."""
+    found: type = vars(kind).get("ft_kind", kind)
+    return found
+
+
+OWN = ("torch", "foretrace")
+
+
+def function_of(tensor: torch.Tensor) -> Any:
+    """The `__torch_function__` of such a class that is called with a tensor now; or None."""
+    kind = type(tensor)
+    if kind is torch.Tensor or not calls_function(kind):
+        return None
+    return kind.__torch_function__ if has_torch_function_unary(tensor) else None
 
 
 # A mode under this key is asked about factories even for a device that this build lacks; without

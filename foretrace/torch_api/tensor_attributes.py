@@ -12,6 +12,7 @@ import torch
 from torch import _C
 
 from foretrace import forks
+from foretrace.torch_api.dispatch import function_of
 
 IN_PYTHON: dict[str, Any] = {
     name: vars(torch.Tensor)[name]
@@ -43,8 +44,10 @@ CASTS = ("to", "type", "bfloat16", "half")
 HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods that have autograd do something with a gradient"""
 METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
-           "tolist", "numpy", "data_ptr", "untyped_storage")  # fmt: skip
+           "tolist", "numpy", "data_ptr", "untyped_storage", "as_subclass")  # fmt: skip
 """Methods that do without a call of an operator, and casts"""
+UNWRAPPED = ("grad", "_base", "as_subclass", "_is_view")
+"""What a `__torch_function__` is not called with, or whose result it leaves as it is"""
 Asked: TypeAlias = tuple[
     Callable[[torch.Tensor, str], Any], Callable[[torch.Tensor, str, Any], None]
 ]
@@ -93,15 +96,22 @@ class ReplacedAttributes:
 
     def _attribute(self, name: str) -> property:
         def get(tensor: torch.Tensor) -> Any:
+            function = None if name in UNWRAPPED else function_of(tensor)
+            if function is not None:
+                return function(form.__get__, (type(tensor),), (tensor,), {})
             return self._asked()[0](tensor, name)
 
         def put(tensor: torch.Tensor, new: Any) -> None:
             self._asked()[1](tensor, name, new)
 
-        return property(get, put, lambda tensor: put(tensor, None))
+        form = property(get, put, lambda tensor: put(tensor, None))
+        return form
 
     def _method(self, name: str) -> Callable[..., Any]:
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            function = None if name in UNWRAPPED else function_of(tensor)
+            if function is not None:
+                return function(call, (type(tensor),), (tensor, *args), kwargs)
             return self._asked()[0](tensor, name)(*args, **kwargs)
 
         return call

@@ -39,6 +39,47 @@ refuses("unsupported tensor", "operators/abstract_tensors/supported_inputs.py:ma
 )
 
 
+def chooses_of_a_class(x: Tensor) -> Tensor:
+    return x[x > 0] * 2  # here
+
+
+def chooses(x: Tensor) -> Tensor:
+    plain = x.as_subclass(Tensor)
+    return plain[plain > 0] * 2
+
+
+refuses("unsupported tensor", "operators/abstract_tensors/class_instances.py:shown_as").when(
+    captures(chooses_of_a_class, X.as_subclass(Logged)),
+    captured(chooses, X.as_subclass(Logged)),
+    captured(makes_none, X.as_subclass(Logged)),
+)
+
+
+def turns_in_place(x: Tensor) -> Any:
+    y = x + 1
+    y.unsqueeze_(0)  # here
+    return y.shape
+
+
+def turns(x: Tensor) -> Any:
+    return (x + 1).unsqueeze(0).shape
+
+
+refuses("unsupported tensor", "operators/abstract_tensors/abstract_tensor.py:become_like").when(
+    captures(turns_in_place, X.as_subclass(Logged)), captured(turns, X.as_subclass(Logged))
+)
+
+
+def adds_two(x: Tensor, y: Tensor) -> Tensor:  # here
+    return x + y
+
+
+TWICE = X.as_subclass(Logged)
+refuses("aliased inputs", "ir/program/call_requirements.py:note_containers").when(
+    captures(adds_two, TWICE, TWICE), captured(adds_two, TWICE, TWICE.clone())
+)
+
+
 def makes_another_layout(x: Tensor) -> Tensor:
     return torch.zeros_like(x, layout=torch._mkldnn).to_dense() + x  # here
 
@@ -260,7 +301,7 @@ def in_another_thread(x: Tensor) -> Tensor:
     raise errors[0]
 
 
-OUTSIDE = "operators/abstract_tensors/abstract_tensor.py:__torch_dispatch__"
+OUTSIDE = "operators/abstract_tensors/tensor_methods.py:escaped"
 refuses("escaped", OUTSIDE).when(
     uses_in_eager, from_a_cut, captured(makes_none, X), at=uses_in_eager
 )

@@ -78,7 +78,9 @@ X, GLOBAL = torch.randn(3, 3), pair()
 
 REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "argument": (lambda x: x * 2, pair(), "x is a Placed"),
-    "argument, no dispatch": (lambda x: x * 2, X.as_subclass(Plain), "x is a Plain"),
+    "a leaf, no dispatch": (
+        lambda x: x * 2, X.clone().as_subclass(Plain).requires_grad_(), "x is a Plain"
+    ),
     "quantized": (
         lambda x: x.dequantize(), quantized(), "quantized",
     ),
@@ -115,7 +117,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "buffer": (Weighted(pair(), buffer=True), X, "weight is a Placed"),
     "captured": (lambda x: x * GLOBAL, X, "GLOBAL is a Placed"),
     "made inside": (lambda x: (Placed(x, x * 2) * 2).a, X, "is a Placed"),
-    "made by as_subclass": (lambda x: x.as_subclass(Plain) * 2, X, "makes a Plain"),
+    "made by its own constructor": (lambda x: Plain(x) * 2, X, "makes a Plain"),
     "made by the constructor": (
         lambda x: nn.functional.scaled_dot_product_attention(
             x[None], x[None], x[None], attn_mask=causal_upper_left(3, 3)

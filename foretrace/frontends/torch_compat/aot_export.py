@@ -200,11 +200,13 @@ class _Call:
 def _check_containers(recorded: Recording) -> None:
     for structure in (recorded.requires.in_structure, recorded.out_structure):
         if structure.objects:
-            name = structure.objects[0][1].__name__
+            name, plain = structure.objects[0][1].__name__, "what .as_subclass(torch.Tensor) gives"
+            of_tensors = torch_api.calls_function(structure.objects[0][1])
+            known = "register it with torch.utils._pytree, or use dicts and tuples"
             raise Refusal(
                 f"the call takes or returns a {name}, which torch's pytree does not know",
                 kind="unknown container",
-                do="register it with torch.utils._pytree, or use dicts and tuples",
+                do=f"pass, and return, {plain}" if of_tensors else known,
             )
 
 

@@ -37,10 +37,12 @@ def check_plain(structure: Structure, what: str) -> None:
             else f"torch.utils._pytree.register_pytree_node({name}, flatten, unflatten,"
             " flatten_with_keys_fn=..., serialized_type_name=...)"
         )
+        known = (register, "or use dicts and tuples, or pass what it holds")
+        plain = "pass, and return, what .as_subclass(torch.Tensor) gives"
         raise Refusal(
             f"{what} is a {name}, which torch's pytree does not know",
             kind="unknown container",
-            do=(register, "or use dicts and tuples, or pass what it holds"),
+            do=plain if torch_api.calls_function(kind) else known,
         )
 
 

@@ -8,6 +8,7 @@ import sympy
 import torch
 from sympy.core.relational import Relational
 
+from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.forks import cached_property
 from foretrace.ir.program.call_requirements import BackwardGuards, CallRequirements
@@ -102,6 +103,11 @@ class Recording:
     def fills_arguments(self) -> bool:
         """Whether a call leaves tensors in containers or objects among its arguments."""
         return any(isinstance(state.place, OnArguments) for state in self.states)
+
+    @property
+    def takes_classes(self) -> bool:
+        """Whether an argument is a tensor of a class of the user's."""
+        return any(map(torch_api.calls_function, self.requires.in_structure.kinds()))
 
     def defined_at(self, value: Tree) -> Frame | None:
         """The line that computed a value; the definition of the program where no op did."""

@@ -44,7 +44,7 @@ def containers_of(
     found = list[Any]()
 
     def note(node: Any) -> bool:
-        if type(node) in LEAVES or isinstance(node, torch.Tensor):
+        if type(node) in LEAVES:
             return False
         if torch_api.is_container(node) or object_attributes(node) is not None:
             found.append(node)
@@ -58,6 +58,15 @@ def containers_of(
             if attributes := object_attributes(leaf):
                 waiting.append(tuple(attributes.values()))
     return [each for each in found if not isinstance(each, tuple)]
+
+
+TWICE = "a tensor of a class of its own is at two places of the arguments"
+
+
+def tensor_twice(found: Sequence[Any]) -> bool:
+    """Whether a tensor is twice in what `containers_of` gives: copies would not be one object."""
+    tensors = [id(each) for each in found if isinstance(each, torch.Tensor)]
+    return len(set(tensors)) < len(tensors)
 
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:

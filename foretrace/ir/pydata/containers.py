@@ -14,6 +14,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.object_containers import object_attributes, rebuild
+from foretrace.ir.pydata.tensor_classes import TENSOR
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,14 +165,15 @@ def _split(
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
-        full = ".".join([name] * bool(name) + [str(torch_api.key_of(key)) for key in path])
+        keys = [str(torch_api.key_of(key)) for key in path]
+        full = ".".join([name] * bool(name) + [key for key in keys if key != TENSOR])
         attributes = None if id(leaf) in whole else object_attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
         else:
             below, structure = _named_leaves(attributes, full, whole)
             leaves += below
-            objects.append((position, type(leaf), structure))
+            objects.append((position, torch_api.shown_kind(type(leaf)), structure))
     return leaves, Structure(spec, tuple(objects))
 
 

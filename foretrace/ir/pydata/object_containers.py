@@ -17,6 +17,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import cell_content, members, names_in, own_items, slot_names
+from foretrace.ir.pydata.tensor_classes import TENSOR, as_class, tensor_parts
 from foretrace.ir.source.state_change_lines import attribute
 
 HEAP_TYPE = 1 << 9
@@ -37,7 +38,9 @@ PLAIN = (object, SimpleNamespace)
 
 def object_attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
-    if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or _is_code(leaf):
+    if isinstance(leaf, torch.Tensor):
+        return tensor_parts(leaf)
+    if isinstance(leaf, (*LIVE, type, str, int, float)) or _is_code(leaf):
         return None
     base = _base_type(type(leaf))
     if base is None:
@@ -141,6 +144,8 @@ def _behind(item: Any) -> Iterator[Any]:
 
 def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     """An object of a class with these attributes; its own code does not run."""
+    if TENSOR in attributes:
+        return as_class(kind, attributes.pop(TENSOR), attributes)
     base: Any = _base_type(kind)
     items = attributes.pop(ITEMS, ())
     new: Any = base.__new__(kind, items) if base is tuple else base.__new__(kind)
@@ -160,7 +165,7 @@ def fill_in_place(fresh: Any, live: Any) -> Any:
     comes what is fresh. Gives what its holder is to hold: `live`, or what is fresh.
     """
     kind = type(live)
-    if type(fresh) is not kind or isinstance(live, torch.Tensor):
+    if type(fresh) is not kind:
         return fresh
     if isinstance(live, dict):
         own: Any = OrderedDict if isinstance(live, OrderedDict) else dict  # which has its own order

@@ -1,7 +1,7 @@
 """Abstract tensors, with which the user's program computes while it is recorded."""
 
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -9,10 +9,9 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.source.call_site import asked, asking_line, asks_for_text
 from foretrace.ir.values.value import Value
-from foretrace.operators.abstract_tensors import tensor_methods, tensor_queries
+from foretrace.operators.abstract_tensors import class_instances, tensor_methods, tensor_queries
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
 from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
-from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
 from foretrace.operators.indexing.items import get_item, set_item
 from foretrace.operators.indexing.parts import open_number
 
@@ -69,19 +68,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     __getattr__, is_inference = tensor_queries.lacks, tensor_queries.in_inference
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
-        raise Refusal(
-            f"{func} was called on an abstract tensor outside its capture",
-            kind="escaped",
-            at=asking_line(),
-            do=(
-                "return the tensor from the captured program, and use what a cut of it gives",
-                "or, in a program that starts threads: compute in its own",
-            ),
-        )
+    __torch_dispatch__: Any = classmethod(tensor_methods.escaped)
 
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`."""
@@ -219,6 +206,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """Whether `layout` is this."""
         return self.layout is torch.sparse_csr
 
+    as_subclass = class_instances.as_subclass  # type: ignore[assignment]
+    ft_shown_as = class_instances.shown_as
     new, _nnz = tensor_methods.new, tensor_methods.stored_count
     sparse_dim, dense_dim = tensor_methods.sparse_dim, tensor_methods.dense_dim
 
@@ -278,12 +267,6 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             REFUSED_TEXT(self)
         return format(repr(self), format_spec)
 
-    def as_subclass(self, cls: type) -> Any:
-        """The same tensor as `torch.Tensor`; another class is refused."""
-        if cls is torch.Tensor:
-            return torch.ops.aten.alias.default(self)
-        raise makes_subclass(cls.__name__)
-
     def tolist(self) -> Any:
         """The numbers, where they follow from constants."""
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
@@ -327,7 +310,18 @@ def follow(tensor: Abstract, requires_grad: bool) -> None:
 
 
 def become_like(tensor: Abstract, other: Abstract) -> None:
-    """Set the sizes of a tensor to another's, as an in-place op that changes the shape does."""
+    """Set the sizes of a tensor to another's, as an in-place op that changes the shape does.
+
+    Raises:
+        Refusal: the program has it as one of a class of its own, which shows the sizes of before.
+    """
+    shown = None if tensor.ft_instance is None else tensor.ft_instance()
+    if shown is not None and tensor.shape != other.shape:
+        raise Refusal(
+            f"the program changes the shape of a {type(shown).__name__} in place",
+            kind="unsupported tensor",
+            do="use the operator that returns a new tensor: t() for t_()",
+        )
     with torch_api.no_dispatch():
         TENSOR.data.__set__(tensor, other)
 

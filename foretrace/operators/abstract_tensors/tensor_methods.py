@@ -10,6 +10,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.sparse_layouts import ROWS_AND_COLUMNS, Compressed
 
 NEW: Any = torch.Tensor.new
@@ -25,6 +26,19 @@ def refused(name: str, what: str, kind: str, do: str) -> Any:
 
     method.__name__ = name
     return method
+
+
+def escaped(_: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+    """In the place of `__torch_dispatch__`: nobody records the call."""
+    raise Refusal(
+        f"{func} was called on an abstract tensor outside its capture",
+        kind="escaped",
+        at=asking_line(),
+        do=(
+            "return the tensor from the captured program, and use what a cut of it gives",
+            "or, in a program that starts threads: compute in its own",
+        ),
+    )
 
 
 def cast(name: str) -> Any:

@@ -97,6 +97,10 @@ class TensorQueries:
         """Let a session answer, which starts after the tensors' types exist."""
         self.answers = answers
 
+    def note_all_strides(self) -> None:
+        """Note that the program may ask for the strides of tensors that nobody sees it ask for."""
+        self.strides = True
+
     def note_strides(self, asking: FrameType) -> None:
         """Note a question for strides, unless an op, foretrace, or a search for sizes asks."""
         code = asking.f_code

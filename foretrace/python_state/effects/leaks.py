@@ -25,6 +25,7 @@ from foretrace.ir.pydata.heap_walk import walk_heap
 from foretrace.ir.pydata.members import attributes_of, cell_content, members, own_kind
 from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.pydata.state import Change
+from foretrace.ir.pydata.tensor_classes import STAND_INS
 from foretrace.ir.source.call_site import function_of
 from foretrace.ir.source.instructions import CELL, STORE, instructions
 from foretrace.ir.source.state_change_lines import Lines, attribute
@@ -196,8 +197,9 @@ def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, Context | Packed) or wraps(type(item)):
-        own = item.objects if isinstance(item, Packed) else list(vars(item).values())
+    if isinstance(item, Context | Packed) or wraps(type(item)) or STAND_INS.of(item) is not None:
+        behind = () if isinstance(item, Packed) else (*vars(item).values(), STAND_INS.of(item))
+        own = item.objects if isinstance(item, Packed) else behind
         return [*own, *(x for each in own for x in (object_attributes(each) or {}).values())]
     if isinstance(item, type) and issubclass(item, Function):
         return [each for each in vars(item).values() if isinstance(each, METHODS)]

@@ -176,9 +176,10 @@ class ReachableState:
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, Abstract):  # in whose attributes a run notes what it knows
-            kept = TensorSnapshot(tensor)
-            self._kept.append(kept)
+            self._kept.append(kept := TensorSnapshot(tensor))
             self._queue.extend(kept.attributes.before.values())
+        if torch_api.calls_function(type(tensor)):
+            self._of_class(type(tensor))
         self._hooks_on(tensor)
 
     def _hooks_on(self, tensor: torch.Tensor) -> None:
@@ -236,8 +237,7 @@ class ReachableState:
             self._names.add(vars(item))
 
     def _state(self, item: Any) -> None:
-        way = way_of(item)
-        if way is not None:
+        if (way := way_of(item)) is not None:
             self._kept.append(kept := StateSnapshot(item, way))
             self._queue.extend(way.inside(kept.before))
 

@@ -13,7 +13,7 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in, every_op
-from foretrace.ir.pydata.arguments import containers_of
+from foretrace.ir.pydata.arguments import TWICE, containers_of, tensor_twice
 from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
@@ -70,6 +70,8 @@ class CallGuards:
         passed = self._form(args, kwargs)
         if self.recorded.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)
+        if self.recorded.takes_classes and tensor_twice(containers_of(args, kwargs)):
+            raise broken(TWICE, COPY_ONE)
         found = self._check(None if graph is None else graph.reads)(passed)
         if isinstance(found, Broken):
             raise refusal_of(found)

@@ -24,6 +24,7 @@ from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.pydata.location import OnGradient
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.state import Change
+from foretrace.ir.pydata.tensor_classes import STAND_INS
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.tensor_type import Size, TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -197,13 +198,28 @@ class Gradients:
             return self._found(tensor, name, answering=answering)
 
     def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:
-        if name in OF_CLASS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
+        known = tensor if isinstance(tensor, Abstract) else STAND_INS.of(tensor)
+        if known is tensor and name in OF_CLASS:  # torch.Tensor.to(x, dtype)
             return getattr(tensor, name)
+        if known is not None and known is not tensor:
+            return self._of_stand_in(tensor, getattr(known, name), name)
         if name in ABOVE and wraps(type(tensor)) and not answering:
             return self._of_wrapping(tensor, name)
         if answering or name == "retain_grad" or _another(tensor):
             return torch_api.attribute_of(tensor, name)
         return self.get(self._index(tensor)) if name == "grad" else getattr(self.lift(tensor), name)
+
+    def _of_stand_in(self, tensor: torch.Tensor, found: Any, name: str) -> Any:
+        """What a stand-in answers; a method that gives it gives the tensor.
+
+        Raises:
+            Refusal: it is a copy, which the class may refuse.
+        """
+        if name == "__deepcopy__":
+            raise _of_a_class(tensor, name)
+        if name not in (*torch_api.CASTS, "requires_grad_"):
+            return found
+        return lambda *args, **kwargs: self.wrapping.shown(found(*args, **kwargs))
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
         answering = self._answering(tensor)
@@ -211,6 +227,12 @@ class Gradients:
             self._bind(tensor, name, new, answering=answering)
 
     def _bind(self, tensor: torch.Tensor, name: str, new: Any, *, answering: bool) -> None:
+        if (stands := STAND_INS.of(tensor)) is not None:
+            if name == "data":
+                raise _of_a_class(tensor, name)
+            of_run = isinstance(new, torch.Tensor)
+            setattr(stands, name, self.wrapping.known(new) if of_run else new)
+            return
         if name == "grad" and wraps(type(tensor)) and not answering:
             known = self.wrapping.known
             known(tensor).grad = None if new is None else known(new)

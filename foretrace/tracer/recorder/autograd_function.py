@@ -20,6 +20,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.walk import every_op
+from foretrace.ir.pydata.tensor_classes import STAND_INS
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.sym_int import NUMBERS
 from foretrace.ir.values.value import Value, values_in
@@ -183,6 +184,9 @@ class _Call:
     def _values(self, item: Any) -> Any:
         """An argument, or what forward returned: tensors are values, open numbers expressions."""
         if isinstance(item, torch.Tensor):
+            if STAND_INS.of(item) is not None:  # graphs call the Function with plain tensors
+                what = f"a {type(item).__name__} among its arguments or results"
+                self._refuse(what, "hand over what .as_subclass(torch.Tensor) gives")
             return self._value(item)
         if type(item) in (tuple, list):
             return type(item)([self._values(each) for each in item])

@@ -13,11 +13,10 @@ from foretrace.ir.values.value import Tree, Value
 from foretrace.operators.abstract_tensors.absent_device import Absent, AbsentParameter as OfAbsent
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.schemas.cache import PLAIN
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import RecorderBase
-from foretrace.tracer.subclasses.dispatch import known_as
+from foretrace.tracer.subclasses.dispatch import check_takes, known_as
 
 
 class Reading:
@@ -88,8 +87,10 @@ class Reading:
             self.key.append(expr)
             return expr
         if isinstance(arg, torch.Tensor):
-            self.wrapped |= wraps(type(arg))
-            return self._each((known_as(arg, self.recorder),))[0]
+            known = known_as(arg, self.recorder)
+            self.wrapped = True
+            check_takes(self.key[0], type(arg).__name__)
+            return self._each((known,))[0]
         self.key.append(id(arg) if callable(arg) else arg)  # a function may hold tensors
         return arg
 

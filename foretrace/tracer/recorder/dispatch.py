@@ -42,7 +42,7 @@ def learn(
     types = [value.type for value in values_in((args, kwargs))]
     if not any(type.wrapped for type in types):
         return _learn(recorder, func, args, kwargs, grad_mode)
-    check_takes(func, types)
+    check_takes(func, next(str(type.wrapped) for type in types if type.wrapped))
     if (schema := schema_of(func)).writes and schema.written_now(args, kwargs):
         kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
         return Outcome(

@@ -14,6 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op
+from foretrace.ir.pydata.tensor_classes import STAND_INS
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value
@@ -42,7 +43,8 @@ def stand_in(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract | None:
         Refusal: the program has changed the tensor, or what it holds, in place.
     """
     if not wraps(type(tensor)):
-        return None
+        stands: Abstract | None = STAND_INS.of(tensor)
+        return stands
     known: Abstract | None = vars(tensor).get(STANDS)
     if known is None:
         return _new_stand_in(tensor, recorder)
@@ -59,7 +61,7 @@ def known_as(tensor: torch.Tensor, recorder: RecorderBase) -> Abstract:
 def of_the_run(tensor: Any) -> bool:
     """Whether something is a tensor of the run, or holds one that is."""
     if isinstance(tensor, Abstract) or not wraps(type(tensor)):
-        return isinstance(tensor, Abstract)
+        return isinstance(tensor, Abstract) or STAND_INS.of(tensor) is not None
     return any(of_the_run(getattr(tensor, name)) for name in flattened(tensor)[0])
 
 
@@ -192,16 +194,16 @@ def now_holds(known: Abstract) -> None:
 
 def as_program_has(answer: Any, recorder: RecorderBase) -> Any:
     """An answer, with the program's tensors for stand-ins."""
-    return map_tree(
-        answer,
-        lambda leaf: (
-            instance(leaf, recorder)
-            if isinstance(leaf, Abstract)
-            and leaf.ft_value is not None
-            and leaf.ft_value.type.wrapped
-            else leaf
-        ),
-    )
+
+    def shown(leaf: Any) -> Any:
+        if not isinstance(leaf, Abstract) or leaf.ft_value is None:
+            return leaf
+        if leaf.ft_value.type.wrapped:
+            return instance(leaf, recorder)
+        known = None if leaf.ft_instance is None else leaf.ft_instance()
+        return leaf if known is None else known
+
+    return map_tree(answer, shown)
 
 
 def memories(tensor: Abstract) -> Iterator[Alias]:
@@ -255,13 +257,12 @@ class SubclassKernel:
         return known_as(leaf, self.recorder)
 
 
-def check_takes(func: Any, types: list[TensorType]) -> None:
-    """Refuse a call whose body cannot be recorded.
+def check_takes(func: Any, kind: str) -> None:
+    """Refuse a call, with a tensor of a class of its own, whose body cannot be recorded.
 
     Raises:
         Refusal: the operator holds programs.
     """
-    kind = next(str(each.wrapped) for each in types if each.wrapped)
     if isinstance(func, torch_api.HigherOrderOperator):
         raise _no_place(f"{func} with a {kind} among its operands", "call it with plain tensors")
 
