@@ -457,3 +457,17 @@ def test_what_no_file_has_of_tensors_that_stay_in_place(switch: str) -> None:
     assert caught.value.kind == "side effect"
     assert not module.offset.requires_grad
     assert torch.equal(module.offset, torch.ones(3))
+
+
+class Turned(nn.Module):
+    """Calls operators with capitals in their names."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mT @ x.mH.mT + x.T.sum()
+
+
+def test_nodes_are_called_as_torchs() -> None:
+    one, other = (
+        tool(Turned(), (torch.randn(3, 3),)) for tool in (torch.export.export, foretrace.export)
+    )
+    assert [node.name for node in one.graph.nodes] == [node.name for node in other.graph.nodes]

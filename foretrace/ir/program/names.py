@@ -16,6 +16,7 @@ TAKEN = frozenset({*vars(builtins), "device", "inf", "is_dense", "math", "nan", 
 """Names that mean something in generated code: torch.fx would add a number to them later."""
 KEYWORD_CALLED = re.compile(rf"(torch\.ops(?:\.\w+)+)\.({'|'.join(keyword.kwlist)})\(")
 """A call of an overload that is called like a word of Python's: `aten.random.from`"""
+CAPITAL = re.compile(r"(?<=[a-z])([A-Z])")
 NOT_A_NAME = re.compile(r"[^0-9a-zA-Z_]+")
 
 
@@ -57,7 +58,10 @@ class Names:
         """A name for an op, from that of its target."""
         base = self._of_targets.get(id(op.target))
         if base is None:
-            base = self._of_targets[id(op.target)] = _identifier(target_name(op.target))
+            name = target_name(op.target)
+            if isinstance(op.target, torch_api.OpOverload):  # `mT`
+                name = CAPITAL.sub(r"_\1", name)
+            base = self._of_targets[id(op.target)] = _identifier(name)
         return self._numbered(base)
 
 
