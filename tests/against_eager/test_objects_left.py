@@ -103,3 +103,57 @@ def test_each_call_finds_what_the_one_before_left(
     else:
         assert refused is None
         assert route == "cut" or not fn.recaptures
+
+
+class Held:
+    """An object that the arguments have."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Named(Tensor):
+    """A class of the user's."""
+
+
+PASSED: dict[str, Callable[[], Any]] = {
+    "list": lambda: [torch.ones(2)],
+    "dict": lambda: {"x": torch.ones(2)},
+    "nested": lambda: {"rows": [torch.ones(2)]},
+    "object": lambda: Held(torch.ones(2)),
+    "tensor of a class": lambda: torch.ones(2).as_subclass(Named),
+}
+LEAVES: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "attribute": lambda net, item: setattr(net, "kept", item),
+    "item": lambda net, item: net.table.__setitem__("kept", item),
+    "inside of a new one": lambda net, item: setattr(net, "kept", {"pair": (1, [item])}),
+}
+
+
+class Keeping(nn.Module):
+    """Keeps what it gets."""
+
+    def __init__(self, leave: Callable[[nn.Module, Any], Any]) -> None:
+        super().__init__()
+        self.leave, self.kept = leave, None
+        self.table = dict[str, Any]()
+
+    def forward(self, item: Any, x: Tensor) -> Tensor:
+        self.leave(self, item)
+        return x * 2
+
+    def now(self) -> Any:
+        """What it has kept last."""
+        kept = self.table["kept"] if self.table else self.kept
+        return kept["pair"][1][0] if isinstance(kept, dict) and "pair" in kept else kept
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize("item", PASSED)
+def test_what_an_argument_is_or_holds_is_kept_itself(item: str, leave: str) -> None:
+    net, x = Keeping(LEAVES[leave]), torch.ones(2)
+    compiled = foretrace.compile(net, fullgraph=True)
+    for _ in range(3):
+        passed = PASSED[item]()
+        compiled(passed, x)
+        assert net.now() is passed

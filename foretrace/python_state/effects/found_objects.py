@@ -5,12 +5,14 @@ Each call builds a result, and what a program leaves. So a list that a module ha
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
+from foretrace.ir.program.call_requirements import RunNotes
 from foretrace.ir.program.effects import FindObject
-from foretrace.ir.pydata.location import Contents, Location
+from foretrace.ir.pydata.location import Contents, Location, OnArguments
 from foretrace.ir.pydata.members import own_kind
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.returned import ResultParts, shareable
+from foretrace.ir.pydata.returned import Path, ResultParts, ReturnedArgument, shareable
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.state_inputs import FILLED
@@ -25,25 +27,35 @@ class FoundObjects:
         outside: what the program reads; None: all is read.
         result: what it returns; what the arguments have is found there.
         left: what it leaves.
-        bound: the other places that it leaves otherwise.
+        notes: of the other places that it leaves otherwise.
+        begun: the containers and objects in the arguments when the program began.
     """
 
     def __init__(
         self, before: HeapSnapshot, outside: AccessMonitor | None, result: ResultParts,
-        left: Sequence[Change], bound: Sequence[Change],
+        left: Sequence[Change], notes: RunNotes, begun: Sequence[tuple[Path, Any]],
     ) -> None:  # fmt: skip
         self.effects = list[FindObject]()
         self.numbers: dict[int, int] = {}
         """by id of the object"""
+        filled = any(isinstance(each.place, OnArguments) for each in left)
+        there = set[int]() if filled else {id(item) for _, item in begun}
+        self.passed = {k: p for k, p in result.arguments.items() if p[1:] and k in there}
+        """by id, where the arguments have theirs, unless the program changes these"""
         reached = {id(item): item for each in left for _, item in shareable(each.after)}
         reached |= result.items
         known = {key for key, item in reached.items() if before.knows(item)}
         wanted = known.difference(result.arguments)
         if wanted:
-            others = {change.place.identity for change in (*left, *bound)}
+            others = {change.place.identity for change in (*left, *notes.changed)}
             places = [*_named(before, outside)]
             places.sort(key=lambda named: named[0].identity in others)
             self._find(wanted, places)
+
+    def passed_in(self, item: Any) -> list[ReturnedArgument]:
+        """The containers and objects of the arguments in what a place is to hold."""
+        places = ((path, self.passed.get(id(each))) for path, each in shareable(item))
+        return [ReturnedArgument(path, source) for path, source in places if source is not None]
 
     def _find(self, wanted: set[int], places: list[tuple[Location, object]]) -> None:
         for place, item in places:

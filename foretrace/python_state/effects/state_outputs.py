@@ -4,7 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, NamedTuple
@@ -25,7 +25,12 @@ from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import is_open
-from foretrace.python_state.effects.found_objects import bound_equal, in_several, shares
+from foretrace.python_state.effects.found_objects import (
+    FoundObjects,
+    bound_equal,
+    in_several,
+    shares,
+)
 from foretrace.python_state.effects.leaks import HOLDERS, carried_in, check_numbers, holds_numbers
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
@@ -240,7 +245,7 @@ def states_of(
     new_output: Callable[[Role, Any], Output],
     first: int,
     lines: Callable[[], Lines],
-    found: Mapping[int, int],
+    found: FoundObjects,
 ) -> tuple[list[State], list[Output]]:
     """The states, and their outputs.
 
@@ -249,27 +254,29 @@ def states_of(
         new_output: makes an output.
         first: the number of the first.
         lines: of the program.
-        found: by id, the numbers of the objects in it that a call finds.
+        found: the objects in it that a call finds.
     """
     states, outputs, places = list[State](), list[Output](), dict[int, int]()
+    numbers = found.numbers
     for change in left:
         at = change.at or located(change, lines).at
         like = places.get(id(change.after))
         if like is not None and not isinstance(change.place, Contents):
             states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
             continue
-        leaves, structure = named_leaves(_by_place(change), whole=found.keys())
+        leaves, structure = named_leaves(_by_place(change), whole=numbers.keys())
         begin, kept = first + len(outputs), dict[int, ItemBefore | FoundObject]()
         for place, (path, leaf) in enumerate(leaves):
             if isinstance(leaf, ItemBefore):
                 kept[place] = leaf
-            elif id(leaf) in found:
-                kept[place] = FoundObject(found[id(leaf)])
+            elif id(leaf) in numbers:
+                kept[place] = FoundObject(numbers[id(leaf)])
             else:
                 outputs.append(new_output(role_of(change, path), leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
-        states.append(State(change.place, structure, begin, len(leaves) - len(kept), at, kept))
+        count, passed = len(leaves) - len(kept), found.passed_in(_by_place(change))
+        states.append(State(change.place, structure, begin, count, at, kept, passed=passed))
     return states, outputs
 
 

@@ -1,7 +1,7 @@
 """Run the user's program once over abstract tensors, and record what it did."""
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_argume
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.pydata.location import Contents, OnArguments
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import ResultParts
+from foretrace.ir.pydata.returned import Path, ResultParts, shareable
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
@@ -136,11 +136,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         steps = capture.steps.following(before.casts)
         with _running(capture, loan.paths(), before) as checkpoints, steps:
             passed = capture.arguments.opened(passed, loan)
-            call = call_args, call_kwargs = in_structure.build(iter(passed))
+            call, begun = _call(in_structure, passed)
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             counts = capture.replaced_state(before, loan, lines)
             with watching, capture.gradients.reading(), counts as counting:
-                result = _run(fn, call_args, call_kwargs, recorder, checkpoints)
+                result = _run(fn, call, recorder, checkpoints)
             outs, out_structure, parts = _computed(fn, result, passed, call)
             kept, others = collect_state_outputs(before, loan, capture, parts, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
@@ -149,8 +149,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             kept += _put(capture, before, call, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
-            found = FoundObjects(before, capture.outside, parts, kept, requires.notes.changed)
-            outputs = _outputs(outs, kept, capture, mutations, requires, lines, found.numbers)
+            found = FoundObjects(before, capture.outside, parts, kept, requires.notes, begun)
+            outputs = _outputs(outs, kept, capture, mutations, requires, lines, found)
             requires.notes.effects += [*found.effects, *_shared(parts, kept, found)]
             capture.note_asked(requires)
             overwritten = overwritten_in(recorder)
@@ -300,7 +300,7 @@ def _outputs(
     mutations: list[Mutation],
     requires: CallRequirements,
     lines: Callable[[], Lines],
-    found: Mapping[int, int],
+    found: FoundObjects,
 ) -> list[Output]:
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
@@ -328,10 +328,16 @@ def _required_of_call(
     return found
 
 
-def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder, checkpoints: Checkpoints) -> Any:
+def _call(structure: Structure, passed: list[Any]) -> tuple[Any, list[tuple[Path, Any]]]:
+    """The arguments as the program has them; their containers and objects, alive for the run."""
+    call = structure.build(iter(passed))
+    return call, [*shareable(call)]
+
+
+def _run(fn: Any, call: Any, recorder: Recorder, checkpoints: Checkpoints) -> Any:
     recorder.sources.called_by(_run.__code__)
     with reported(recorder):
-        result = fn(*args, **kwargs)
+        result = fn(*call[0], **call[1])
         recorder.view_rebased()
     check_unwritten(recorder)
     check_leaves(recorder)
