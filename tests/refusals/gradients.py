@@ -988,7 +988,7 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf").when(
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:_viewed").when(
     captures(makes_a_leaf_of_a_viewed, X), captured(makes_a_leaf_of_a_clone, X)
 )
 
@@ -1005,7 +1005,7 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "tracer/functionalization/autograd_leaves.py:make_leaf").when(
+refuses("unsupported", "tracer/functionalization/autograd_leaves.py:_viewed").when(
     captures(makes_a_leaf_of_a_view_without_history, W), captured(makes_a_leaf_of_its_clone, W)
 )
 

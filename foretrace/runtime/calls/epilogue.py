@@ -90,7 +90,8 @@ def write_line(
     if mutation.hidden and not mutation.rebound:
         source.add(f"{live}.data.copy_({new})")
         return
-    if not (mutation.rebound or before.requires_grad or mutation.value.type.requires_grad):
+    own = mutation.rebound or mutation.kept
+    if not (own or before.requires_grad or mutation.value.type.requires_grad):
         source.add(f"{live}.copy_({new})")  # autograd follows neither
         return
     call = source.bind(write_back, "write_back")

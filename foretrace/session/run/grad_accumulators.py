@@ -19,7 +19,7 @@ from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, follow
 from foretrace.tracer.functionalization.alias import Alias, alias_of
-from foretrace.tracer.functionalization.autograd_leaves import value_of
+from foretrace.tracer.functionalization.autograd_leaves import check_unviewed, value_of
 from foretrace.tracer.functionalization.builder import DETACH, RecorderBase
 from foretrace.tracer.functionalization.in_place_checks import take_memory
 from foretrace.tracer.recorder.recorder import Recorder
@@ -189,11 +189,22 @@ class RunLeaves:
 
 
 def switch_leaf(recorder: RecorderBase, tensor: Abstract, wanted: bool) -> None:
-    """Turn an input into a leaf of autograd, or into none; its memory is unchanged."""
+    """Turn an input into a leaf of autograd, or into none; its memory is unchanged.
+
+    What did not require grad at first is not read again once it is switched on: to autograd, it is
+    one tensor in the graph, too, which requires grad from there on.
+    """
     alias, before = alias_of(tensor), value_of(tensor, recorder)
-    known = recorder.autograd.switched.get(before)
-    if known is not None and known.type.requires_grad == wanted:
-        now = known  # nobody has written to it meanwhile
+    if wanted:
+        check_unviewed(alias)
+    switched = recorder.autograd.switched
+    known = switched.get(before)
+    since = () if known is None else [now for now, first in switched.items() if first is known]
+    if known is not None and known.type.requires_grad:
+        since = [known, *since]
+    same = next((value for value in since if value.type.requires_grad == wanted), None)
+    if same is not None:
+        now = same  # nobody has written to it meanwhile
     elif wanted:
         now = recorder.leaf(before)
         recorder.autograd.leaves[now] = ref(tensor)

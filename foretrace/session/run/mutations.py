@@ -66,7 +66,7 @@ def mutations_of(
         if item.value.type.requires_grad and not followed:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
-            kept = _keeps_history(makers, item.value, new)
+            kept = _keeps_history(makers, item.value, new, switched=index in leaves.flags)
             _check_written(item, new, alias, recorder)
             _check_read_once(item, None if kept else inputs.real[index], new, recorder)
             written = new if alias.moved is None else left
@@ -226,8 +226,15 @@ def check_together(recorder: Recorder, leaves: list[Any], inputs: list[Input]) -
             )
 
 
-def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> bool:
-    """Whether autograd has followed none of the writes that lead from one to the other."""
+def _keeps_history(
+    makers: Mapping[Value, Op], before: Value, new: Value, *, switched: bool
+) -> bool:
+    """Whether autograd has followed none of the writes that lead from one to the other.
+
+    `switched`: whether the program sets its `requires_grad`, so that a copy might be followed.
+    """
+    if not new.type.requires_grad:
+        return switched
     while new is not before and new.type.requires_grad and new in makers:
         op = makers[new]
         if not isinstance(op.target, Write) or op.target.followed:

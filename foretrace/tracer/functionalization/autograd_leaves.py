@@ -11,7 +11,7 @@ import torch
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
-from foretrace.tracer.functionalization.alias import alias_of
+from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
 from foretrace.tracer.functionalization.op_call import Call
@@ -46,11 +46,7 @@ def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     alias = tensor.ft_alias
     if alias is not None:
         if alias.loose or any(each.tensor() is not None for each in alias.views()):
-            raise Refusal(
-                "requires_grad_() on a tensor that has views, or is one of what requires grad",
-                kind="unsupported",
-                do="call it on a clone() of the tensor, before it is viewed",
-            )
+            raise _viewed()
         alias.leave_history()
     leaf = recorder.leaf(value)
     if alias is not None:
@@ -59,6 +55,28 @@ def make_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:
     recorder.autograd.leaves[leaf] = ref(tensor)
     follow(tensor, True)
     return leaf
+
+
+def _viewed() -> Refusal:
+    return Refusal(
+        "requires_grad_() on a tensor that has views, or is one of what requires grad",
+        kind="unsupported",
+        do="call it on a clone() of the tensor, before it is viewed",
+    )
+
+
+def check_unviewed(alias: Alias) -> None:
+    """Refuse that an input becomes a leaf while there are views of it without a history.
+
+    Raises:
+        Refusal: eager says from then on that such a view requires grad, too, as a leaf does.
+    """
+    for each in alias.views():
+        tensor = each.tensor()  # of an input, `check_one_history` has more to say
+        own = tensor is not None and not tensor.ft_leaf
+        bare = own and not each.last.type.requires_grad
+        if bare and each.last.type.differentiable and each.up_to_history()[0] is alias:
+            raise _viewed()
 
 
 def notice_leaf(recorder: RecorderBase, tensor: Abstract, value: Value) -> Value:

@@ -1,0 +1,112 @@
+"""Inputs of which a program sets `requires_grad`, more than once: what was computed in between."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.support.refusing import check, refused
+
+
+def _between(x: Tensor) -> Any:
+    x.requires_grad_(True)
+    once = x * 2
+    x.requires_grad_(False)
+    between = x * 3
+    x.requires_grad_(True)
+    return once + between + x * 5, between
+
+
+def _off_at_the_end(x: Tensor) -> Any:
+    x.requires_grad = True
+    once = x * 2
+    x.requires_grad = False
+    return once + x * 3, x
+
+
+def _again_and_again(x: Tensor) -> Any:
+    total = x * 1
+    for place in range(5):
+        x.requires_grad_(place % 2 == 0)
+        total = total + x * place
+    return total, x
+
+
+def _with_backwards(x: Tensor) -> Any:
+    x.requires_grad_(True)
+    (x * x).sum().backward()
+    x.requires_grad_(False)
+    between = x * 3
+    x.requires_grad_(True)
+    (x * between).sum().backward()
+    left: Any = x.grad
+    return x * 2, left.clone()
+
+
+def _written_between(x: Tensor) -> Any:
+    x.requires_grad_(True)
+    x.requires_grad_(False)
+    x.add_(1)
+    between = x * 3
+    x.requires_grad_(True)
+    return between, x
+
+
+def _viewed_while_on(x: Tensor) -> Any:
+    x.requires_grad_(True)
+    view = x[0]
+    x.requires_grad_(False)
+    asked = view.requires_grad
+    x.requires_grad_(True)
+    return view * 2, asked
+
+
+PROGRAMS = (_between, _off_at_the_end, _again_and_again, _with_backwards, _written_between,
+            _viewed_while_on)  # fmt: skip
+
+
+def _called(fn: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """What two calls give, and leave, and where gradients arrive."""
+    seen: list[Any] = []
+    for _ in range(2):
+        first, other = fn(x)
+        if first.requires_grad:
+            first.sum().backward()
+        flags = [(each.requires_grad, each.is_leaf) for each in (first, x)]
+        kept = (other.tolist(), other.requires_grad) if isinstance(other, Tensor) else other
+        seen.append((first.tolist(), kept, other is x, flags, x.tolist()))
+        seen.append(None if x.grad is None else x.grad.tolist())
+    return seen
+
+
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_computed_in_between_has_the_history_of_then(program: Any, on: bool) -> None:
+    expected = _called(program, torch.arange(6.0).view(2, 3).requires_grad_(on))
+    for fullgraph in (False, True):
+        compiled = foretrace.compile(program, fullgraph=fullgraph)
+        assert _called(compiled, torch.arange(6.0).view(2, 3).requires_grad_(on)) == expected
+
+
+def _viewed_before(x: Tensor) -> Any:
+    view = x[0]
+    x.requires_grad_()  # here
+    return x * 2, view
+
+
+def _view_of_detached(x: Tensor) -> Any:
+    view = x.detach()[0]
+    x.requires_grad_()
+    return x * 2, view
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+def test_a_view_without_a_history_is_taken_for_a_leaf_by_eager() -> None:
+    """It requires grad once the input does."""
+    check(refused(_viewed_before, (torch.ones(2, 3),)), at=_viewed_before)
+    for program in (_viewed_before, _view_of_detached):
+        compiled: Any = foretrace.compile(program)
+        assert _called(compiled, torch.ones(2, 3)) == _called(program, torch.ones(2, 3))
