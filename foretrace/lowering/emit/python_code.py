@@ -4,7 +4,7 @@ Each op is called by the quickest way there is, and what no later line reads is 
 autograd follows what the lines do, so a backward, a hook or a double backward is eager's.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,10 +56,15 @@ class Straight:
         self._once: dict[Value, str] = {}
         self._data = symbols.data
 
-    def ops(self, graph: Graph) -> None:
-        """Statements for all ops; values are let go after their last use."""
-        results = [v for output in graph.outputs for v in values_in(output.value)]
-        self.run(graph.ops, {*results, *(item.value for item in graph.inputs)})
+    def ops(self, graph: Graph, later: Collection[Op] = ()) -> None:
+        """Statements for all ops; values are let go after their last use.
+
+        Of those that run later, only what others read.
+        """
+        kept = {v for output in graph.outputs for v in values_in(output.value)}
+        kept.update(item.value for item in graph.inputs)
+        kept.update(value for op in later for value in op.operands)
+        self.run(_without(graph.ops, later) if later else graph.ops, kept)
 
     def run(self, ops: Iterable[Op], kept: Iterable[Value]) -> None:
         """Statements for these ops; what is not kept is let go after its last use."""
@@ -187,6 +192,16 @@ def _called_whole(op: Op) -> bool:
     if not isinstance(op.target, torch_api.OpOverload):
         return op.leaf or bool(subgraphs_of(op))
     return op.region is None or set(op.outs) <= set(values_in(op.result))
+
+
+def _without(ops: Sequence[Op], left: Collection[Op]) -> list[Op]:
+    """The ops without those left that none of the others reads."""
+    found, read = list[Op](), set[Value]()
+    for op in reversed(ops):
+        if op not in left or not read.isdisjoint(op.outs):
+            found.append(op)
+            read.update(op.operands)
+    return found[::-1]
 
 
 def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[Value]]:

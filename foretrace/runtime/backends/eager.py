@@ -1,5 +1,6 @@
 """The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_i
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.runtime.backends.inline_guards import Undo, asked_inside
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
+from foretrace.runtime.calls.core import views_after
 from foretrace.runtime.calls.epilogue import (
     Ending,
     check_changes,
@@ -67,7 +69,8 @@ def eager_entry(
     ops = (*early.ops, *graph.ops)
     undo = Undo(source, ops, abandoned, captured.semantics.may_raise, inside)
     early.write(body, recorded, guards.inputs, undo)
-    leaves = write_body(body, recorded, run, guards.inputs, explicit=trains, below=alone, undo=undo)
+    below = views_after(recorded, captured.semantics, again=True) if alone else None
+    leaves = write_body(body, recorded, run, guards.inputs, explicit=trains, below=below, undo=undo)
     last = () if trains else register_hooks(body, recorded, guards.inputs, leaves)
     body.add(*last, *end_lines(body, recorded, guards.inputs, leaves))
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
@@ -118,7 +121,7 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 def write_body(
     source: Source, recorded: Recording, run: InPlace, inputs: list[str], *, explicit: bool,
-    below: bool = False, undo: Undo | None = None,
+    below: Sequence[Op] | None = None, undo: Undo | None = None,
 ) -> list[str]:  # fmt: skip
     """The lines of the body; gives the outputs.
 
@@ -128,20 +131,22 @@ def write_body(
         run: its ops, and what they write in place.
         inputs: names of the graph's inputs.
         explicit: whether the graph sets histories itself.
-        below: whether autograd sees nothing of the ops, in whatever grad mode they run.
+        below: autograd sees nothing of the ops, in whatever grad mode they run, but for these
+            views, which are taken for the caller afterwards; None: it sees all of them.
         undo: abandons the call where it cannot go on; None: it raises.
     """
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    body = source.inner() if below else source
+    body = source if below is None else source.inner()
     instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
     count_effects(source, recorded, inputs)
-    straight.ops(run.graph)
+    straight.ops(run.graph, views := _among(run.graph.ops, below or ()))
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
-    if below:
+    if below is not None:
         mode = source.bind(torch_api.kernels_below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
+        straight.run(views, [*names, *(out for op in views for out in op.outs)])
     if undo is not None:
         source.lines = undo.around(source.lines)
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
@@ -154,3 +159,9 @@ def write_body(
             counted.append(live)
     count_all(source, counted)
     return leaf_texts(source, straight, recorded, inputs, explicit=explicit)
+
+
+def _among(ops: Sequence[Op], wanted: Sequence[Op]) -> list[Op]:
+    """The ops whose results are those of the wanted ones."""
+    results = {out for op in wanted for out in op.outs}
+    return [op for op in ops if op.outs and results.issuperset(op.outs)] if results else []

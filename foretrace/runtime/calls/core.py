@@ -89,8 +89,10 @@ def _numbers_of(recorded: Recording, views: Sequence[Op]) -> list[sympy.Symbol]:
     return sorted(named & recorded.symbols.data, key=str)
 
 
-def views_after(recorded: Recording, semantics: TargetSemantics) -> list[Op]:
-    """The views that nothing but the caller reads, in their order.
+def views_after(
+    recorded: Recording, semantics: TargetSemantics, *, again: bool = False
+) -> list[Op]:
+    """The views that nothing but the caller reads, in their order; `again`: the program may, too.
 
     Only where a gradient adds up as in eager (`_adds_up`): to a graph what comes by way of them is
     one summand.
@@ -104,8 +106,8 @@ def views_after(recorded: Recording, semantics: TargetSemantics) -> list[Op]:
     after = set[Op]()
     for op in reversed(ops):
         read = [by for out in op.outs for by in readers.get(out, ())]
-        wanted = bool(read) or not results.isdisjoint(op.outs)
-        if wanted and after.issuperset(read) and _is_view(recorded, op):
+        wanted = not (results.isdisjoint(op.outs) and after.isdisjoint(read))
+        if wanted and (again or after.issuperset(read)) and _is_view(recorded, op):
             after.add(op)
     taken = {out for op in after for out in op.outs}
     bases = dict.fromkeys(base for op in ops if op in after for base in op.operands)

@@ -233,8 +233,8 @@ def _keeps_history(
 
     `switched`: whether the program sets its `requires_grad`, so that a copy might be followed.
     """
-    if not new.type.requires_grad:
-        return switched
+    if switched and not new.type.requires_grad:
+        return True
     while new is not before and new.type.requires_grad and new in makers:
         op = makers[new]
         if not isinstance(op.target, Write) or op.target.followed:
