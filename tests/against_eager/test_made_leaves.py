@@ -91,6 +91,88 @@ def test_it_is_refused_with_its_line_where_one_call_is_captured() -> None:
     assert not store
 
 
+# ---- parameters, and attributes of what is given out ---------------------------------------------
+
+
+def _parameter(x: Tensor) -> Any:
+    return nn.Parameter(x * 2), nn.Parameter(x * 3, requires_grad=False)
+
+
+def _parameter_with_what_depends(x: Tensor) -> Any:
+    scale = nn.Parameter(x * 2)
+    scale.rate = 0.5  # type: ignore[attr-defined]
+    product = scale * x
+    product.name_of = "product"  # type: ignore[attr-defined]
+    return scale, product, scale[0]
+
+
+def _buffer(x: Tensor) -> Any:
+    return nn.Buffer(x * 2), nn.Buffer(x * 3, persistent=False)
+
+
+def _layer(x: Tensor) -> Any:
+    layer = nn.Linear(3, 3)
+    return *layer.parameters(), layer(x)
+
+
+class _Holder:
+    kept: Any = None
+
+    def __call__(self, x: Tensor) -> Any:
+        self.kept = {"a": nn.Parameter(x * 2)}
+        return x + 1, nn.ParameterList([x])[0]
+
+
+class _Counts:
+    count = 0
+
+    def __call__(self, x: Tensor) -> Any:
+        self.count += 1
+        made = x * 2
+        made.count = self.count  # type: ignore[attr-defined]
+        return made, x
+
+
+MARKED = (
+    *(lambda program=program: program
+      for program in (_parameter, _parameter_with_what_depends, _buffer, _layer)),
+    _Holder, _Counts,
+)  # fmt: skip
+
+
+def _marks(program: Any, call: Any) -> Any:
+    seen = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        results = [*call(torch.ones(2, 3))]
+        kept = getattr(program, "kept", None)
+        results += [] if kept is None else kept.values()
+        ends = [each for each in results if each.requires_grad]
+        (sum(each.sum() for each in ends) if ends else torch.ones(1, requires_grad=True)).backward()
+        for each in results:
+            flags = each.requires_grad, each.is_leaf, isinstance(each, nn.Buffer)
+            grad = each.grad.tolist() if each.is_leaf and each.grad is not None else None
+            seen.append((type(each), vars(each), flags, each.tolist(), grad))
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize("make", MARKED)
+def test_what_is_given_out_has_its_class_and_attributes(make: Any) -> None:
+    program = make()
+    expected = _marks(program, program)
+    for cut in (False, True):
+        program = make()
+        if cut and isinstance(program, _Counts | _Holder):
+            continue
+        call = (
+            foretrace.capture(program, (torch.ones(2, 3),)).cut("export")
+            if cut
+            else foretrace.compile(program, fullgraph=not isinstance(program, _Counts))
+        )
+        assert _marks(program, call) == expected
+
+
 # ---- views that become leaves --------------------------------------------------------------------
 
 

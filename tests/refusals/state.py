@@ -687,10 +687,10 @@ def returns_copied_bits(x: Tensor) -> Tensor:
     return y.view(torch.int32).clone()
 
 
-refuses("aliased outputs", "session/run/outputs.py:_tensor").when(
+refuses("aliased outputs", "session/run/outputs.py:_created").when(
     captures(returns_bits, X), captured(returns_copied_bits, X)
 )
-refuses("aliased outputs", "session/run/outputs.py:_tensor").when(
+refuses("aliased outputs", "session/run/outputs.py:_created").when(
     captures(returns_a_part_with_a_history, X, HALF), captured(returns_part_of_a_copy, X, HALF)
 )
 
@@ -822,4 +822,19 @@ def exported_after_its_first_call() -> None:
 
 refuses("side effect", "frontends/torch_compat/stateless_check.py:check_settled").when(
     exports(Steps(most=9), X), exported_twice, exported_after_its_first_call
+)
+
+
+def sets_a_list_of_a_result(x: Tensor) -> Tensor:
+    y = x * 2  # here
+    y.parts = [x + 1]
+    return y
+
+
+def gives_the_list_beside(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    return x * 2, [x + 1]
+
+
+refuses("side effect", "session/run/outputs.py:_mark").when(
+    captures(sets_a_list_of_a_result, X), captured(gives_the_list_beside, X)
 )

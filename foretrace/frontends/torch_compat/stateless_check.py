@@ -19,15 +19,18 @@ from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import (
     CallMemo,
     ChangePlace,
-    ClearGrad,
     FindObject,
     LeaveState,
-    Reshape,
     ReturnArgument,
-    SetRequiresGrad,
 )
 from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.tensor_effects import (
+    ClearGrad,
+    MarkOutput,
+    Reshape,
+    SetRequiresGrad,
+)
 from foretrace.ir.pydata.location import OnData
 from foretrace.tracer.recorder.autograd_hooks import SAVED
 
@@ -125,6 +128,7 @@ IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] 
         ChangePlace: _left_out,
         ClearGrad: _left_out,
         FindObject: _left_out,
+        MarkOutput: _left_out,
         SetRequiresGrad: _left_out,
         ReturnArgument: _left_out,
     }

@@ -1,5 +1,7 @@
 """What a call does beside returning its results: one class for each kind of effect.
 
+Those on tensors are in `tensor_effects.py`.
+
 A kind is whole when it says how a call does it (`run`), how generated code does it (`lines`), and
 how two runs of one program merge it (`merge`). What a higher wing decides is in a table by class
 there: `EFFECTS` of serialization/schema/effect_schema.py (files) and `IN_OTHER_GRAPHS` of
@@ -8,88 +10,20 @@ tests/unit/ir/program/test_effects.py fails where a kind lacks a side.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-import torch
-
-from foretrace import torch_api
 from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.tensor_effects import ClearGrad, MarkOutput, Reshape, SetRequiresGrad
 from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.memo import MemoCall
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import Path, ReturnedArgument, at_path, restore_identity
 from foretrace.ir.pydata.state import Change, State, put_all
-from foretrace.ir.values.tensor_type import TensorType
-
-
-class InputEffect(Effect):
-    """An effect on one input, which two runs have to have in common."""
-
-    index: int
-    done: ClassVar[str]
-    """what one run does and the other does not, in words"""
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The input."""
-        return (self.index,)
-
-    @classmethod
-    def merge(
-        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
-    ) -> Sequence[Self]:
-        """Both runs do the same to the same inputs."""
-        items: Any = others  # of a dataclass
-        if {replace(each, index=places[each.index]) for each in items} != {*ones}:
-            raise ProgramsDiffer(f"one side of a question of data {cls.done}")
-        return ones
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape(InputEffect):
-    """Operators in place give an input another shape."""
-
-    index: int
-    type: TensorType
-    """how it lies after the call"""
-    phase: ClassVar[Phase] = "memory"
-    done: ClassVar[str] = "gives an input another shape"
-
-    @property
-    def counted(self) -> tuple[int, ...]:
-        """The input: what the caller has saved of it is another now."""
-        return (self.index,)
-
-    @classmethod
-    def run(cls, effects: Sequence[Self], call: Call) -> None:
-        """Set shape and strides."""
-        for each in effects:
-            parts = (each.type.shape, each.type.stride)
-            set_geometry(call.inputs[each.index], *([*map(call.size, part)] for part in parts))
-
-    @classmethod
-    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
-        """Set them in generated code."""
-        for each in effects:
-            parts = (each.type.shape, each.type.stride)
-            shape, stride = (", ".join(map(code.size, part)) for part in parts)
-            name = code.bind(set_geometry, "set_geometry")
-            yield f"{name}({code.inputs[each.index]}, [{shape}], [{stride}])"
-
-
-def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> None:
-    """Give an input the shape that operators in place gave it.
-
-    Version counters have counted it before the graph ran: what the caller has saved is another now,
-    what the graph saves afterwards is as it was. What it saves before is written over in the graph.
-    """
-    with torch_api.uncounted(live), torch.no_grad():
-        live.as_strided_(shape, stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,45 +170,6 @@ class LeaveState(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ClearGrad(InputEffect):
-    """The program sets the `.grad` of an input to None."""
-
-    index: int
-    done: ClassVar[str] = "sets .grad to None"
-
-    @classmethod
-    def run(cls, effects: Sequence[Self], call: Call) -> None:
-        """Clear them."""
-        for each in effects:
-            call.inputs[each.index].grad = None
-
-    @classmethod
-    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
-        """Clear them in generated code."""
-        return (f"{code.inputs[each.index]}.grad = None" for each in effects)
-
-
-@dataclass(frozen=True, slots=True)
-class SetRequiresGrad(InputEffect):
-    """The program sets `requires_grad` of an input."""
-
-    index: int
-    on: bool
-    done: ClassVar[str] = "sets requires_grad of an input"
-
-    @classmethod
-    def run(cls, effects: Sequence[Self], call: Call) -> None:
-        """Set them."""
-        for each in effects:
-            call.inputs[each.index].requires_grad_(each.on)
-
-    @classmethod
-    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
-        """Set them in generated code."""
-        return (f"{code.inputs[each.index]}.requires_grad_({each.on})" for each in effects)
-
-
-@dataclass(frozen=True, slots=True)
 class ReturnArgument(Effect):
     """The program returns a container or an object that others hold, too, and no copy of it."""
 
@@ -313,8 +208,8 @@ class ReturnArgument(Effect):
 
 
 KINDS: Final[tuple[type[Effect], ...]] = (
-    Reshape, FindObject, CallMemo, ChangePlace, LeaveState, ClearGrad, SetRequiresGrad,
-    ReturnArgument,
+    Reshape, FindObject, CallMemo, ChangePlace, MarkOutput, LeaveState, ClearGrad,
+    SetRequiresGrad, ReturnArgument,
 )  # fmt: skip
 """In the order in which a call does them"""
 E = TypeVar("E", bound=Effect)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import Choice, Origin
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_effects import Reshape
 from foretrace.ir.program.walk import binds
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Value

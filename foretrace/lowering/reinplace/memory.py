@@ -6,10 +6,10 @@ from math import inf
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
-from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.tensor_effects import Reshape
 from foretrace.ir.values.value import Value, values_in
 
 

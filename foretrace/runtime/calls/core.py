@@ -15,10 +15,10 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal
-from foretrace.ir.program.effects import SetRequiresGrad
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.tensor_effects import SetRequiresGrad
 from foretrace.ir.program.walk import called_in, leaf_ops
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Tree, Value, values_in

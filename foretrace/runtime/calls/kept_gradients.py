@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from foretrace.autograd.backward.gradient_hooks import standing, written_over
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.effects import SetRequiresGrad
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.tensor_effects import SetRequiresGrad
 from foretrace.ir.program.walk import called_in, makes_leaf
 from foretrace.ir.values.value import Value
 from foretrace.tracer.recorder.autograd_hooks import RETAIN

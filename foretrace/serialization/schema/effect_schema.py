@@ -13,13 +13,16 @@ from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.effects import (
     CallMemo,
     ChangePlace,
-    ClearGrad,
     FindObject,
     LeaveState,
-    Reshape,
     ReturnArgument,
-    SetRequiresGrad,
     of_kind,
+)
+from foretrace.ir.program.tensor_effects import (
+    ClearGrad,
+    MarkOutput,
+    Reshape,
+    SetRequiresGrad,
 )
 from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.ir.values.tensor_type import TensorType
@@ -27,9 +30,12 @@ from foretrace.serialization.schema.field_checks import (
     NUMBER,
     TRUTH,
     Kind,
+    any_value,
     instance_of,
     sequence_of,
     table,
+    text,
+    tuple_of,
 )
 
 
@@ -55,6 +61,12 @@ EFFECTS: Final[Mapping[type[Effect], EffectSchema]] = MappingProxyType({
         "flags", table(NUMBER, TRUTH),
         lambda effects: {each.index: each.on for each in effects},
         lambda flags: (SetRequiresGrad(*item) for item in flags.items()),
+    ),
+    MarkOutput: EffectSchema(
+        "marked",
+        sequence_of(tuple_of(NUMBER, TRUTH, sequence_of(tuple_of(text, any_value))), list),
+        lambda effects: [(each.place, each.parameter, each.attributes) for each in effects],
+        lambda marks: (MarkOutput(*item) for item in marks),
     ),
     Reshape: EffectSchema(
         "reshaped", table(NUMBER, instance_of(TensorType)),

@@ -10,9 +10,9 @@ from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Input, Mutation
 from foretrace.ir.program.op import Op, Write
+from foretrace.ir.program.tensor_effects import Reshape
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract

@@ -1,16 +1,18 @@
 """The outputs of a run: values, and their views of inputs."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.interface import Output, Role
 from foretrace.ir.program.op import ViewStep
+from foretrace.ir.program.tensor_effects import MarkOutput
 from foretrace.ir.pydata.containers import Structure, named_leaves
 from foretrace.ir.source.call_site import definition, place_of
 from foretrace.ir.values.tensor_type import TensorType
@@ -24,6 +26,10 @@ from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
+SIMPLE: Final = frozenset({bool, int, float, str, type(None)})
+"""Types of what a tensor that a call returns may have as attributes: none is a container"""
+Mark: TypeAlias = tuple[bool, tuple[tuple[str, Any], ...]]
+"""Whether a tensor is a parameter, and its attributes"""
 TAKEN: Final = "something is taken from it"
 LATER: Final[dict[type, tuple[str, str]]] = {
     CoroutineType: ("a coroutine", "it is awaited"),
@@ -94,6 +100,7 @@ class Outputs:
     ) -> None:
         self.recorder, self.stand_ins = recorder, stand_ins
         self.lift, self.written, self.before = lift, written, before
+        self.marked: dict[Output, Mark] = {}
 
     def of(self, role: Role, leaf: Any) -> Output:
         """The output that a leaf of a result is.
@@ -125,8 +132,21 @@ class Outputs:
             ),
             None,
         )
-        if same_as is not None or view_of is None:
+        if same_as is not None:
             return Output(value, role, same_as)
+        if (mark := self._mark(role, placeholder, value)) is not None:
+            self.marked[output := self._created(role, placeholder, value, view_of)] = mark
+            return output
+        return self._created(role, placeholder, value, view_of)
+
+    def _created(
+        self, role: Role, placeholder: Abstract, value: Value, view_of: int | None
+    ) -> Output:
+        """The output that is no input."""
+        if view_of is None:
+            return Output(value, role)
+        recorder, placeholders = self.recorder, self.stand_ins()
+        owner = alias_of(placeholder).root
         alias, of = alias_of(placeholder), recorder.types.of
         seen, base = of(placeholder), of(placeholders[view_of])
         retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
@@ -144,6 +164,30 @@ class Outputs:
         if followed and not separate:
             through, step = _taken(alias, value, view_of, base, recorder, placeholders)
         return Output(value, role, None, view_of, seen, separate, through, step)
+
+    def _mark(self, role: Role, tensor: Abstract, value: Value) -> Mark | None:
+        """Class and attributes of a tensor of the program's own; None for a plain tensor.
+
+        Raises:
+            Refusal: an attribute that it has set holds more than a number or text.
+        """
+        own = {n: x for n, x in vars(tensor).items() if n not in torch_api.CACHED_SIZES}
+        parameter = bool(getattr(tensor, "_is_param", False))
+        for name, item in own.items():
+            if type(item) not in SIMPLE:
+                raise Refusal(
+                    f"the program sets `{name}` of the {role}, a tensor that it has created",
+                    kind="side effect",
+                    at=line_of(self.recorder, value),
+                    do="return what it holds beside the tensor",
+                )
+        return (parameter, tuple(own.items())) if parameter or own else None
+
+    def marks(self, outputs: Iterable[Output]) -> Iterator[MarkOutput]:
+        """The effects that mark these outputs in each call."""
+        for number, output in enumerate(outputs if self.marked else ()):
+            if output in self.marked:
+                yield MarkOutput(number, *self.marked[output])
 
     def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:
         """The refusal of a leaf that has a gradient; as state, later calls find both."""

@@ -314,7 +314,9 @@ def _outputs(
     check_parted(capture.recorder, values)
     check_unwritten_leaves(capture.recorder, capture.leaves.switched_on(written), values)
     requires.notes.effects += map(LeaveState, left)
-    return [*outputs, *states]
+    outputs += states
+    requires.notes.effects += build.marks(outputs)
+    return outputs
 
 
 def _required_of_call(

@@ -11,8 +11,8 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.interface import Input, Role
+from foretrace.ir.program.tensor_effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.pydata.read_facts import ReadLocation
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import Sources, function_of, names_of

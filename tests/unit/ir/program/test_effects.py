@@ -15,17 +15,20 @@ from foretrace.ir.program.effects import (
     KINDS,
     CallMemo,
     ChangePlace,
-    ClearGrad,
     FindObject,
     LeaveState,
-    Reshape,
     ReturnArgument,
-    SetRequiresGrad,
     by_kind,
     merged_effects,
     ordered,
 )
 from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.tensor_effects import (
+    ClearGrad,
+    MarkOutput,
+    Reshape,
+    SetRequiresGrad,
+)
 from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.location import Entry, OnGradient
 from foretrace.ir.pydata.members import MISSING
@@ -113,6 +116,7 @@ def effects() -> list[Effect]:
         FindObject(FOUND),
         SetRequiresGrad(1, on=True),
         ClearGrad(1),
+        MarkOutput(0, True, (("scale", 0.5),)),
         LeaveState(state),
         ChangePlace(Change(ENTRY, 5, rebound=True)),
         CallMemo(MemoCall("double(2)", double, (2,), {}, 2, {}, MISSING, 4)),
@@ -139,6 +143,7 @@ def holds(call: Call) -> None:
     x, y = call.inputs
     assert (x.shape, PLACE) == ((6,), {"count": 5, "kept": [3]})
     assert x.grad is call.outputs[0]
+    assert (type(x.grad), vars(x.grad)) == (torch.nn.Parameter, {"scale": 0.5})
     assert double.cache_info().misses == 1
     assert (y.grad, y.requires_grad) == (None, True)
     given, found, left, again = call.result
@@ -194,7 +199,7 @@ def test_generated_code_does_the_same() -> None:
 
 
 def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
-    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 10]
+    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 11]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +209,7 @@ def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
         (FindObject, "returns, or leaves, an object that was there"),
         (ChangePlace, "count is bound on one side"),
         (LeaveState, "x.grad is bound to a tensor beside"),
+        (MarkOutput, "gives a parameter, or sets attributes"),
         (ClearGrad, "sets .grad to None"),
         (SetRequiresGrad, "sets requires_grad"),
         (ReturnArgument, "returns a container or an object of the caller's"),

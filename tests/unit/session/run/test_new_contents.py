@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.effects import Reshape
 from foretrace.ir.program.interface import Mutation
+from foretrace.ir.program.tensor_effects import Reshape
 from foretrace.ir.pydata.location import Contents
 from tests.support.trees import recorded
 
