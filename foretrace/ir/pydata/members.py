@@ -14,7 +14,9 @@ CONTENT = "cell_contents"
 DEFAULTS = ("__defaults__", "__kwdefaults__")
 """Attributes in C of functions; where there are none, the caller gives what is read"""
 
-
+ANNOTATED: Final = "__annotations__"
+TEXTS: Final = frozenset({ANNOTATED, "__doc__", "__module__", "__name__", "__qualname__"})
+"""Others, by which a function runs as before"""
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of a run"""
 
@@ -64,6 +66,22 @@ def cell_content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return MISSING
+
+
+def annotations_of(function: types.FunctionType) -> dict[str, Any]:
+    """The annotations of a function; none where they are computed when asked for (Python 3.14)."""
+    lazy = getattr(function, "__annotate__", None) is not None
+    return {} if lazy else function.__annotations__
+
+
+def function_parts(function: types.FunctionType) -> Iterator[Any]:
+    """What a function holds: in cells, as defaults, annotations and attributes."""
+    yield from map(cell_content, function.__closure__ or ())
+    yield from function.__defaults__ or ()
+    spaces = function.__kwdefaults__ or {}, annotations_of(function), function.__dict__
+    for space in spaces:
+        yield from space.values()
+    yield getattr(function, "__annotate__", None)
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:

@@ -16,13 +16,19 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.heap_walk import walk_heap
-from foretrace.ir.pydata.members import attributes_of, cell_content, members, own_kind
+from foretrace.ir.pydata.members import (
+    attributes_of,
+    cell_content,
+    function_parts,
+    members,
+    own_kind,
+)
 from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.pydata.tensor_classes import STAND_INS
@@ -180,6 +186,21 @@ def check_numbers(change: Change) -> None:
         )
 
 
+def check_no_number(role: object, leaf: Any, at: Frame | None) -> None:
+    """Refuse a number of the run in an object that a program returns, which no call builds again.
+
+    Raises:
+        Refusal: it holds one.
+    """
+    if any(is_open(each) for each in walk_heap([leaf], _inside_objects, depth=7)):
+        raise Refusal(
+            f"the {role} is an object that holds a number which the program counts with",
+            kind="side effect",
+            at=at,
+            do=("return the number itself, or a tuple of it", FIRST_CALL),
+        )
+
+
 def closes_over_run(function: type[Function], args: Any) -> bool:
     """Whether a Function takes or holds a tensor or number of the run that it does not bind."""
     forward, rebound = function_of(function.forward), set[int]()
@@ -208,7 +229,7 @@ def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, weakref.ref | types.BuiltinMethodType):  # such as the `append` of a list
         return (item() if isinstance(item, weakref.ref) else item.__self__,)
     if isinstance(item, types.FunctionType):
-        return map(cell_content, item.__closure__ or ())
+        return function_parts(item)
     if isinstance(item, partial | slice):
         whole = isinstance(item, partial)
         names = ("func", "args", "keywords") if whole else ("start", "stop", "step")

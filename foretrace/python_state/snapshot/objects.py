@@ -6,14 +6,23 @@ frozen dict raises, a logged one counts.
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from operator import is_
 from typing import Any
 
 import torch
 
 from foretrace.ir.pydata.location import Location, content_of, refill_content
-from foretrace.ir.pydata.members import DEFAULTS, MISSING, bind_name, lookup, own_kind
+from foretrace.ir.pydata.members import (
+    ANNOTATED,
+    DEFAULTS,
+    MISSING,
+    TEXTS,
+    annotations_of,
+    bind_name,
+    lookup,
+    own_kind,
+)
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.snapshot.changes import changes_of, content_changes, filled
@@ -206,6 +215,15 @@ def rebound_defaults(kept: KeptDefaults) -> Iterator[NamesSnapshot]:
             snapshot = NamesSnapshot(function)
             snapshot.before = dict(zip(DEFAULTS, (places, names), strict=True))
             yield snapshot
+
+
+def named_in_c(kept: KeptDefaults, mentioned: AbstractSet[str]) -> Iterator[Snapshot]:
+    """Snapshots of what else functions have in C and code names: their text, and annotations."""
+    names = mentioned & TEXTS
+    for function, _, _ in kept.values() if names else ():
+        yield NamesSnapshot(function, names)
+        if ANNOTATED in names and (found := annotations_of(function)):
+            yield DictSnapshot(found)
 
 
 class ClassSnapshot(NamesSnapshot):

@@ -42,6 +42,7 @@ from foretrace.python_state.snapshot.objects import (
     KeptDefaults,
     NamesSnapshot,
     Snapshot,
+    named_in_c,
     snapshot_of,
 )
 from foretrace.python_state.snapshot.states_in_c import (
@@ -110,6 +111,7 @@ class ReachableState:
         self._queue: list[Any] = []
         """what the object that is looked at holds"""
         self._walk(roots)
+        self._kept += named_in_c(self._defaults, self.mentioned)
 
     @property
     def may_seed(self) -> bool:
@@ -285,17 +287,13 @@ class ReachableState:
             queue.extend([table.get(name) for table, name in found.values])
         for space, name in found.bound:
             self._queue.append(self._names.note(space, name))
-        for named in found.functions:
-            self._of_function(named)
+        for named in filter(of_user, found.functions):
+            self._of_users(named)
         for kind in found.classes:
             self._class(kind)
 
-    def _of_function(self, function: types.FunctionType) -> None:
-        """The attributes of a function; torch keeps what it likes in those of its own."""
-        if of_user(function):
-            self._of_users(function)
-
     def _of_users(self, function: types.FunctionType) -> None:
+        """The attributes of a function; torch keeps what it likes in those of its own."""
         kept = function, function.__defaults__, function.__kwdefaults__
         self._defaults.setdefault(id(function), kept)
         self._attributes(function.__dict__)

@@ -19,6 +19,7 @@ from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Share
+from foretrace.python_state.effects.leaks import check_no_number
 from foretrace.session.run.mutations import line_of, maker_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import returned_value, value_of
@@ -111,6 +112,8 @@ class Outputs:
         if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return Output(self.recorder.types.symbols.scalar(leaf), role)
         if not isinstance(leaf, torch.Tensor):
+            if type(leaf) not in SIMPLE:
+                check_no_number(role, leaf, self.recorder.sources.defined)
             return Output(leaf, role)
         return self._tensor(role, known_as(leaf, self.recorder))
 
