@@ -128,3 +128,30 @@ def test_detach_in_place_is_refused_of_a_view() -> None:
             run(view)
     with torch.inference_mode():
         assert torch.equal(compiled(view), view * 2)
+
+
+def _of_a_parameter(x: Tensor) -> Any:
+    with torch.inference_mode():
+        made = torch.nn.Parameter(x * 2)
+        return made.requires_grad, made[0].requires_grad, made.t().requires_grad
+
+
+def _of_a_leaf(x: Tensor) -> Any:
+    with torch.inference_mode():
+        made = torch.ones(2, 3, requires_grad=True)
+        view = made.view(6)
+    with torch.no_grad():
+        later = made[0]
+    return made.requires_grad, view.requires_grad, later.requires_grad
+
+
+def _of_what_is_passed(x: Tensor) -> Any:
+    with torch.inference_mode():
+        return x[0].requires_grad, (x * 2)[0].requires_grad, x.clone().t().requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize("program", [_of_a_parameter, _of_a_leaf, _of_what_is_passed])
+def test_views_of_inference_tensors_do_not_require_grad(program: Any) -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    assert foretrace.compile(program)(x) == program(x)

@@ -208,6 +208,28 @@ refuses("inference tensor", "tracer/recorder/modes_inside.py:check_mode").when(
 refuses("inference tensor", "tracer/recorder/modes_inside.py:check_mode").when(
     captures(checkpoints_in_inference, W), captured(checkpoints_outside, W)
 )
+
+
+def views_a_leaf_in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return torch.ones_like(x, requires_grad=True)[0]  # here
+
+
+def views_a_detached_leaf(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return torch.ones_like(x, requires_grad=True).detach()[0]
+
+
+def views_an_unfollowed_leaf(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.ones_like(x, requires_grad=True)[0]
+
+
+refuses("inference tensor", "tracer/recorder/modes_inside.py:check").when(
+    captures(views_a_leaf_in_inference, X),
+    captured(views_a_detached_leaf, X),
+    captured(views_an_unfollowed_leaf, X),
+)
 refuses("inference tensor", "tracer/recorder/modes_inside.py:check").when(
     captures(splits_in_inference, W),
     captured(chunks_in_inference, W),

@@ -164,6 +164,14 @@ class _InferenceTensors:
                     at=origin.frame,
                     do=PARTS,
                 )
+            if self._views_leaf(op, origin):
+                raise Refusal(
+                    f"{op.target} views a leaf that was made in inference mode: to eager, such a"
+                    " view does not require grad",
+                    kind="inference tensor",
+                    at=origin.frame,
+                    do=("view its detach()", "or use torch.no_grad() instead"),
+                )
             refused = "" if origin.inference else self._refused(op, origin)
             if refused:
                 raise Refusal(
@@ -200,6 +208,13 @@ class _InferenceTensors:
         schema, base = schema_of(op.target), op.args[0]
         parts = schema.returns.several and schema.share is Share.MEMORY
         return bool(parts and base.type.requires_grad and base not in self.inferred)
+
+    def _views_leaf(self, op: Op, origin: Origin) -> bool:
+        """Whether a view requires grad only as what it is taken of does, an inference tensor."""
+        seen = not op.writes and any(out.type.requires_grad for out in op.outs)
+        if not seen or (origin.grad_mode and not origin.inference) or makes_leaf(op):
+            return False
+        return any(v.type.requires_grad for v in self.inferred.intersection(op.operands))
 
     def _refused(self, op: Op, origin: Origin) -> str:
         """What eager refuses of an op outside of the mode; empty if it does not."""
