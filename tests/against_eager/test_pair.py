@@ -10,7 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
@@ -409,3 +413,33 @@ def test_gradient_checkpointing_of_transformers() -> None:
     ]
     assert layers
     same_as_eager(model, (), called, cuts=(), policies=NAMED)
+
+
+ASKED: dict[str, int] = {"count": 0}
+
+
+def _policy_of(counts: dict[str, int]) -> Any:
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        counts["count"] += 1
+        odd = counts["count"] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if odd else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_policy_that_counts_is_asked(outside: bool) -> None:
+    def program(x: Tensor) -> Tensor:
+        contexts = (lambda: _policy_of(ASKED)) if outside else (lambda: _policy_of({"count": 0}))
+        run = lambda x: x.sin().cos().sin()  # noqa: E731
+        return checkpoint(run, x, use_reentrant=False, context_fn=contexts).sum()
+
+    seen = []
+    for call in (program, foretrace.compile(program, fullgraph=not outside)):
+        ASKED["count"] = 0
+        x = torch.arange(3.0, requires_grad=True)
+        for _ in range(2):
+            call(x).backward()
+            seen.append((ASKED["count"], x.grad.tolist()))
+    assert seen[:2] == seen[2:]

@@ -4,7 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import foretrace
 from tests.refusals.asks import Calls, captures, cuts, exports
@@ -433,6 +437,37 @@ refuses("modified in place", "session/patches/checkpoints.py:check").when(
     captures(binds_what_a_checkpoint_reads, W),
     trained(gives_what_a_checkpoint_reads, W),
     trained(binds_another_name, W),
+)
+
+
+class Policy(nn.Module):
+    """Counts what it is asked, if at all in what `contexts` creates for it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.asked = way, 0
+
+    def contexts(self) -> Any:
+        own = Policy("self")
+
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            counts = {"self": self, "own": own}.get(self.way)
+            if counts is not None:
+                counts.asked += 1
+            return CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    def forward(self, w: Tensor) -> Tensor:
+        if self.way == "none":
+            return w.sin().cos().sum()
+        run = lambda w: w.sin().cos()  # noqa: E731
+        found = checkpoint(run, w, use_reentrant=False, context_fn=self.contexts)  # here
+        return found.sum()
+
+
+refuses("modified in place", "session/patches/checkpoints.py:_check_policy").when(
+    captures(Policy("self"), W), trained(Policy("own"), W), trained(Policy("none"), W)
 )
 
 

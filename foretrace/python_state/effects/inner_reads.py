@@ -125,6 +125,16 @@ class PartsOfRun:
             yield part
 
     @contextmanager
+    def changes_beyond(self, root: Any) -> Iterator[list[str]]:
+        """The list takes the names of what is changed inside and can be reached from a root."""
+        with self._host() as host:
+            with host:
+                before = HeapSnapshot([root])
+            yield (found := list[str]())
+            with host:
+                found += [change.name for change in before.bound()]
+
+    @contextmanager
     def _host(self) -> Iterator[AccessMonitor]:
         """Who watches what is around a part."""
         known = self._outside or self._alone

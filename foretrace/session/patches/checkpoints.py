@@ -5,12 +5,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import SelectiveCheckpointContext
 
 from foretrace import torch_api
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.origin import Checkpoint
+from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.pydata.members import CONTENT
 from foretrace.python_state.effects.inner_reads import InnerReads, PartsOfRun
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.functionalization.autograd_leaves import value_of
@@ -28,6 +31,8 @@ class Checkpoints:
     def __init__(self, recorder: Recorder, parts: PartsOfRun) -> None:
         self.recorder, self._parts = recorder, parts
         self._read: list[tuple[Checkpoint, Frame | None, InnerReads]] = []
+        self._asked: list[tuple[Frame | None, list[str]]] = []
+        """what policies of selective checkpoints do"""
 
     def around(self, *call_args: Any, **call_kwargs: Any) -> Iterator[None]:
         """Runs around a function; the outermost of nested regions recomputes all inside."""
@@ -38,7 +43,7 @@ class Checkpoints:
             recorder.autograd.saving.check_checkpoint()
         scope, (context, again) = recorder.scope, context_fn()
         check_contexts(recorder, context, again)
-        saves = torch_api.selective_policy(context)
+        saves, at = torch_api.selective_policy(context), recorder.sources.here()
         region = scope.checkpoint
         reads: AbstractContextManager[None] = nullcontext()
         if region is None and recorder.grad_mode():
@@ -54,6 +59,22 @@ class Checkpoints:
         if any(out.type.requires_grad for op in inside for out in op.outs):
             for op in inside:
                 _check_drawn_again(op, same_draws)
+            if saves is not None and saves.__module__ != torch.utils.checkpoint.__name__:
+                self._ask(saves, context_fn, at, inside)
+
+    def _ask(self, saves: Any, context_fn: Any, at: Frame | None, ops: list[Op]) -> None:
+        """Ask a policy of the program's as eager does, of each operator, to see what it changes.
+
+        What `context_fn` creates for it is its own.
+        """
+        recorder, context = self.recorder, SelectiveCheckpointContext(is_recompute=False)
+        with self._parts.changes_beyond(context_fn) as changes:
+            for op in leaf_ops(ops):
+                if hasattr(op.target, "overloadpacket"):
+                    env = {value: recorder.abstract(value) for value in op.operands}
+                    args, kwargs = recorder.concrete((op.args, op.kwargs), env)
+                    saves(context, op.target, *args, **kwargs)
+        self._asked.append((at, changes))
 
     @contextmanager
     def _noted(self, region: Checkpoint, fn: Any, args: tuple[Any, ...]) -> Iterator[None]:
@@ -69,6 +90,9 @@ class Checkpoints:
         Python's state is as the program leaves it.
         """
         read, self._read = self._read, []
+        asked, self._asked = self._asked, []
+        for at, changes in asked:
+            _check_policy(changes, at)
         for region, at, part in read:
             inside = (op for op in self.recorder.scope.log if op.origin.checkpoint is region)
             if not any(value.type.requires_grad for op in inside for value in op.outs):
@@ -101,6 +125,24 @@ def _check_changes_nothing(part: InnerReads, at: Frame | None) -> None:
                 "or train without the checkpoint",
             ),
         )
+
+
+def _check_policy(changes: list[str], at: Frame | None) -> None:
+    """Refuse a policy of a selective checkpoint that changes Python's state.
+
+    Raises:
+        Refusal: it does.
+    """
+    if changes:
+        name = "what it closes over" if changes[0] == CONTENT else changes[0]
+        raise Refusal(
+            f"the policy of a selective checkpoint changes {name}: eager asks it of each"
+            " operator at each call, and in the backward once more",
+            kind="modified in place",
+            at=at,
+            do=("create in the context_fn what the policy counts in",
+                "or train without the checkpoint"),
+        )  # fmt: skip
 
 
 def _check_drawn_again(op: Op, same_draws: bool) -> None:
