@@ -18,7 +18,8 @@ from foretrace.runtime.backends.compilers import CompilersBackend
 from foretrace.runtime.backends.eager import eager_entry
 from foretrace.runtime.backends.graph_backend import ByBackend, Compile, pair_with
 from foretrace.runtime.backends.inductor import inductor_compilers
-from foretrace.runtime.backends.scalar_custom_op import numbers_refused, with_opaque_steps
+from foretrace.runtime.backends.inductor_workarounds import as_traced
+from foretrace.runtime.backends.scalar_custom_op import numbers_refused
 from foretrace.runtime.calls.compiled import Building
 from foretrace.runtime.guards.guarded_entry import Entry
 
@@ -91,6 +92,6 @@ def _retracing(compile: Compile) -> Compile:
 
     def compiled(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         with numbers_refused():
-            return compile(with_opaque_steps(module), inputs)
+            return compile(as_traced(module), inputs)
 
     return compiled

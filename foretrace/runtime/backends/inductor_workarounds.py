@@ -1,4 +1,4 @@
-"""Rewrites of what Inductor would compile wrongly, or refuse.
+"""Rewrites of what Inductor would compile wrongly, or refuse, and AOTAutograd trace otherwise.
 
 Each rewrite computes what the graph did; it names what Inductor does, and where.
 """
@@ -26,6 +26,47 @@ def as_taken(module: fx.GraphModule) -> fx.GraphModule:
     scale_by_tensors(module.graph)
     module.recompile()
     return module
+
+
+# ---- for backends that trace again by AOTAutograd ------------------------------------------------
+
+
+def as_traced(module: fx.GraphModule) -> fx.GraphModule:
+    """The module, whose graph AOTAutograd traces to what it computes."""
+    with_opaque_steps(module)
+    reshape_views(module.graph)
+    draw_in_order(module.graph)
+    module.recompile()
+    return module
+
+
+def reshape_views(graph: fx.Graph) -> None:
+    """Reshape what is viewed: to the kernels for tensors without data it may lie otherwise.
+
+    `log_sigmoid_forward` gives a contiguous result on the CPU, and there one that lies as its
+    operand (2.13.0, `log_sigmoid_forward` of torch/_decomp/decompositions.py).
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+
+
+def draw_in_order(graph: fx.Graph) -> None:
+    """Draw into a view that lies contiguous, so that numbers are drawn in the order of memory.
+
+    Functionalized, `bernoulli_` is `bernoulli.p`, which draws in the order of the sizes (2.13.0,
+    `bernoulli` of aten/src/ATen/native/Distributions.cpp): it takes another memory format.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.bernoulli_.float):
+        stride = node.meta["val"].stride()
+        if not all(isinstance(each, int) for each in stride):
+            continue
+        order = sorted(range(len(stride)), key=lambda dim: -stride[dim])
+        if order != sorted(order):
+            back = sorted(range(len(order)), key=order.__getitem__)
+            with graph.inserting_before(node):
+                view = graph.call_function(aten.permute.default, (node.args[0], order))
+                drawn = graph.call_function(node.target, (view, *node.args[1:]), node.kwargs)
+            node.target, node.args, node.kwargs = aten.permute.default, (drawn, back), {}
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------

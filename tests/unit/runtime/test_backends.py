@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 
+import foretrace
 from foretrace.runtime.backends.inductor_workarounds import scale_operands
 
 aten = torch.ops.aten
@@ -37,3 +38,37 @@ def test_an_alpha_of_one_is_left() -> None:
     module = graph_of(aten.add.Tensor, torch.ones(2), torch.ones(2), 1)
     scale_operands(module.graph)
     assert not module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+
+
+# ---- backends that trace again -------------------------------------------------------------------
+
+
+def _drops(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x.t() * 1, 0.5).sum(-1)
+
+
+def _drops_the_middle(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x.view(4, 3, 2).permute(1, 2, 0), 0.3)
+
+
+def _drops_parts(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x.view(4, 6)[:, ::2], 0.3)
+
+
+def _views_what_lies_otherwise(x: Tensor) -> Tensor:
+    y = nn.functional.logsigmoid(x.view(2, 3, 2, 2).permute(2, 1, 3, 0) * 2)
+    return y.flatten(1) @ torch.ones(12, 2)
+
+
+@pytest.mark.parametrize(
+    "program", [_drops, _drops_the_middle, _drops_parts, _views_what_lies_otherwise]
+)
+def test_what_is_traced_again_computes_the_same(program: Any) -> None:
+    sides = []
+    for fn in (program, foretrace.compile(program, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        x = torch.linspace(-3, 3, 24).view(4, 6).requires_grad_()
+        result = fn(x)
+        result.backward(torch.ones_like(result))
+        sides.append((result.tolist(), result.stride(), x.grad.tolist(), x.grad.stride()))
+    assert sides[0] == sides[1]
