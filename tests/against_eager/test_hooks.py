@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,6 +233,26 @@ def test_a_file_has_no_hooks_and_says_so() -> None:
     with pytest.warns(UserWarning, match="the graph has no hooks"):
         exported = foretrace.export(Net(), (X.clone().requires_grad_(),))
     assert torch.equal(exported.module()(X), X.sin())
+
+
+def test_a_hook_on_a_parameter_stays_on_it_and_is_in_no_file(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, 4))
+            self.scale.register_hook(lambda g: g * 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    net = Net()
+    with pytest.warns(UserWarning, match="hooks on the gradient of parameter scale"):
+        exported = foretrace.export(net, (X,))
+    exported.module()(X).sum().backward()
+    assert net.scale.grad is not None
+    assert torch.equal(net.scale.grad, X * 3)
+    with pytest.raises(foretrace.Refusal, match="the parameter scale has a hook"):
+        foretrace.capture(net, (X,)).save(tmp_path / "net.ft", "export")
 
 
 def test_the_operator_of_torch() -> None:

@@ -260,6 +260,26 @@ refuses("not saved", "serialization/state/savable.py:_check_unhooked").when(
 )
 
 
+HOOKED = nn.Linear(8, 8)
+
+
+def uses_a_hooked_weight(x: Tensor) -> Any:  # here
+    return HOOKED(x)
+
+
+def saved_with_a_hook() -> None:
+    handle = HOOKED.weight.register_hook(lambda g: g * 2)
+    try:
+        saves(uses_a_hooked_weight, X)()
+    finally:
+        handle.remove()
+
+
+refuses("not saved", "serialization/state/savable.py:_check_unhooked").when(
+    saved_with_a_hook, kept(uses_a_hooked_weight, X), at=uses_a_hooked_weight
+)
+
+
 def takes_memory(x: Tensor) -> Tensor:
     x.data = x * 2  # here
     return x + 1

@@ -36,6 +36,7 @@ from foretrace.tracer.recorder.autograd_hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
 UNHOOKED: Final = "the graph has no hooks on gradients; the program registers some:"
+ON_TENSORS: Final = "hooks on the gradient of {} stay on what is here; a file of the graph has none"
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
@@ -174,6 +175,8 @@ def without_hooks(recorded: Recording, stacklevel: int) -> Recording:
             )
     if lines := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
         warnings.warn(f"{UNHOOKED}{lines}", stacklevel=stacklevel)
+    if names := ", ".join(str(item.role) for item in recorded.hooked_tensors()):
+        warnings.warn(ON_TENSORS.format(names), stacklevel=stacklevel)
     return replace(recorded, hooks=saving)
 
 

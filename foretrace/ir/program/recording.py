@@ -169,6 +169,14 @@ class Recording:
         """Whether the program makes leaves that require grad, returned or not."""
         return "leaf" in self._without_history.values()
 
+    def hooked_tensors(self) -> Iterator[Input]:
+        """The parameters and tensors from outside with hooks that a caller's backward may run."""
+        own = (item for item in self.inputs if item.argument is None and item.size is None)
+        for item in own if self.trained_outside else ():
+            tensor = item.live()
+            if tensor is not None and torch_api.has_hooks(tensor):
+                yield item
+
     def loose(self, value: Value) -> bool:
         """Whether it is a view taken under no_grad: no backward can begin there."""
         return self._without_history.get(value) == "loose"

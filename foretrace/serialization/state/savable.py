@@ -100,11 +100,18 @@ def _check_arguments(recorded: Recording) -> None:
 
 
 def _check_unhooked(recorded: Recording) -> None:
-    """Refuse a program with what hooks of all modules did: no call can ask whether they are there.
+    """Refuse a program with what hooks of all modules did, or with hooks on its parameters.
 
     Raises:
-        Refusal: it was captured while there were such.
+        Refusal: it was captured while there were such, of which no call can ask; or they are there.
     """
+    for item in recorded.hooked_tensors():
+        raise Refusal(
+            f"the {item.role} has a hook on its gradient, and no file holds that",
+            kind="not saved",
+            at=recorded.requires.defined,
+            do="remove the hook, save, and register it on what is loaded, too",
+        )
     hooks = torch_api.BY_NAME["hooks of all modules"]
     for row, before in recorded.requires.python.ambient:
         if row is hooks and any(before):
