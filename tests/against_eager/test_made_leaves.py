@@ -327,3 +327,48 @@ def test_what_nothing_depends_on_is_given_out() -> None:
         (leaf * last).sum().backward()
     pairs = zip(results[0][1:], results[1][1:], strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+
+
+# ---- leaves in the memory of an input that is written --------------------------------------------
+
+
+def _of_detached(x: Tensor) -> Any:
+    x.add_(1)
+    leaf = x.detach().requires_grad_()
+    return (leaf * leaf).sum(), leaf
+
+
+def _before_the_write(x: Tensor) -> Any:
+    leaf = nn.Parameter(x)
+    with torch.no_grad():
+        x.add_(1)
+    return (leaf * leaf).sum(), leaf
+
+
+def _of_a_part(x: Tensor) -> Any:
+    x.add_(1)
+    leaf = x[1].detach().requires_grad_()
+    return (leaf * leaf).sum(), leaf
+
+
+def _a_view(x: Tensor) -> Any:
+    view = x[:1].requires_grad_()
+    x[1:].add_(1)
+    return (view * view).sum(), view
+
+
+@pytest.mark.parametrize("program", [_of_detached, _before_the_write, _of_a_part, _a_view])
+def test_a_leaf_in_written_memory_gets_its_gradient(program: Any) -> None:
+    sides = []
+    for call in (program, foretrace.compile(program, fullgraph=True)):
+        x = torch.arange(6.0).view(2, 3)
+        for _ in range(2):
+            loss, leaf = call(x)
+            loss.backward()
+            sides.append((loss.tolist(), leaf.tolist(), leaf.grad.tolist(), leaf._is_view()))
+            sides[-1] += (type(leaf), leaf.is_leaf, leaf.stride(), leaf.storage_offset())
+            with torch.no_grad():
+                leaf.mul_(2)
+            assert leaf.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            sides.append(x.tolist())
+    assert sides[:4] == sides[4:]

@@ -71,6 +71,12 @@ class OutputViews(ABC, Generic[T]):
             view = self.strided(live, seen, index)
         if output.separate and followed and self.recorded.followed(value):
             return self.joined(view, place, value)
+        if place is not None and self.recorded.is_new_leaf(value):
+            return self.leaf_in_memory(view, place, value)
+        return view
+
+    def leaf_in_memory(self, view: T, place: int, value: Value) -> T:
+        """A leaf that the program creates in that memory: the graph's own, where it gives it."""
         return view
 
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:

@@ -21,7 +21,7 @@ from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.calls.core import core_of, is_output
-from foretrace.runtime.calls.output_tensors import MARKS, in_memory
+from foretrace.runtime.calls.output_tensors import MARKS, in_memory, put_there
 from foretrace.runtime.calls.run_cut import count_write, write_back
 from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
@@ -211,6 +211,11 @@ class OutputTexts(OutputViews[str]):
         begins = f"{self.inputs[index]}.storage_offset()"
         offset = f"{size_text(seen.offset)} - {size_text(base)} + {begins}"
         return f"{of}.as_strided([{shape}], [{stride}], {offset})"
+
+    def leaf_in_memory(self, view: str, place: int, value: Value) -> str:
+        """A call that gives the graph's leaf that memory."""
+        put = self.source.bind(put_there, "put_there")
+        return f"{put}({self.straight.names[value]}, {view})"
 
     def joined(self, view: str, place: int | None, value: Value) -> str:
         """A call that gives the view the history of the graph's result."""

@@ -34,6 +34,12 @@ class _InMemory(torch.autograd.Function):
 in_memory: Any = _InMemory.apply
 
 
+def put_there(leaf: Tensor, memory: Tensor) -> Tensor:
+    """The leaf of a graph, which has other memory from now on, of the same content."""
+    leaf.data = memory
+    return leaf
+
+
 def loose(tensor: Tensor) -> Tensor:
     """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
     leaf = tensor.detach().requires_grad_()
@@ -98,6 +104,10 @@ class OutputTensors(OutputViews[Any]):
         shape, stride = (tuple(map(size, part)) for part in (seen.shape, seen.stride))
         offset = size(seen.offset) - size(before) + self.live(index).storage_offset()
         return of.as_strided(shape, stride, offset)
+
+    def leaf_in_memory(self, view: Any, place: int, value: Value) -> Any:
+        """The result, as other results depend on it."""
+        return put_there(self._results[place], view)
 
     def joined(self, view: Any, place: int | None, value: Value) -> Any:
         """The view, with the result's history."""
