@@ -311,3 +311,43 @@ def test_no_call_of_a_graph_is_kept_alive(kind: type[Net], backend: str) -> None
     gc.collect()
     assert refs
     assert not [each for each in refs if each() is not None]
+
+
+def given_by_default(x: Tensor, seen: Any = [1, 2], *, opts: Any = {"a": [1]}) -> Any:  # noqa: B006
+    return seen, opts, opts["a"], x * 2
+
+
+def _its_default(x: Tensor, pair: Any = (1, [2])) -> Any:
+    return pair
+
+
+def of_a_function_that_it_calls(x: Tensor) -> Any:
+    return _its_default(x), [_its_default(x)[1]], {}, x * 2
+
+
+def fills_its_default(x: Tensor, seen: Any = []) -> Any:  # noqa: B006
+    seen.append(x * 2)
+    return seen, [], {}, x
+
+
+def _are_defaults(results: Any) -> list[bool]:
+    places = *given_by_default.__defaults__, *given_by_default.__kwdefaults__.values()
+    places += *_its_default.__defaults__, *fills_its_default.__defaults__
+    first, second, third, _ = results
+    inside = given_by_default.__kwdefaults__["opts"]["a"]
+    known = [*places, inside, _its_default.__defaults__[0][1]]
+    every = [first, second, third, *(second if isinstance(second, list) else [])]
+    return [any(each is other for other in known) for each in every]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "program", [given_by_default, of_a_function_that_it_calls, fills_its_default]
+)
+def test_a_default_is_returned_itself(program: Any, backend: str) -> None:
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    for _ in range(3):
+        found, expected = compiled(torch.ones(2)), program(torch.ones(2))
+        assert _are_defaults(found) == _are_defaults(expected)
+        assert any(_are_defaults(found))
+    fills_its_default.__defaults__[0].clear()

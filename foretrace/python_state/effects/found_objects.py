@@ -10,7 +10,7 @@ from typing import Any
 from foretrace.ir.program.call_requirements import RunNotes
 from foretrace.ir.program.effects import FindObject
 from foretrace.ir.pydata.location import Contents, Location, OnArguments
-from foretrace.ir.pydata.members import own_kind
+from foretrace.ir.pydata.members import DEFAULTS, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import Path, ResultParts, ReturnedArgument, shareable
 from foretrace.ir.pydata.state import Change
@@ -74,7 +74,8 @@ def _named(
     for place in () if outside is None else outside.places.values():
         yield Location(place.name, place.holder, None), place.before
     for place, item in before.named():
-        if outside is None or place.name in outside.mentions.attributes:
+        called = place.name in DEFAULTS  # without a mention
+        if outside is None or called or place.name in outside.mentions.attributes:
             yield place, item
 
 

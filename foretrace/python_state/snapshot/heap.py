@@ -32,6 +32,7 @@ from foretrace.python_state.snapshot.objects import (
     NamesSnapshot,
     Snapshot,
     changes_in,
+    defaults_in,
     rebound_defaults,
 )
 from foretrace.python_state.snapshot.reachable import MOST, ReachableState, referents
@@ -135,9 +136,9 @@ class HeapSnapshot(ReachableState):
 
     def named(self) -> Iterator[tuple[Location, Any]]:
         """Where attributes, globals and cells had something, and what: the locations keep none."""
-        modules = (each.attributes for each in self._met_modules)
+        yield from defaults_in(self._defaults)
         others = (each for each in self._kept if isinstance(each, NAMES))
-        for kept in (*modules, *others, *self._names.snapshots()):
+        for kept in (*[m.attributes for m in self._met_modules], *others, *self._names.snapshots()):
             for name, item in kept.before.items():
                 yield Location(name, kept.item, None), item
 

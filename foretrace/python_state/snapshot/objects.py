@@ -217,6 +217,14 @@ def rebound_defaults(kept: KeptDefaults) -> Iterator[NamesSnapshot]:
             yield snapshot
 
 
+def defaults_in(kept: KeptDefaults) -> Iterator[tuple[Location, Any]]:
+    """Where functions had defaults, and what."""
+    for function, *both in kept.values():
+        for name, content in zip(DEFAULTS, both, strict=True):
+            if content:
+                yield Location(name, function, None), content
+
+
 def named_in_c(kept: KeptDefaults, mentioned: AbstractSet[str]) -> Iterator[Snapshot]:
     """Snapshots of what else functions have in C and code names: their text, and annotations."""
     names = mentioned & TEXTS
