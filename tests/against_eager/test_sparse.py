@@ -1,5 +1,6 @@
 """Sparse tensors, made inside or given: followed forward, differentiated by autograd alone."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -528,3 +529,35 @@ def test_a_layout_that_is_not_captured_comes_later(first: Callable[[], Tensor], 
         with pytest.raises(foretrace.Refusal) as refused:
             call(LATER[later](), torch.ones(2))
         assert refused.value.kind == kind
+
+
+def copied(x: Tensor, w: Tensor) -> Tensor:
+    sparse = x.relu().to_sparse()
+    first, second = copy.deepcopy([sparse, sparse])
+    assert first is second
+    assert first is not sparse
+    assert first.is_coalesced() is sparse.is_coalesced()
+    return first.coalesce().values().sum() + torch.sparse.mm(first, w)
+
+
+def copied_uncoalesced(x: Tensor, w: Tensor) -> Tensor:
+    places = torch.tensor([[0, 0], [1, 1]])
+    sparse = copy.deepcopy(torch.sparse_coo_tensor(places, torch.ones(2), (4, 4)))
+    return sparse._nnz() * w + sparse.to_dense() + x
+
+
+def not_copied(x: Tensor, w: Tensor) -> Tensor:
+    try:
+        copy.deepcopy(x.to_sparse_csr())
+    except NotImplementedError:
+        return x + w
+    return x - w
+
+
+@pytest.mark.parametrize("fn", [copied, copied_uncoalesced, not_copied])
+@pytest.mark.parametrize("backend", ["eager", lambda graph, examples: graph])
+def test_deep_copies(fn: Callable[..., Tensor], backend: object) -> None:
+    compiled = foretrace.compile(fn, backend=backend, fullgraph=True)
+    given = operands(grad=False)
+    for _ in range(2):
+        assert torch.equal(compiled(*given), fn(*given))

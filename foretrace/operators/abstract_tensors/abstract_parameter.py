@@ -27,17 +27,22 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
 
     Raises:
         RuntimeError: it is no leaf, as in eager.
+        NotImplementedError: it is sparse, and not in COO, as in eager.
         Refusal: eager copies memory that is not the tensor's.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]
+    if tensor.layout not in {torch.strided, torch.sparse_coo}:
+        raise NotImplementedError("Cannot access storage of a compressed sparse tensor")
     parameter = isinstance(tensor, AbstractParameter)
     if not (parameter or tensor.is_leaf):
         raise RuntimeError("only leaves of autograd can be deep-copied")
-    if not parameter:
+    sparse = tensor.layout is torch.sparse_coo
+    if not (parameter or sparse):
         _check_whole(tensor, memo)
+    layout = {} if sparse else {"memory_format": torch.preserve_format}
     with torch.no_grad():
-        data: Any = tensor.data.clone(memory_format=torch.preserve_format)
+        data: Any = tensor.data.clone(**layout)
     memo[id(tensor)] = new = (
         torch.nn.Parameter(data, tensor.requires_grad)
         if parameter
