@@ -219,6 +219,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "hop": (hop_utils, "_hop_compile_and_call"),
     # by which `torch.func.linearize`, and nothing else, calls its tracer
     "linearize": (eager_transforms, "lazy_dynamo_disallow"),
+    # what lazy modules have before their first call
+    "lazy parameter": (torch.nn.UninitializedParameter, "__new__"),
+    "lazy buffer": (torch.nn.UninitializedBuffer, "__new__"),
     "Generator": (torch, "Generator"),
     # `torch.manual_seed` and its like seed it by this name, by whatever name they were imported
     "default generator": (torch.random, "default_generator"),

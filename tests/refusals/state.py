@@ -838,3 +838,27 @@ def gives_the_list_beside(x: Tensor) -> tuple[Tensor, list[Tensor]]:
 refuses("side effect", "session/run/outputs.py:_mark").when(
     captures(sets_a_list_of_a_result, X), captured(gives_the_list_beside, X)
 )
+
+
+LAZY = nn.LazyLinear(3)
+LAZY(X)
+
+
+def creates_a_lazy_module(x: Tensor) -> Tensor:
+    return nn.LazyLinear(3)(x)  # here
+
+
+def calls_one_that_was_called(x: Tensor) -> Any:
+    return LAZY(x)
+
+
+def gives_the_sizes(x: Tensor) -> Tensor:
+    layer = nn.Linear(8, 3)
+    return layer(x).sum() * 0
+
+
+refuses("unsupported", "session/patches/torch_patches.py:_lazy").when(
+    captures(creates_a_lazy_module, X),
+    captured(calls_one_that_was_called, X),
+    captured(gives_the_sizes, X),
+)

@@ -46,6 +46,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | taking_rates(recorder)
     stand_ins |= {"linearize": partial(_linearized, recorder)}
+    stand_ins |= dict.fromkeys(("lazy parameter", "lazy buffer"), partial(_lazy, recorder))
     stand_ins |= {"cudnn": partial(_by_cudnn, torch.backends.cudnn.is_acceptable)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
@@ -76,6 +77,17 @@ def _linearized(recorder: Recorder, *_: object) -> NoReturn:
                 "use torch.func.jvp, once for each tangent",
                 "or linearize outside of the captured program",
             ),
+        )
+    )
+
+
+def _lazy(recorder: Recorder, *_: object, **named: object) -> NoReturn:
+    raise recorder.refused(
+        Refusal(
+            "the program creates a lazy module, whose parameters have no shape",
+            kind="unsupported",
+            at=asking_line(),
+            do=("create it outside, and call it once before", "or give the sizes: nn.Linear(3, 4)"),
         )
     )
 
