@@ -198,3 +198,21 @@ def test_its_text_is_a_guard() -> None:
     assert torch.equal(cut(torch.ones(6, 4)), by_text(torch.ones(6, 4)))
     with pytest.raises(Refusal, match="guard broken"):
         cut(torch.ones(7, 4))
+
+
+@pytest.mark.parametrize(("batch", "targets"), [((), [1, 2]), ((2,), [1, 2, 2, 1])])
+def test_sizes_that_a_kernel_takes_alone_are_fixed(batch: Any, targets: list[int]) -> None:
+    """`ctc_loss` asks of lists how long its targets are; without a batch, too."""
+    many = batch[0] if batch else 1
+
+    def loss(x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.ctc_loss(x.log_softmax(-1), labels, (5,) * many, (2,) * many)
+
+    labels, sides = torch.tensor(targets), []
+    for call in (loss, foretrace.compile(loss, fullgraph=True, dynamic=True)):
+        x = torch.arange(15.0 * many).view(5, *batch, 3).sin().requires_grad_()
+        found = call(x, labels)
+        found.backward()
+        sides.append((found.tolist(), x.grad.tolist()))
+    assert sides[0] == sides[1]
+    assert foretrace.capture(loss, (x, labels), dynamic_shapes=True).recorded.guards

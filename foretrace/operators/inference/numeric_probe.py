@@ -43,10 +43,25 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str
             raise
         # the kernel requires sizes to be equal that are equal in the call
         other = {symbol: 2 * number + 6 for symbol, number in numbers.items()}
-        two = infer(at_numbers(call, other))
+        try:
+            two = infer(at_numbers(call, other))
+        except RuntimeError as refused:
+            if isinstance(refused, Refusal):
+                raise
+            return _of_these_sizes(one, call, symbols)
     sizes = dict.fromkeys(_sizes(call))
     known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
     return _Merge(numbers, other, known, name).of(one, two)
+
+
+def _of_these_sizes(one: Tree, call: Tree, symbols: Symbols) -> Tree:
+    """The types found with the numbers of the captured run, which become guards.
+
+    The kernel takes no others: `ctc_loss` asks of lists how long its targets are.
+    """
+    for size in _sizes(call):
+        symbols.fixed(size)
+    return _Merge({}, {}, {}, "").of(one, one)
 
 
 @dataclass(frozen=True)
