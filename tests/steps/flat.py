@@ -80,3 +80,20 @@ class Flat(nn.Module):
 def parameters_count_writes_together() -> Loop:
     model = Flat()
     return trained(model, SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+
+@step()
+def laid_into_one_tensor_and_some_are_written() -> Loop:
+    model = nn.ModuleList([mlp(out=1), nn.Linear(3, 2), mlp(out=1)])  # the second is not used
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model[2](model[0](x).expand(x.shape)), y)
+        flat = nn.utils.parameters_to_vector(model.parameters()) * 0.99
+        nn.utils.vector_to_parameters(flat, model.parameters())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Loop(train, targets, model=model, optimizer=optimizer)

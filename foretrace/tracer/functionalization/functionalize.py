@@ -234,7 +234,7 @@ def _reached(recorder: RecorderBase, owner: Alias, part: TensorType | None) -> I
     """The members of a memory but those with a history of their own that lie beside the part."""
     yield owner
     for child in owner.children:
-        linked = child.is_view or child.value is None
+        linked = child.is_view or child.value is None or not child.value.type.requires_grad
         if part is None or linked or meet(recorder, place(child, child.last), part):
             yield from _reached(recorder, child, part)
 
