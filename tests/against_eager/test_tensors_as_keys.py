@@ -1,6 +1,8 @@
 """Dicts whose keys hold tensors, answers of several tensors, hooks beside lists that change."""
 
 import warnings
+from collections import Counter, OrderedDict, defaultdict
+from functools import partial
 
 import pytest
 import torch
@@ -83,3 +85,36 @@ def test_a_hook_beside_a_list_that_cannot_be_filled_again(backend):
         assert torch.equal(got, want)
     assert len(KEPT) == len(set(KEPT)) == 4
     assert fast.breaks[0].refusal.what.startswith("the program changes the content of KEPT")
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, Counter, partial(defaultdict, int)])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_new_key_that_was_there_as_a_tensor(kind, fullgraph):
+    """An entry by a tensor that others hold: a capture takes it back, and each call counts it."""
+    weight, counts = torch.nn.Parameter(torch.ones(3)), kind()
+
+    def counted(x):
+        counts[weight] = counts.get(weight, 0) + 1
+        return x * weight
+
+    foretrace.capture(counted, (torch.ones(3),))
+    assert not counts
+    fast = foretrace.compile(counted, fullgraph=fullgraph)
+    for call in range(3):
+        fast(torch.ones(3))
+        assert counts == {weight: call + 1}
+
+
+def test_optimizer_state_that_a_step_adds():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def noted(x):
+        mine = optimizer.state[weight]
+        mine["calls"] = mine.get("calls", 0) + 1
+        return x * 2
+
+    fast = foretrace.compile(noted, fullgraph=True)
+    for call in range(3):
+        fast(torch.ones(3))
+        assert optimizer.state[weight] == {"calls": call + 1}

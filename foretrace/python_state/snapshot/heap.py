@@ -240,14 +240,26 @@ class HeapSnapshot(ReachableState):
         """Put back what the run has left changed, and give it.
 
         What holds a tensor of the run stays, for `leaks.py` to find; states, for `check_states`;
-        what holds another tensor now, as a run makes none: another thread has put it there.
+        what holds a tensor now that was nowhere, as a run makes none: another thread has put it
+        there.
         """
         found = list[Change]()
         for kept in self._all() if self._changed is None else self._changed:
-            if not (kept.intact or isinstance(kept, StateSnapshot) or _holds_new_tensor(kept)):
+            if not (kept.intact or isinstance(kept, StateSnapshot) or self._has_new_tensor(kept)):
                 found += changes_in(kept, self.name)
                 kept.put_back()
         return found
+
+    def _has_new_tensor(self, kept: Snapshot) -> bool:
+        """Whether there is a tensor in it that was nowhere: of the run, or a real one."""
+        ordered = isinstance(kept, ContentSnapshot) and not isinstance(kept.before, set)
+        if ordered or type(kept) is DictSnapshot:
+            there = set(map(id, referents(_content(kept))))
+            new = (each for each in referents(kept.item) if id(each) not in there)
+            if any(isinstance(each, torch.Tensor) and not self.knows(each) for each in new):
+                return True
+        content = vars(kept.item).values() if isinstance(kept, ClassSnapshot) else (kept.item,)
+        return _holds_abstract(content, 3)
 
     def _all(self) -> Iterator[Snapshot]:
         for module in self._modules.values():
@@ -327,18 +339,6 @@ def _forget(memo: Any) -> None:
         for key, content in list(known.table.items()):
             if _holds_abstract((key, content), 5):
                 known.table.pop(key, None)
-
-
-def _holds_new_tensor(kept: Snapshot) -> bool:
-    """Whether there is a tensor in it that was not: of the run, or a real one."""
-    ordered = isinstance(kept, ContentSnapshot) and not isinstance(kept.before, set)
-    if ordered or type(kept) is DictSnapshot:
-        there = set(map(id, referents(_content(kept))))
-        new = (each for each in referents(kept.item) if id(each) not in there)
-        if any(isinstance(each, torch.Tensor) for each in new):
-            return True
-    content = vars(kept.item).values() if isinstance(kept, ClassSnapshot) else (kept.item,)
-    return _holds_abstract(content, 3)
 
 
 def _holds_abstract(items: Iterable[Any], depth: int = 6) -> bool:
