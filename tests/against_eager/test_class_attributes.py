@@ -1,7 +1,7 @@
 """Attributes of classes that a program binds, however it reaches the class: each call, as eager."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -183,3 +183,28 @@ def test_what_the_class_of_an_argument_has_is_a_guard() -> None:
             assert torch.equal(compiled(item), item.forward())
     finally:
         Scaled.by = before
+
+
+class Registry:
+    calls: ClassVar[dict[str, int]] = {}
+
+
+def registered(kind: type[Registry], x: Tensor) -> Tensor:
+    kind.calls["n"] = kind.calls.get("n", 0) + 1
+    return x * kind.calls["n"]
+
+
+def passed_on(x: Tensor) -> Tensor:
+    return registered(Registry, x)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_class_that_is_passed_on(fullgraph: bool) -> None:
+    """What another function changes in its containers is taken back, and each call does it."""
+    Registry.calls.clear()
+    foretrace.capture(passed_on, (torch.ones(2),))
+    assert not Registry.calls
+    fast = foretrace.compile(passed_on, fullgraph=fullgraph)
+    for call in range(1, 4):
+        assert torch.equal(fast(torch.ones(2)), torch.full((2,), float(call)))
+        assert Registry.calls == {"n": call}

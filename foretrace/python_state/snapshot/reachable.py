@@ -290,7 +290,7 @@ class ReachableState:
         for named in filter(of_user, found.functions):
             self._of_users(named)
         for kind in found.classes:
-            self._class(kind)
+            self._of_class(kind)
 
     def _of_users(self, function: types.FunctionType) -> None:
         """The attributes of a function; torch keeps what it likes in those of its own."""
