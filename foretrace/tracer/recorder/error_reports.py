@@ -177,8 +177,9 @@ def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
 def _is_ours(trace: TracebackType | None) -> bool:
     """Whether an error arose in our own code, which answers no operator then."""
     *_, file = ["", *(frame.f_code.co_filename for frame, _ in walk_tb(trace))]
-    placeholders = Abstract.__torch_dispatch__.__code__.co_filename  # its methods are the tensor's
-    return file.startswith(PACKAGE_DIR) and file != placeholders
+    methods = Abstract.__getitem__, Abstract.__torch_dispatch__  # they are the tensor's
+    placeholders = {each.__code__.co_filename for each in methods}
+    return file.startswith(PACKAGE_DIR) and file not in placeholders
 
 
 class _Question:
