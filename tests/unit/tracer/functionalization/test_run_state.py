@@ -122,11 +122,11 @@ def test_rebased_views_are_taken_once() -> None:
 
 def test_inference_mode_was_on_once_it_was() -> None:
     state = AutogradState()
-    state.switch_inference(True)
-    state.switch_inference(False)
-    assert (state.inference, state.inferred) == (False, True)
-    state.start_in(False)
-    assert not state.inferred
+    state.inference.switch(on=True)
+    state.inference.switch(on=False)
+    assert (state.inference.on, state.inference.seen) == (False, True)
+    state.inference.begin(on=False)
+    assert not state.inference.seen
 
 
 def test_hooks_rest_where_their_own_call_is_recorded() -> None:
