@@ -32,8 +32,6 @@ from foretrace.python_state.snapshot.objects import (
     NamesSnapshot,
     Snapshot,
     changes_in,
-    defaults_in,
-    rebound_defaults,
 )
 from foretrace.python_state.snapshot.reachable import MOST, ReachableState, referents
 from foretrace.python_state.snapshot.restore import put_all_back
@@ -136,7 +134,7 @@ class HeapSnapshot(ReachableState):
 
     def named(self) -> Iterator[tuple[Location, Any]]:
         """Where attributes, globals and cells had something, and what: the locations keep none."""
-        yield from defaults_in(self._defaults)
+        yield from self._functions.defaults()
         others = (each for each in self._kept if isinstance(each, NAMES))
         for kept in (*[m.attributes for m in self._met_modules], *others, *self._names.snapshots()):
             for name, item in kept.before.items():
@@ -266,7 +264,7 @@ class HeapSnapshot(ReachableState):
             yield from module.parts()
         yield from self._names.snapshots()
         yield from self._kept
-        yield from rebound_defaults(self._defaults)
+        yield from self._functions.rebound()
         for space in filter(None, self._bare):
             kept = AttributesSnapshot(space)
             kept.before = {}
@@ -274,7 +272,7 @@ class HeapSnapshot(ReachableState):
 
     def _tables(self) -> Iterator[NamesSnapshot | DictSnapshot]:
         """What is kept of names: of files, cells, objects, classes and modules."""
-        yield from rebound_defaults(self._defaults)
+        yield from self._functions.rebound()
         yield from (module.attributes for module in self._modules.values())
         yield from self._names.snapshots()
         for kept in self._kept:

@@ -7,7 +7,7 @@ frozen dict raises, a logged one counts.
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -204,34 +204,59 @@ class NamesSnapshot(Snapshot):
         )
 
 
-KeptDefaults = dict[int, tuple[types.FunctionType, Any, Any]]
-"""Functions by id, with the defaults they had"""
+class KeptFunctions:
+    """Functions, with the defaults and the texts they had: a snapshot of each takes too long."""
 
+    def __init__(self) -> None:
+        self._defaults: dict[int, tuple[types.FunctionType, Any, Any]] = {}
+        self._texts: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
+        self._names: tuple[str, ...] = ()
+        """of those texts: all that code mentions, and two for which they are a tuple"""
 
-def rebound_defaults(kept: KeptDefaults) -> Iterator[NamesSnapshot]:
-    """Snapshots of the functions that have other defaults now; of all they take too long."""
-    for function, places, names in kept.values():
-        if function.__defaults__ is not places or function.__kwdefaults__ is not names:
-            snapshot = NamesSnapshot(function)
-            snapshot.before = dict(zip(DEFAULTS, (places, names), strict=True))
-            yield snapshot
+    def add(self, function: types.FunctionType) -> None:
+        """Keep the defaults of a function."""
+        kept = function, function.__defaults__, function.__kwdefaults__
+        self._defaults.setdefault(id(function), kept)
 
+    def keep_texts(self, mentioned: AbstractSet[str]) -> Iterator[Snapshot]:
+        """Keep what else they have in C and code mentions; yields snapshots of annotations."""
+        functions = [function for function, _, _ in self._defaults.values()]
+        if ANNOTATED in mentioned:
+            annotations = ((each, annotations_of(each)) for each in functions)
+            for function, found in annotations:
+                if found:
+                    yield NamesSnapshot(function, [ANNOTATED])
+                    yield DictSnapshot(found)
+        named = mentioned & TEXTS - {ANNOTATED}
+        if named:
+            self._names = tuple(named | {"__name__", "__qualname__"})
+            texts = attrgetter(*self._names)
+            self._texts = [(each, texts(each)) for each in functions]
 
-def defaults_in(kept: KeptDefaults) -> Iterator[tuple[Location, Any]]:
-    """Where functions had defaults, and what."""
-    for function, *both in kept.values():
-        for name, content in zip(DEFAULTS, both, strict=True):
-            if content:
-                yield Location(name, function, None), content
+    def rebound(self) -> Iterator[NamesSnapshot]:
+        """Snapshots of the functions that have other defaults, or texts, now."""
+        for function, places, names in self._defaults.values():
+            if function.__defaults__ is not places or function.__kwdefaults__ is not names:
+                yield self._of(function, DEFAULTS, (places, names))
+        texts: Any = attrgetter(*self._names) if self._texts else None
+        for function, before in self._texts:
+            if not all(map(is_, texts(function), before)):
+                yield self._of(function, self._names, before)
 
+    @staticmethod
+    def _of(
+        function: types.FunctionType, names: Iterable[str], before: tuple[Any, ...]
+    ) -> NamesSnapshot:
+        snapshot = NamesSnapshot(function)
+        snapshot.before = dict(zip(names, before, strict=True))
+        return snapshot
 
-def named_in_c(kept: KeptDefaults, mentioned: AbstractSet[str]) -> Iterator[Snapshot]:
-    """Snapshots of what else functions have in C and code names: their text, and annotations."""
-    names = mentioned & TEXTS
-    for function, _, _ in kept.values() if names else ():
-        yield NamesSnapshot(function, names)
-        if ANNOTATED in names and (found := annotations_of(function)):
-            yield DictSnapshot(found)
+    def defaults(self) -> Iterator[tuple[Location, Any]]:
+        """Where they had defaults, and what."""
+        for function, *both in self._defaults.values():
+            for name, content in zip(DEFAULTS, both, strict=True):
+                if content:
+                    yield Location(name, function, None), content
 
 
 class ClassSnapshot(NamesSnapshot):

@@ -39,10 +39,9 @@ from foretrace.python_state.snapshot.objects import (
     ATOMS,
     AttributesSnapshot,
     ClassSnapshot,
-    KeptDefaults,
+    KeptFunctions,
     NamesSnapshot,
     Snapshot,
-    named_in_c,
     snapshot_of,
 )
 from foretrace.python_state.snapshot.states_in_c import (
@@ -99,7 +98,7 @@ class ReachableState:
         self._met_modules: list[ModuleSnapshot] = []
         """also those that are borrowed"""
         self._names = MentionedNames()
-        self._defaults: KeptDefaults = {}
+        self._functions = KeptFunctions()
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
         self.mentioned: set[str] = set(UNNAMED)
@@ -111,7 +110,7 @@ class ReachableState:
         self._queue: list[Any] = []
         """what the object that is looked at holds"""
         self._walk(roots)
-        self._kept += named_in_c(self._defaults, self.mentioned)
+        self._kept += self._functions.keep_texts(self.mentioned)
 
     @property
     def may_seed(self) -> bool:
@@ -294,8 +293,7 @@ class ReachableState:
 
     def _of_users(self, function: types.FunctionType) -> None:
         """The attributes of a function; torch keeps what it likes in those of its own."""
-        kept = function, function.__defaults__, function.__kwdefaults__
-        self._defaults.setdefault(id(function), kept)
+        self._functions.add(function)
         self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
