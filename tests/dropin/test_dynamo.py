@@ -136,6 +136,35 @@ def test_a_graph_that_is_refused_runs_as_python(backend):
     assert isinstance(caught.value.__cause__, foretrace.Refusal)
 
 
+class Doubling(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return out * 2 if func is torch.add else out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_class_does_is_done_once(backend):
+    compiled = torch.compile(lambda x: torch.add(x, 1) - 3, backend=BACKENDS[backend]())
+    found = compiled(torch.ones(3).as_subclass(Doubling))
+    assert type(found) is Doubling
+    assert found.tolist() == [1.0, 1.0, 1.0]
+    assert compiled(torch.ones(3)).tolist() == [-1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_that_switches_torchs_state_is_no_graph_break(backend):
+    def program(x):
+        torch.use_deterministic_algorithms(True)
+        empty = torch.empty(3)
+        torch.use_deterministic_algorithms(False)
+        return x * 2, empty
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="deterministic") as caught:
+        torch.compile(program, backend=BACKENDS[backend]())(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, foretrace.Refusal)
+
+
 def test_a_compiler_that_fails_is_no_graph_break():
     def failing(gm, inputs):
         raise ValueError("no such kernel")

@@ -16,13 +16,15 @@ from foretrace.frontends.torch_compat.stateless_check import check_shapes_stay
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.frontend_symbols import Foreign
 from foretrace.ir.symbols.input_symbols import Dynamic
+from foretrace.operators.abstract_tensors.supported_inputs import check_admitted
 from foretrace.operators.targets.profile import target_of
 from foretrace.session.run.run import record
 from foretrace.session.run.session import Session
 from foretrace.session.run.setup import device_of, set_up
 
-OF_BACKENDS: Final = ("wrong backend", "compiler")
-"""Kinds of refusals that say what a compiler does wrong: Dynamo raises these"""
+RAISED: Final = ("wrong backend", "compiler", "side effect")
+"""Kinds of refusals that Dynamo raises: what a compiler does wrong; what of the process the program
+changes, as Dynamo has changed it by then: it would run on with what it traced"""
 
 
 class GraphRefused(Refusal, torch_api.UnsupportedOperatorException):
@@ -54,12 +56,12 @@ def graph_breaks() -> Iterator[None]:
 
     Raises:
         GraphRefused: the graph has no exact form.
-        Refusal: a compiler has done something wrong.
+        Refusal: one of a kind that is RAISED.
     """
     try:
         yield
     except Refusal as refusal:
-        if refusal.kind in OF_BACKENDS:
+        if refusal.kind in RAISED:
             raise
         raise GraphRefused.of(refusal) from refusal.__cause__
 
@@ -79,6 +81,9 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
     shape_env = run.types.symbols.env
     if shape_env is not None:
         torch_api.specialize_floats(shape_env)
+    for node, each in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if isinstance(each, torch.Tensor):  # what its class does, Dynamo has traced already
+            check_admitted(each, node.name, fake=torch_api.is_fake(each))
     program = Replay(module, sources)
     program.recorder = run.recorder
     recorded = check_shapes_stay(record(program, tuple(inputs), {}, run))
