@@ -70,16 +70,6 @@ refuses("unsupported tensor", "operators/abstract_tensors/abstract_tensor.py:bec
 )
 
 
-def adds_two(x: Tensor, y: Tensor) -> Tensor:  # here
-    return x + y
-
-
-TWICE = X.as_subclass(Logged)
-refuses("aliased inputs", "ir/program/call_requirements.py:note_containers").when(
-    captures(adds_two, TWICE, TWICE), captured(adds_two, TWICE, TWICE.clone())
-)
-
-
 def makes_another_layout(x: Tensor) -> Tensor:
     return torch.zeros_like(x, layout=torch._mkldnn).to_dense() + x  # here
 

@@ -22,7 +22,7 @@ from foretrace.ir.program.op import Op, SharedBody, Subgraph, Target, target_nam
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.containers import flatten
-from foretrace.ir.pydata.location import Filling, OnGradient
+from foretrace.ir.pydata.location import Filling, OnArgument, OnGradient
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, State
 from foretrace.ir.values.tensor_type import TensorType
@@ -48,7 +48,7 @@ class CallChange(NamedTuple):
 def changes_of_a_call(recorded: Recording) -> list[CallChange]:
     """What a call changes of Python's state."""
     states = recorded.states
-    found = [each.now for each in recorded.effects_of(FindObject)]
+    found = [each.of_call(()) for each in recorded.effects_of(FindObject)]
 
     def content(state: State, leaf: Callable[[Tree], Any]) -> Any:
         leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
@@ -74,7 +74,7 @@ def changes_of_a_call(recorded: Recording) -> list[CallChange]:
             _form(content(one, form)),
         )
         for state, one in zip(states, ones, strict=True)
-        if not isinstance(state.place, OnGradient)  # of an input: the next call has its own
+        if not isinstance(state.place, (OnGradient, OnArgument))  # the next call has its own
     ]
     return [*(CallChange(each, _form(each.after)) for each in recorded.changes), *left]
 

@@ -10,8 +10,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Frame, Refusal
 from foretrace.ir.program.effect import Effect
-from foretrace.ir.pydata.arguments import TWICE, tensor_twice
-from foretrace.ir.pydata.containers import COPY_ONE, Structure
+from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.location import Contents, Entry
 from foretrace.ir.pydata.read_facts import ReadFact, ReadLocation
 from foretrace.ir.pydata.state import Change, StateRead
@@ -171,13 +170,7 @@ class CallRequirements:
     """what no call asks for"""
 
     def note_containers(self, found: Sequence[Any], own: AbstractSet[int]) -> None:
-        """Note the containers and objects among the arguments; `own`: ids of the program's own.
-
-        Raises:
-            Refusal: a tensor of a class of the user's is there twice.
-        """
-        if tensor_twice(found):
-            raise Refusal(TWICE, kind="aliased inputs", at=self.defined, do=COPY_ONE)
+        """Note the containers and objects among the arguments; `own`: ids of the program's own."""
         self.shared.whole_arguments = [each for each in found if id(each) in own]
         self.notes.copied = [each for each in found if id(each) not in own]
 

@@ -21,8 +21,9 @@ from foretrace.ir.program.tensor_effects import ClearGrad, MarkOutput, Reshape, 
 from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.memo import MemoCall
+from foretrace.ir.pydata.paths import Path, at_path
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.returned import Path, ReturnedArgument, at_path, restore_identity
+from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
 from foretrace.ir.pydata.state import Change, State, put_all
 
 
@@ -30,33 +31,36 @@ from foretrace.ir.pydata.state import Change, State, put_all
 class FindObject(Effect):
     """The program returns, or leaves, an object that was there: each call takes the present one."""
 
-    place: Location
+    place: Location | None
+    """None: it is in the arguments"""
     path: Path = ()
-    """where in what the place has"""
+    """where in what the place has, or in the arguments"""
 
-    @property
-    def now(self) -> Any:
-        """The present one; MISSING if what is there is nested otherwise."""
-        return at_path(self.place.now, self.path)
+    def of_call(self, arguments: Any) -> Any:
+        """The object that a call has; MISSING if what is there is nested otherwise."""
+        return at_path(arguments if self.place is None else self.place.now, self.path)
 
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
         """Find them."""
-        call.found = [each.now for each in effects]
+        call.found = [each.of_call(call.arguments) for each in effects]
 
     @classmethod
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Find them in generated code."""
         code.found = code.name("found")
         places = [code.bind(each, "place") for each in effects]
-        yield f"{code.found} = [{', '.join(f'{place}.now' for place in places)}]"
+        found = ", ".join(f"{place}.of_call((args, kwargs))" for place in places)
+        yield f"{code.found} = [{found}]"
 
     @classmethod
     def merge(
         cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
     ) -> Sequence[Self]:
         """Both runs find the same objects at the same places."""
-        sides = [[(x.place.identity, x.path) for x in effects] for effects in (ones, others)]
+        sides = [
+            [(x.place and x.place.identity, x.path) for x in effects] for effects in (ones, others)
+        ]
         if not same_keys(*sides):
             raise ProgramsDiffer(
                 "one side of a question of data returns, or leaves, an object that was there"

@@ -20,7 +20,6 @@ from foretrace.ir.program.origin import Checkpoint, ModuleCall
 from foretrace.ir.program.value_guard import GuardEvaluator, SymbolGuard, ValueGuard
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.location import OnArguments
 from foretrace.ir.pydata.state import Change, State
 from foretrace.ir.symbols.symbols import Guard, Symbols
 from foretrace.ir.values.value import Tree, Value
@@ -98,16 +97,6 @@ class Recording:
     def changes(self) -> list[Change]:
         """What else it changes of Python's state."""
         return [each.change for each in self.effects_of(ChangePlace)]
-
-    @property
-    def fills_arguments(self) -> bool:
-        """Whether a call leaves tensors in containers or objects among its arguments."""
-        return any(isinstance(state.place, OnArguments) for state in self.states)
-
-    @property
-    def takes_classes(self) -> bool:
-        """Whether an argument is a tensor of a class of the user's."""
-        return any(map(torch_api.calls_function, self.requires.in_structure.kinds()))
 
     def defined_at(self, value: Tree) -> Frame | None:
         """The line that computed a value; the definition of the program where no op did."""

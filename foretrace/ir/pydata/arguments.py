@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import LEAVES, flatten, named_leaves
+from foretrace.ir.pydata.containers import LEAVES, Structure, flatten, named_leaves
 from foretrace.ir.pydata.object_containers import object_attributes
 from foretrace.ir.source.signatures import signature_of
 
@@ -29,12 +29,25 @@ def named_arguments(
     kwargs: dict[str, Any],
     whole: AbstractSet[int] = frozenset(),
 ) -> Any:
-    """Leaves of the arguments, named as the signature names them; `whole` as `named_leaves`."""
+    """Leaves of the arguments, named as the signature names them; `whole` as `named_leaves`.
+
+    The structure has what is among them twice.
+    """
     names = positional_names(fn, len(args))
     _, structure = flatten((tuple(args), kwargs), whole)
     pairs = [*zip(names, args, strict=True), *kwargs.items()]
     named = [pair for name, arg in pairs for pair in named_leaves(arg, name, whole)[0]]
-    return named, structure
+    return named, with_repeats(structure, (tuple(args), kwargs), whole)
+
+
+def with_repeats(structure: Structure, call: Any, whole: AbstractSet[int]) -> Structure:
+    """The structure of the arguments of a call with what is among them twice."""
+    several = structure.nested > CALL.nested + 1
+    return structure.with_repeats(call, whole) if several else structure
+
+
+CALL = flatten(((), {}))[1]
+"""The structure of a call without arguments"""
 
 
 def containers_of(
@@ -58,15 +71,6 @@ def containers_of(
             if attributes := object_attributes(leaf):
                 waiting.append(tuple(attributes.values()))
     return [each for each in found if not isinstance(each, tuple)]
-
-
-TWICE = "a tensor of a class of its own is at two places of the arguments"
-
-
-def tensor_twice(found: Sequence[Any]) -> bool:
-    """Whether a tensor is twice in what `containers_of` gives: copies would not be one object."""
-    tensors = [id(each) for each in found if isinstance(each, torch.Tensor)]
-    return len(set(tensors)) < len(tensors)
 
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:

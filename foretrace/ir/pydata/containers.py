@@ -14,6 +14,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.object_containers import object_attributes, rebuild
+from foretrace.ir.pydata.paths import Path, item_at, repeats, with_item
 from foretrace.ir.pydata.tensor_classes import TENSOR
 
 
@@ -24,11 +25,14 @@ class Structure:
     spec: torch_api.TreeSpec
     objects: tuple[tuple[int, type, "Structure"], ...] = ()
     """(position among the spec's leaves, class, structure of its attributes)"""
+    again: tuple[tuple[Path, Path], ...] = ()
+    """where containers and objects are a second time, and where first; of arguments alone"""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):
             return NotImplemented
-        return self.objects == other.objects and _same_spec(self.spec, other.spec)
+        nested = self.objects == other.objects and _same_spec(self.spec, other.spec)
+        return nested and same_keys(self.again, other.again)
 
     def __hash__(self) -> int:
         return hash((self.spec.type, self.spec.num_leaves, len(self.objects)))
@@ -40,8 +44,24 @@ class Structure:
             yield kind
             yield from below.kinds()
 
+    @property
+    def nested(self) -> int:
+        """How many containers and objects are in it."""
+        here = sum(1 for _ in torch_api.node_types(self.spec))
+        return here + sum(below.nested for _, _, below in self.objects)
+
+    def with_repeats(self, tree: Any, ends: Collection[int] = ()) -> "Structure":
+        """The structure of `tree` with what is there twice; `ends`: ids of what is a leaf."""
+        return dataclasses.replace(self, again=repeats(tree, ends))
+
     def build(self, leaves: Iterator[Any]) -> Any:
-        """The object with these leaves."""
+        """The object with these leaves; of what is there twice, it has one."""
+        built = self._each(leaves)
+        for place, first in self.again:
+            built = with_item(built, place, item_at(built, first))
+        return built
+
+    def _each(self, leaves: Iterator[Any]) -> Any:
         if not self.objects:
             return torch_api.tree_unflatten(leaves, self.spec)
         inner = {position: (kind, below) for position, kind, below in self.objects}
@@ -175,10 +195,6 @@ def _split(
             leaves += below
             objects.append((position, torch_api.shown_kind(type(leaf)), structure))
     return leaves, Structure(spec, tuple(objects))
-
-
-SHARED = "a container or an object that the program changes is at two places of the arguments"
-COPY_ONE = "pass a copy at one of the two places"
 
 
 def shared_in(tree: Any, known: Collection[int] = ()) -> bool:

@@ -11,9 +11,18 @@ from typing import Any, Final, Self
 
 import torch
 
-from foretrace.ir.pydata.members import MISSING, bind_name, lookup, own_items, own_kind
-from foretrace.ir.pydata.object_containers import fill_in_place
+from foretrace.ir.pydata.members import (
+    MISSING,
+    bind_name,
+    lookup,
+    names_in,
+    own_items,
+    own_kind,
+)
+from foretrace.ir.pydata.object_containers import object_attributes
+from foretrace.ir.pydata.paths import Path, item_at
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
+from foretrace.ir.pydata.tensor_classes import TENSOR
 
 
 class Location:
@@ -44,15 +53,19 @@ class Location:
         """Let it hold another object; MISSING: none."""
         bind_name(self.holder, self.key, item)
 
-    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
-        """Bind it to what a call has computed.
+    def of_call(self, inputs: Sequence[Any], call: Any) -> Self:
+        """The location as a call has it, before it binds any.
 
         Args:
-            item: what it is to hold.
             inputs: those of the graph.
             call: the arguments, positional ones and others.
         """
-        self.bind(item)
+        return self
+
+    def _on(self, holder: Any) -> Self:
+        found = copy(self)
+        found.holder = holder
+        return found
 
     @property
     def refreshed(self) -> Self:
@@ -212,9 +225,9 @@ class OnInput(Location):
         super().__init__(name, holder, before)
         self.index = index
 
-    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
+    def of_call(self, inputs: Sequence[Any], call: Any) -> Self:
         """As `Location` has it."""
-        vars(inputs[self.index])[self.name] = item
+        return self._on(vars(inputs[self.index]))
 
 
 class OnTensor(Location):
@@ -228,9 +241,13 @@ class OnTensor(Location):
         super().__init__(name, {}, MISSING)
         self.index = index
 
-    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
+    def of_call(self, inputs: Sequence[Any], call: Any) -> Self:
         """As `Location` has it."""
-        setattr(inputs[self.index], self.attribute, item)
+        return self._on(inputs[self.index])
+
+    def bind(self, item: Any) -> None:
+        """Set it on the input of a call."""
+        setattr(self.holder, self.attribute, item)
 
 
 class OnGradient(OnTensor):
@@ -248,15 +265,48 @@ class OnData(OnTensor):
 class OnSet(OnData):
     """The same by `set_`, which autograd counts as a write."""
 
-    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
+    def bind(self, item: Any) -> None:
+        """Set it on the input of a call."""
+        super().bind(item)
+        torch.autograd.graph.increment_version(self.holder)
+
+
+class OnArgument(Location):
+    """What a container or an object among the arguments holds; each call fills the one it has.
+
+    It is bound to what `own_content` gives.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, {}, MISSING)
+        self.key = path
+
+    def of_call(self, inputs: Sequence[Any], call: Any) -> Self:
         """As `Location` has it."""
-        super().bind_on_call(item, inputs, call)
-        torch.autograd.graph.increment_version(inputs[self.index])
+        return self._on(item_at(call, self.key))
+
+    def bind(self, item: Any) -> None:
+        """Let that of a call hold these items and attributes."""
+        items, attributes = item
+        if items is not None:
+            refill_content(self.holder, items)
+        for name in (own_attributes(self.holder) or {}).keys() - (attributes or {}).keys():
+            object.__delattr__(self.holder, name)
+        for name, each in (attributes or {}).items():
+            object.__setattr__(self.holder, name, each)
 
 
-class OnArguments(Location):
-    """What containers and objects among the arguments hold; each call fills those that it has."""
+def own_content(holder: Any) -> tuple[Any, dict[str, Any] | None]:
+    """What a container or an object holds itself: its items, a dict's by key; its attributes."""
+    items = dict(own_items(holder)) if own_kind(holder) is dict else None
+    if items is None and own_kind(holder):
+        items = content_of(holder)
+    return items, own_attributes(holder)
 
-    def bind_on_call(self, item: Any, inputs: Sequence[Any], call: Any) -> None:
-        """As `Location` has it."""
-        fill_in_place(item, call)
+
+def own_attributes(holder: Any) -> dict[str, Any] | None:
+    """The attributes and slots of a container or an object; None if it has room for none."""
+    if not isinstance(holder, torch.Tensor):
+        return names_in(holder)
+    parts = object_attributes(holder) or {}
+    return {name: item for name, item in parts.items() if name != TENSOR}

@@ -3,7 +3,6 @@
 This finds what such an object holds, and builds another that holds it, without the user's code.
 """
 
-import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -156,44 +155,3 @@ def rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     for name, item in attributes.items():
         object.__setattr__(new, name, item)
     return new
-
-
-def fill_in_place(fresh: Any, live: Any) -> Any:
-    """Let `live` hold what `fresh` holds, and be no other object for it.
-
-    Containers and objects of one class are filled again, item by item; in the place of all else
-    comes what is fresh. Gives what its holder is to hold: `live`, or what is fresh.
-    """
-    kind = type(live)
-    if type(fresh) is not kind:
-        return fresh
-    if isinstance(live, dict):
-        own: Any = OrderedDict if isinstance(live, OrderedDict) else dict  # which has its own order
-        items = {key: fill_in_place(item, dict.get(live, key)) for key, item in own.items(fresh)}
-        if [*items] != [*own.keys(live)]:
-            own.clear(live)
-        for key, item in items.items():
-            own.__setitem__(live, key, item)
-        return _with_attributes(fresh, live)
-    if isinstance(live, list):
-        live[:] = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
-        return _with_attributes(fresh, live)
-    if isinstance(live, deque):
-        inside = [*map(fill_in_place, fresh, live), *list(fresh)[len(live) :]]
-        deque.clear(live)
-        deque.extend(live, inside)
-        return live
-    if isinstance(live, tuple):
-        parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
-        same = len(parts) == len(live) and all(map(operator.is_, parts, live))
-        return live if same else fresh
-    return fresh if object_attributes(fresh) is None else _with_attributes(fresh, live)
-
-
-def _with_attributes(fresh: Any, live: Any) -> Any:
-    attributes = names_in(fresh) or {}
-    for name, item in attributes.items():
-        object.__setattr__(live, name, fill_in_place(item, getattr(live, name, None)))
-    for name in (names_in(live) or {}).keys() - attributes.keys():
-        object.__delattr__(live, name)
-    return live

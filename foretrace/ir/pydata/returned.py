@@ -2,19 +2,23 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from foretrace import torch_api
 from foretrace.ir.pydata.containers import Structure, flatten, shared_in
-from foretrace.ir.pydata.heap_walk import walk_nested
-from foretrace.ir.pydata.members import MISSING, own_items, own_kind
-from foretrace.ir.pydata.object_containers import object_attributes
-
-Path = tuple[tuple[bool, Any], ...]
-"""Steps into a nested object: whether it is an attribute, and its key or name"""
+from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.paths import (
+    Path,
+    at_path,
+    first_step,
+    inside_of,
+    item_at,
+    reached,
+    shareable,
+    with_item,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class ResultParts:
     def __init__(self, result: Any, call: Any) -> None:
         self.parts = [*_parts(result)]
         """in the order of a result; what one holds follows it"""
-        self.arguments = {id(item): path for path, item in _reached(call, tuples=True)}
+        self.arguments = {id(item): path for path, item in reached(call, tuples=True)}
         """by id, where the arguments have theirs"""
         self.items = {id(part.item): part.item for part in self.parts}
 
@@ -92,26 +96,21 @@ class ResultParts:
         known = {key: ReturnedArgument((), path) for key, path in passed.items()}
         left = {id(item): ReturnedArgument((), (), item) for item in filled}
         for number, state in enumerate(states):
-            for path, item in _reached(state, found, tuples=True):
+            for path, item in reached(state, found, tuples=True):
                 left.setdefault(id(item), ReturnedArgument((), path, state=number))
         each = {key: ReturnedArgument((), (), found=number) for key, number in found.items()}
-        return known | left | each
+        return left | each | known
 
 
 def _parts(result: Any) -> Iterator[Part]:
-    first, waiting = dict[int, Path](), [*_step((), result)]
+    first, waiting = dict[int, Path](), [*first_step(result)]
     while waiting:
         step = waiting.pop()
         again = first.setdefault(id(step.item), step.path)
         if again is step.path:
-            waiting += reversed([*_inside(step)])
-        if _shareable(step.item, tuples=True):
+            waiting += reversed([*inside_of(step)])
+        if shareable(step.item, tuples=True):
             yield Part(step.path, step.item, None if again is step.path else again)
-
-
-def shareable(items: Any) -> Iterator[tuple[Path, Any]]:
-    """The containers and objects with tensors in `items`, and where; no empty tuple, no set."""
-    return _reached(items, tuples=True)
 
 
 def kept_inside(
@@ -124,18 +123,10 @@ def kept_inside(
     with torch_api.plain_torch():
         marks = [torch.empty(0) for _ in range(leaves)]
     numbers = {id(mark): number for number, mark in enumerate(marks)}
-    for path, marked in _reached(structure.build(iter(marks))):
+    for path, marked in reached(structure.build(iter(marks))):
         if path:
             inside = {numbers[id(mark)] for mark in flatten(marked)[0] if id(mark) in numbers}
-            yield path, _at(tree, path), inside
-
-
-def at_path(tree: Any, path: Path) -> Any:
-    """What is there in a nested object; MISSING if nothing."""
-    try:
-        return _at(tree, path)
-    except (LookupError, AttributeError, TypeError):
-        return MISSING
+            yield path, item_at(tree, path), inside
 
 
 def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
@@ -143,8 +134,8 @@ def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[i
 
     `known`: the ids of what others hold, beside `others`, which are looked into up to `ends`.
     """
-    inside = {id(item) for path, item in _reached(items) if path}
-    elsewhere = {id(item) for _, item in _reached(others, ends)}
+    inside = {id(item) for path, item in reached(items) if path}
+    elsewhere = {id(item) for _, item in reached(others, ends)}
     return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
 
 
@@ -172,76 +163,7 @@ def restore_identity(
         elif each.found is not None:
             item = found[each.found]
         else:
-            item = _at(call if each.state is None else built[each.state], each.source)
+            item = item_at(call if each.state is None else built[each.state], each.source)
         if item is not MISSING:
             result = with_item(result, each.place, item)
     return result
-
-
-def _reached(
-    tree: Any, ends: Collection[int] = (), *, tuples: bool = False
-) -> Iterator[tuple[Path, Any]]:
-    """Containers that may be written to, and objects with tensors, with their paths.
-
-    Args:
-        tree: where they are.
-        ends: ids of those that are not looked into.
-        tuples: whether tuples that are not empty are among them.
-    """
-
-    def inside(step: Reached) -> Iterator[Reached]:
-        return iter(()) if id(step.item) in ends else _inside(step)
-
-    for each in walk_nested(_step((), tree), inside, attrgetter("item")):
-        if _shareable(each.item, tuples=tuples):
-            yield each.path, each.item
-
-
-class Reached(NamedTuple):
-    """A container, or an object with its attributes, and the way to it."""
-
-    path: Path
-    item: Any
-    attributes: dict[str, Any] | None
-
-
-def _shareable(item: Any, *, tuples: bool) -> bool:
-    if isinstance(item, tuple):
-        return tuples and tuple.__len__(item) > 0
-    return not isinstance(item, (set, frozenset))
-
-
-def _inside(step: Reached) -> Iterator[Reached]:
-    found, named = step.attributes, step.attributes is not None
-    items = list(own_items(step.item) if found is None else found.items())
-    for key, each in reversed(items):
-        yield from _step((*step.path, (named, key)), each)
-
-
-def _step(path: Path, item: Any) -> Iterator[Reached]:
-    attributes = None if own_kind(item) else object_attributes(item)
-    if own_kind(item) or attributes:
-        yield Reached(path, item, attributes)
-
-
-def _at(tree: Any, path: Path) -> Any:
-    for named, key in path:
-        tree = getattr(tree, key) if named else tree[key]
-    return tree
-
-
-def with_item(tree: Any, path: Path, item: Any) -> Any:
-    """The tree with an item at a place; a tuple on the way is another."""
-    if not path:
-        return item
-    (attribute, key), *rest = path
-    below = with_item(_at(tree, path[:1]), tuple(rest), item)
-    if isinstance(tree, tuple):
-        parts = [*tree]
-        parts[key] = below
-        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
-    if attribute:
-        object.__setattr__(tree, key, below)
-    else:
-        tree[key] = below
-    return tree

@@ -13,7 +13,6 @@ from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, named_l
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
-from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +98,6 @@ class State:
     """the others of its leaves, by their places among all"""
     like: int | None = None
     """the number of an earlier state that is the same object"""
-    passed: Sequence[ReturnedArgument] = ()
-    """the containers and objects of the arguments that it is to hold themselves"""
 
     def item(self, outputs: Sequence[Any], found: Sequence[Any]) -> Any:
         """What it is to hold, where it is no earlier state's object.
@@ -137,11 +134,10 @@ def put_all(
         found: the objects that it has found.
     """
     built = list[Any]()
-    for state in states:
-        item = state.item(outputs, found) if state.like is None else built[state.like]
-        item = restore_identity(state.passed, item, call, built, found)
-        built.append(item)
-        state.place.bind_on_call(item, inputs, call)
+    places = [state.place.of_call(inputs, call) for state in states]
+    for state, place in zip(states, places, strict=True):
+        built.append(state.item(outputs, found) if state.like is None else built[state.like])
+        place.bind(built[-1])
     return built
 
 

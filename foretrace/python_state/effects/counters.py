@@ -17,9 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from foretrace.ir.pydata.containers import Structure, flatten, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import SYMBOLIC, own_items, own_kind
+from foretrace.ir.pydata.paths import at_path, with_item
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ReadLocation
-from foretrace.ir.pydata.returned import at_path, kept_inside, with_item
+from foretrace.ir.pydata.returned import kept_inside
 from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, StateRead
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.snapshot.changes import Called, name_of_leaf

@@ -9,10 +9,11 @@ from typing import Any
 
 from foretrace.ir.program.call_requirements import RunNotes
 from foretrace.ir.program.effects import FindObject
-from foretrace.ir.pydata.location import Contents, Location, OnArguments
+from foretrace.ir.pydata.location import Contents, Location
 from foretrace.ir.pydata.members import DEFAULTS, own_kind
+from foretrace.ir.pydata.paths import Path, reached
 from foretrace.ir.pydata.plain_data import plain, same
-from foretrace.ir.pydata.returned import Path, ResultParts, ReturnedArgument, shareable
+from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.state_inputs import FILLED
@@ -25,7 +26,7 @@ class FoundObjects:
     Args:
         before: what was there before the run.
         outside: what the program reads; None: all is read.
-        result: what it returns; what the arguments have is found there.
+        result: what it returns.
         left: what it leaves.
         notes: of the other places that it leaves otherwise.
         begun: the containers and objects in the arguments when the program began.
@@ -38,33 +39,32 @@ class FoundObjects:
         self.effects = list[FindObject]()
         self.numbers: dict[int, int] = {}
         """by id of the object"""
-        filled = any(isinstance(each.place, OnArguments) for each in left)
-        there = set[int]() if filled else {id(item) for _, item in begun}
-        self.passed = {k: p for k, p in result.arguments.items() if p[1:] and k in there}
-        """by id, where the arguments have theirs, unless the program changes these"""
-        reached = {id(item): item for each in left for _, item in shareable(each.after)}
-        reached |= result.items
-        known = {key for key, item in reached.items() if before.knows(item)}
-        wanted = known.difference(result.arguments)
+        items = {id(item): item for each in left for _, item in _items(each.after)}
+        for path, item in begun:  # these first: a file has them, and no others
+            if path[1:] and id(item) in items:
+                self.numbers[id(item)] = len(self.effects)
+                self.effects.append(FindObject(None, path))
+        items |= result.items
+        known = {key for key, item in items.items() if before.knows(item)}
+        wanted = known.difference(result.arguments, self.numbers)
         if wanted:
             others = {change.place.identity for change in (*left, *notes.changed)}
             places = [*_named(before, outside)]
             places.sort(key=lambda named: named[0].identity in others)
             self._find(wanted, places)
 
-    def passed_in(self, item: Any) -> list[ReturnedArgument]:
-        """The containers and objects of the arguments in what a place is to hold."""
-        places = ((path, self.passed.get(id(each))) for path, each in shareable(item))
-        return [ReturnedArgument(path, source) for path, source in places if source is not None]
-
     def _find(self, wanted: set[int], places: list[tuple[Location, object]]) -> None:
         for place, item in places:
-            if len(self.numbers) == len(wanted):
+            if wanted.issubset(self.numbers):
                 return
-            for path, each in shareable(item):
+            for path, each in _items(item):
                 if id(each) in wanted and id(each) not in self.numbers:
                     self.numbers[id(each)] = len(self.effects)
                     self.effects.append(FindObject(place, path))
+
+
+def _items(tree: Any) -> Iterator[tuple[Path, Any]]:
+    return reached(tree, tuples=True)
 
 
 def _named(
@@ -96,7 +96,7 @@ def in_several(changes: Iterable[Change]) -> set[int]:
     counts = Counter[int]()
     for change in changes:
         if change.rebound and not change.itself:
-            counts.update({id(item) for _, item in shareable(change.after)})
+            counts.update({id(item) for _, item in _items(change.after)})
     return {key for key, count in counts.items() if count > 1}
 
 
@@ -107,5 +107,5 @@ def shares(change: Change, elsewhere: Container[int], before: HeapSnapshot) -> b
     """
     if not change.rebound or change.itself or isinstance(change.place, Contents):
         return False
-    inside = shareable(change.after)
+    inside = _items(change.after)
     return any(id(item) in elsewhere or (path and before.knows(item)) for path, item in inside)

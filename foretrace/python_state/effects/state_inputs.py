@@ -25,7 +25,7 @@ from foretrace.ir.pydata.location import (
     Entry,
     Filling,
     Location,
-    OnArguments,
+    OnArgument,
     OnInput,
     OnTensor,
 )
@@ -48,7 +48,7 @@ from foretrace.tracer.recorder.run_inputs import RunInputs
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnTensor, OnInput, Filling)
+ON_THE_CALL = (OnArgument, OnTensor, OnInput, Filling)
 """Places that each call has of its own, and those of which it asks nothing"""
 
 

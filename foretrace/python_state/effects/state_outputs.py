@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import flatten, named_leaves
-from foretrace.ir.pydata.location import Contents, Entry, OnArguments, OnInput
+from foretrace.ir.pydata.location import Contents, Entry, OnArgument, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
@@ -275,8 +275,8 @@ def states_of(
                 outputs.append(new_output(role_of(change, path), leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
-        count, passed = len(leaves) - len(kept), found.passed_in(_by_place(change))
-        states.append(State(change.place, structure, begin, count, at, kept, passed=passed))
+        count = len(leaves) - len(kept)
+        states.append(State(change.place, structure, begin, count, at, kept))
     return states, outputs
 
 
@@ -292,7 +292,7 @@ def _content(change: Change) -> Any:
     if isinstance(change.place, Contents):
         content = _by_place(change)
         return None if isinstance(content, set) else tuple(content)
-    return None if isinstance(change.place, OnArguments) else change.after
+    return None if isinstance(change.place, OnArgument) else change.after
 
 
 def bound_before(change: Change) -> ReadLocation:

@@ -15,6 +15,7 @@ from foretrace import torch_api
 from foretrace.ir.pydata.containers import Structure, named_leaves, same_keys
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.ir.pydata.object_containers import plain_object, rebuild
+from foretrace.ir.pydata.plain_data import plain
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, message
 
@@ -26,7 +27,8 @@ class Arguments(Checks):
 
     `inputs` are the local names of the leaves that are inputs of the graph, `found` they
     themselves; the others are `constants`, by name. `whole` are containers of the program's own;
-    `containers` are the local names of the others.
+    `containers` are the local names of the others, `nested` of these and of tuples with more than
+    plain data; None where the call flattens one.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Arguments(Checks):
         self.constants = constants
         self.whole = {*map(id, whole)}
         self.containers: list[str] = []
+        self.nested: list[str] | None = []
         self.inputs: list[str] = []
         self.found: list[Any] = []
 
@@ -55,8 +58,12 @@ class Arguments(Checks):
             words = repr(f"{next(leaves)} {WAS_OWN}")
             self.add(f"{place} is {self.source.bind(item, kind.__name__)}", words)
             return
-        if kind is list or kind is dict or not (isinstance(item, tuple) or _is_leaf(item)):
+        row = isinstance(item, tuple)
+        leaf = not row and kind not in (list, dict) and _is_leaf(item)
+        if not (leaf or row):
             self.containers.append(place)
+        if self.nested is not None and not (leaf or (row and plain(item))):
+            self.nested.append(place)
         if kind is tuple or kind is list:
             self._typed(place, item)
             self._sequence(place, item, leaves, place)
@@ -68,7 +75,7 @@ class Arguments(Checks):
             words = message(f"{place} is a {{}}, the capture saw {kind}", f"type({place})")
             self.add(f"type({place}) is {here}", words)
             self._sequence(place, item, leaves, place)
-        elif _is_leaf(item):
+        elif leaf:
             self._leaf(place, item, next(leaves))
         elif attributes := plain_object(item):
             self._object(place, item, attributes, leaves)
@@ -128,6 +135,7 @@ class Arguments(Checks):
 
     def _opaque(self, place: str, item: Any, leaves: Any) -> None:
         """A container that is flattened at the call."""
+        self.nested = None
         found, structure = named_leaves(item)
         taken, form = self.source.names.new("leaves"), self.source.names.new("form")
         flattened = self.source.bind(named_leaves, "named_leaves")

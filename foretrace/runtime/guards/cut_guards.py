@@ -13,8 +13,8 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in, every_op
-from foretrace.ir.pydata.arguments import TWICE, containers_of, tensor_twice
-from foretrace.ir.pydata.containers import COPY_ONE, SHARED, named_leaves, shared_in
+from foretrace.ir.pydata.arguments import containers_of, with_repeats
+from foretrace.ir.pydata.containers import named_leaves
 from foretrace.ir.pydata.plain_data import same
 from foretrace.ir.symbols.substitution import Numbers, Size
 from foretrace.lowering.emit.python_source import Source
@@ -68,10 +68,6 @@ class CallGuards:
             check_repeatable(change)
         self._check_around(hooks=_trains(graph))
         passed = self._form(args, kwargs)
-        if self.recorded.fills_arguments and shared_in((args, kwargs)):
-            raise broken(SHARED, COPY_ONE)
-        if self.recorded.takes_classes and tensor_twice(containers_of(args, kwargs)):
-            raise broken(TWICE, COPY_ONE)
         found = self._check(None if graph is None else graph.reads)(passed)
         if isinstance(found, Broken):
             raise refusal_of(found)
@@ -144,7 +140,7 @@ class CallGuards:
         requires, passed = self.recorded.requires, []
         whole = {*map(id, requires.shared.whole_arguments)}
         leaves, structure = named_leaves((args, kwargs), whole=whole)
-        if structure != requires.in_structure:
+        if with_repeats(structure, (args, kwargs), whole) != requires.in_structure:
             if not whole <= {*map(id, containers_of(args, kwargs))}:
                 raise broken(f"an argument {WAS_OWN}")
             raise broken("the arguments are nested in another way than those of the capture")

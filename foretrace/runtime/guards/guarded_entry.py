@@ -13,8 +13,6 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.value_guard import ValueGuard
-from foretrace.ir.pydata.arguments import TWICE, containers_of, tensor_twice
-from foretrace.ir.pydata.containers import SHARED, shared_in
 from foretrace.lowering.emit.python_source import INDENT, compiled
 from foretrace.runtime.guards.abandoned import GUARD_FAILED, Abandoned
 from foretrace.runtime.guards.argument_guards import Arguments
@@ -94,13 +92,7 @@ class Guards(GuardList):
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
         self.copied(arguments.containers)
-        if self.recorded.fills_arguments:
-            shared = self.source.bind(shared_in, "shared_in")
-            self.add(f"not {shared}((args, kwargs))", repr(SHARED))
-        if self.recorded.takes_classes:
-            twice = self.source.bind(tensor_twice, "tensor_twice")
-            found = self.source.bind(containers_of, "containers_of")
-            self.add(f"not {twice}({found}(args, kwargs))", repr(TWICE))
+        self.repeated(arguments.nested)
         self.take(arguments.inputs)
         live: list[Any] = [item.live(arguments.found) for item in self.recorded.inputs]
         self._tensors(live)

@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from foretrace.ir.program.call_requirements import PythonGuards
+from foretrace.ir.pydata.containers import same_keys
+from foretrace.ir.pydata.paths import repeats
 from foretrace.ir.pydata.read_facts import ReadFact
 from foretrace.runtime.guards.size_guards import SizeGuards
 
+REPEATED = "which arguments are one container is not as it was in the capture"
 IS_OWN = "an object among the arguments is one that the program reads itself now"
 
 
@@ -40,6 +43,23 @@ class IdentityGuards(SizeGuards):
             known = self.source.bind(frozenset(read), "containers")
             all = "".join(f"{name}, " for name in containers)
             self.add(f"{known}.isdisjoint(map(id, ({all})))", repr(IS_OWN))
+
+    def repeated(self, names: list[str] | None) -> None:
+        """Check that the containers among the arguments are one object where they were.
+
+        `names`: of all that are no tuples of plain data; None if there are others.
+        """
+        requires = self.recorded.requires
+        again = requires.in_structure.again
+        if names is not None and not again:
+            if len(names) > 1:
+                text = f"len({{*map(id, ({', '.join(names)}))}}) == {len(names)}"
+                self.add(text, repr(REPEATED))
+            return
+        own = self.source.bind(frozenset(map(id, requires.shared.whole_arguments)), "own")
+        found, equal = (self.source.bind(f, f.__name__) for f in (repeats, same_keys))
+        then = self.source.bind(again, "again")
+        self.add(f"{equal}({found}((args, kwargs), {own}), {then})", repr(REPEATED))
 
     def _same(self, one: str, other: str, both: str) -> None:
         words = f"{both} were one tensor in the capture and are two now"

@@ -16,6 +16,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.object_containers import CONTAINERS, ITEMS
+from foretrace.ir.pydata.paths import Path
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 NAMED: Any = torch_api.registered_containers()["collections.namedtuple"]
@@ -64,7 +65,8 @@ def structure_json(structure: Structure, item: Json) -> Any:
         [place, full_name(kind), structure_json(below, item)]
         for place, kind, below in structure.objects
     ]
-    return {"spec": _spec_json(structure.spec, item), "objects": objects}
+    again = {"again": item(structure.again)} if structure.again else {}
+    return {"spec": _spec_json(structure.spec, item), "objects": objects, **again}
 
 
 def full_name(kind: Any) -> str:
@@ -118,9 +120,10 @@ class Classes:
             Refusal: the JSON is malformed.
         """
         match found:
-            case {"spec": spec, "objects": list(objects)}:
-                outer = self._spec(spec, of)
-                return Structure(outer, tuple([self._object(each, of) for each in objects]))
+            case {"spec": spec, "objects": list(objects), **others} if others.keys() <= {"again"}:
+                outer, again = self._spec(spec, of), of(others["again"]) if others else ()
+                objects = [self._object(each, of) for each in objects]
+                return Structure(outer, tuple(objects), _again(again))
         raise damaged(PROGRAM, f"{found!r:.60} is no structure")
 
     def _object(self, found: Any, of: Json) -> tuple[int, type, Structure]:
@@ -183,6 +186,20 @@ class Attributes:
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={each!r:.40}" for name, each in vars(self).items())
         return f"{self.stands_for.rpartition('.')[2]}({inside})"
+
+
+def _is_pair(found: Any) -> bool:
+    match found:
+        case (tuple(), tuple()):
+            return True
+    return False
+
+
+def _again(found: Any) -> tuple[tuple[Path, Path], ...]:
+    match found:
+        case tuple() if all(map(_is_pair, found)):
+            return found
+    raise damaged(PROGRAM, f"{found!r:.60} are no places")
 
 
 def _stand_in(name: str, inside: Structure) -> type:

@@ -68,6 +68,11 @@ EFFECTS: Final[Mapping[type[Effect], EffectSchema]] = MappingProxyType({
         lambda effects: [(each.place, each.parameter, each.attributes) for each in effects],
         lambda marks: (MarkOutput(*item) for item in marks),
     ),
+    FindObject: EffectSchema(
+        "found", sequence_of(instance_of(tuple), list),
+        lambda effects: [each.path for each in effects if each.place is None],
+        lambda paths: (FindObject(None, path) for path in paths),
+    ),
     Reshape: EffectSchema(
         "reshaped", table(NUMBER, instance_of(TensorType)),
         lambda effects: {each.index: each.type for each in effects},
@@ -85,8 +90,8 @@ IN_STATE: Final[Mapping[type[Effect], str]] = MappingProxyType(
         ChangePlace: "changed",
     }
 )
-LEFT_OUT: Final = frozenset({CallMemo, FindObject})
-"""What the process does in which the program was captured, and no other: its memos and objects"""
+LEFT_OUT: Final = frozenset({CallMemo})
+"""What the process does in which the program was captured, and no other: its memos"""
 EFFECT_FIELDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {each.field: each.holds for each in EFFECTS.values()}
 )

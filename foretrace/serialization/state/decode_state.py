@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.effects import ChangePlace, LeaveState, ordered
+from foretrace.ir.program.effects import ChangePlace, FindObject, LeaveState, ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.containers import LEAF, Structure
 from foretrace.ir.pydata.location import (
@@ -18,11 +18,11 @@ from foretrace.ir.pydata.location import (
     Entry,
     Filling,
     Location,
-    OnArguments,
+    OnArgument,
 )
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadLocation
-from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
+from foretrace.ir.pydata.state import OPEN, Change, FoundObject, ItemBefore, State, StateRead
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
@@ -193,8 +193,9 @@ class StateDecoder:
         kind, name, number, key = found
         need(type(name) is str, "a place")
         on_call = next((each for each, word in ON_THE_CALL.items() if word == kind), None)
-        if on_call is OnArguments:
-            return OnArguments(name, {}, None)
+        if on_call is OnArgument:
+            need(type(key) is tuple and len(key) > 1, "a place in the arguments")
+            return OnArgument(name, key)
         if on_call is not None:
             need(0 <= number < len(self.recorded.inputs), "a place of an input")
             place: Any = on_call
@@ -224,15 +225,15 @@ class StateDecoder:
         need(type(form) is Structure and 0 <= first <= first + count <= outputs, "a state")
         need(like is None or 0 <= like < before, f"a state like one of {before}")
         need(at is None or isinstance(at, Frame), "the line of a state")
-        items = {index: ItemBefore(*path) for index, path in kept}
-        need(all(type(index) is int for index in items), "a state")
+        need(all(type(index) is int and type(x) in (int, tuple) for index, x in kept), "a state")
+        items = {i: FoundObject(x) if type(x) is int else ItemBefore(*x) for i, x in kept}
+        number = len(self.recorded.effects_of(FindObject))
         where = self._place(place)
         if isinstance(where, Filling):
             need(form.spec.num_children == len(where.ways), "a filling")
-        if items:  # a call looks them up at its end
-            now = where.now
-            for each in items.values():
-                each.of(now, ())
+        now = where.now
+        for each in items.values():  # a call looks them up at its end
+            each.of(now, range(number))
         return State(where, form, first, count, at, items, like)
 
     def _change(self, found: Sequence[Any]) -> Change:

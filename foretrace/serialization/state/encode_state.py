@@ -19,7 +19,7 @@ from foretrace.ir.pydata.location import (
     Contents,
     Filling,
     Location,
-    OnArguments,
+    OnArgument,
     OnGradient,
     OnInput,
     content_of,
@@ -35,7 +35,7 @@ from foretrace.serialization.state.savable import one_call, outside
 from foretrace.serialization.state.state_objects import Trained
 
 ON_THE_CALL: Mapping[type[Location], str] = MappingProxyType(
-    {OnInput: "input", OnGradient: "gradient", OnArguments: "arguments"}
+    {OnInput: "input", OnGradient: "gradient", OnArgument: "arguments"}
 )
 """Places in the arguments of a call"""
 ITEM, BUILT, HOLDER = "item", "built", "holder"
@@ -101,7 +101,8 @@ class StateEncoder:
     def _place(self, place: Location) -> tuple[Any, ...]:
         kind = ON_THE_CALL.get(type(place))
         if kind is not None:
-            return kind, str(place.name), getattr(place, "index", 0), None
+            path = place.key if isinstance(place, OnArgument) else None
+            return kind, str(place.name), getattr(place, "index", 0), path
         number, key = self.holders.spot(place)
         if isinstance(place, Filling):
             return FILLING, str(place.name), number, tuple(place.ways)
@@ -114,8 +115,12 @@ class StateEncoder:
         return place, read.structure, leaves, read.number, read.kind
 
     def _state(self, state: State) -> tuple[Any, ...]:
-        before = [(i, x) for i, x in state.kept.items() if isinstance(x, ItemBefore)]
-        kept = tuple([(i, each.path) for i, each in before])  # `check_python` refuses others
+        kept = tuple(
+            [  # `check_python` refuses objects that are not among the arguments
+                (i, x.path if isinstance(x, ItemBefore) else x.number)
+                for i, x in state.kept.items()
+            ]
+        )
         at, count = line_of(state.at), state.count
         return self._place(state.place), state.structure, state.first, count, at, kept, state.like
 

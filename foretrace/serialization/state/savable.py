@@ -51,13 +51,15 @@ def check_python(recorded: Recording) -> None:
     _check_again(recorded)
     filled = {id(state.place.holder) for state in recorded.states}
     returned = [each.argument.itself for each in recorded.effects_of(ReturnArgument)]
-    found = [each.now for each in recorded.effects_of(FindObject)]
+    places = [each.place for each in recorded.effects_of(FindObject)]
+    found = [each.of_call(()) for each in recorded.effects_of(FindObject) if each.place]
     if any(each is not None for each in returned) or not filled.isdisjoint(map(id, found)):
         raise outside("the program returns an object that lives outside of it", None)
     _check_arguments(recorded)
     _check_unhooked(recorded)
     for state in recorded.states:
-        if any(isinstance(each, FoundObject) for each in state.kept.values()):
+        kept = [each for each in state.kept.values() if isinstance(each, FoundObject)]
+        if any(places[each.number] is not None for each in kept):
             raise outside("the program leaves an object that lives outside of it", state.at)
         if isinstance(state.place, OnData):
             raise Refusal(

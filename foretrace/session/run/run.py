@@ -19,16 +19,16 @@ from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
-from foretrace.ir.pydata.location import Contents, OnArguments
+from foretrace.ir.pydata.location import Contents, OnArgument
 from foretrace.ir.pydata.read_facts import ids_compared
-from foretrace.ir.pydata.returned import Path, ResultParts, shareable
+from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.call_site import place_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import values_in
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME
 from foretrace.python_state.access.side_effects import check_iterators
-from foretrace.python_state.effects.changed_arguments import arguments_changed
+from foretrace.python_state.effects.changed_arguments import BegunArguments, arguments_changed
 from foretrace.python_state.effects.found_objects import FoundObjects
 from foretrace.python_state.effects.leaks import check_none_escaped, stranding
 from foretrace.python_state.effects.module_owners import names_of_tensors, owners_of
@@ -136,20 +136,20 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         steps = capture.steps.following(before.casts)
         with _running(capture, loan.paths(), before) as checkpoints, steps:
             passed = capture.arguments.opened(passed, loan)
-            call, begun = _call(in_structure, passed)
+            begun = BegunArguments.of(in_structure.build(iter(passed)), requires.shared)
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             counts = capture.replaced_state(before, loan, lines)
             with watching, capture.gradients.reading(), counts as counting:
-                result = _run(fn, call, recorder, checkpoints)
-            outs, out_structure, parts = _computed(fn, result, passed, call)
+                result = _run(fn, begun.call, recorder, checkpoints)
+            outs, out_structure, parts = _computed(fn, result, passed, begun.call)
             kept, others = collect_state_outputs(before, loan, capture, parts, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
-            changed = arguments_changed(passed, in_structure, call, (args, kwargs), requires, lines)
+            changed = arguments_changed(begun, fn, passed, in_structure, requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            kept += _put(capture, before, call, kept, requires, lines)
+            kept += _put(capture, before, begun, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
-            found = FoundObjects(before, capture.outside, parts, kept, requires.notes, begun)
+            found = FoundObjects(before, capture.outside, parts, kept, requires.notes, begun.inside)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines, found)
             requires.notes.effects += [*found.effects, *_shared(parts, kept, found)]
             capture.note_asked(requires)
@@ -193,7 +193,7 @@ def _shared(
 def _put(
     capture: Session,
     before: HeapSnapshot,
-    call: Any,
+    begun: BegunArguments,
     kept: list[Change],
     requires: CallRequirements,
     lines: Callable[[], Lines],
@@ -203,7 +203,7 @@ def _put(
     Args:
         capture: the run.
         before: what was there before it.
-        call: its arguments.
+        begun: its arguments.
         kept: what it has left as state.
         requires: takes the containers.
         lines: of the program.
@@ -212,9 +212,10 @@ def _put(
     changed = [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
-    check_separate(filled, [call, *others], known)
-    check_built_once([each for each in changed if each.rebound], known, lines)
-    put = capture.assumed.fills.left(call, changed, known)
+    check_separate(filled, [begun.call, *others], known)
+    there = known.union(id(item) for _, item in begun.inside)
+    check_built_once([each for each in changed if each.rebound], there, lines)
+    put = capture.assumed.fills.left(begun.call, changed, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
@@ -225,7 +226,7 @@ def _repeated(
     """The changes of arguments that a call can make again; the others are required not to be."""
     again = list[Change]()
     for each in changed:
-        can = each.rebound and isinstance(each.place, OnArguments)
+        can = each.rebound and isinstance(each.place, OnArgument)
         (again if can else requires.notes.changed).append(each)
     requires.notes.changed = [
         each if each.at else located(each, lines) for each in requires.notes.changed
@@ -328,12 +329,6 @@ def _required_of_call(
     args, kwargs = call
     found.note_containers(containers_of(args, kwargs, own), own)
     return found
-
-
-def _call(structure: Structure, passed: list[Any]) -> tuple[Any, list[tuple[Path, Any]]]:
-    """The arguments as the program has them; their containers and objects, alive for the run."""
-    call = structure.build(iter(passed))
-    return call, [*shareable(call)]
 
 
 def _run(fn: Any, call: Any, recorder: Recorder, checkpoints: Checkpoints) -> Any:

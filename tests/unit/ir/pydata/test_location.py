@@ -14,7 +14,7 @@ from foretrace.ir.pydata.location import (
     Entry,
     Filling,
     Location,
-    OnArguments,
+    OnArgument,
     OnData,
     OnGradient,
     OnInput,
@@ -222,18 +222,19 @@ def test_what_is_filled_takes_more() -> None:
 
 def test_a_call_binds_what_it_has_of_its_own() -> None:
     tensor = torch.zeros(2)
-    OnInput("mark", {}, MISSING, 0).bind_on_call("set", [tensor], ())
-    OnGradient("x.grad", 0).bind_on_call(torch.ones(2), [tensor], ())
-    OnData("x.data", 0).bind_on_call(torch.full((2,), 3.0), [tensor], ())
+    OnInput("mark", {}, MISSING, 0).of_call([tensor], ()).bind("set")
+    OnGradient("x.grad", 0).of_call([tensor], ()).bind(torch.ones(2))
+    OnData("x.data", 0).of_call([tensor], ()).bind(torch.full((2,), 3.0))
     assert vars(tensor)["mark"] == "set"
     assert torch.equal(tensor.grad, torch.ones(2))  # type: ignore[arg-type]
     assert torch.equal(tensor, torch.full((2,), 3.0))
-    given = {"cache": [1]}
-    own = given["cache"]
-    OnArguments("cache", {}, None).bind_on_call({"cache": [2, 3]}, [], given)
+    given = ((), {"cache": [1]})
+    own = given[1]["cache"]
+    path = ((False, 1), (False, "cache"))
+    OnArgument("cache", path).of_call([], given).bind(([2, 3], None))
     assert own == [2, 3]
     location, now = a_global()
-    location.bind_on_call("new", [], ())
+    location.of_call([], ()).bind("new")
     assert now() == "new"
 
 
