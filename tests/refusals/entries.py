@@ -517,8 +517,8 @@ refuses("wrong call", "frontends/torch_compat/export_calls.py:_argument").when(
 # ---- backends ------------------------------------------------------------------------------------
 
 
-def doubles(x: Tensor) -> Tensor:  # here
-    return x * 2
+def doubles_here(x: Tensor) -> Tensor:
+    return x * 2  # here
 
 
 def draws_what_nothing_reads(w: Tensor) -> Tensor:
@@ -556,9 +556,10 @@ refuses("wrong backend", "lowering/partition/partitioned_halves.py:check_draws")
 )  # fmt: skip
 
 
-refuses("wrong backend", "runtime/backends/graph_backend.py:_compiled").when(
-    compiles(doubles, X, backend=lambda graph, inputs: 3),
-    compiled(doubles, X, backend=lambda graph, inputs: graph),
+refuses("wrong backend", "runtime/backends/compiled_half.py:refusal").when(
+    compiles(doubles_here, X, backend=lambda graph, inputs: 3),
+    compiled(doubles_here, X),
+    compiled(doubles_here, X, backend=lambda graph, inputs: graph),
 )
 
 

@@ -11,7 +11,8 @@ from foretrace.frontends.torch_compat.partitioner import WithPartitioner
 from foretrace.frontends.torch_compat.replay_fx import first_line
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
-from foretrace.runtime.backends.compilers import Compiler, CompilersBackend, TorchCompilers
+from foretrace.runtime.backends.compiled_half import Compiler
+from foretrace.runtime.backends.compilers import CompilersBackend, TorchCompilers
 from foretrace.runtime.backends.dynamo import flat_compiled
 
 

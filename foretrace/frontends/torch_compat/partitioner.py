@@ -5,13 +5,14 @@ torch's own are `default_partition` and `min_cut_rematerialization_partition` of
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
+from foretrace.errors import Refusing
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.torch_compat.joint_module import (
     JointModule,
@@ -29,8 +30,9 @@ from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import make_graph, run_passes
 from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap
-from foretrace.runtime.backends.aot_convention import Half, TorchHalves
+from foretrace.runtime.backends.aot_convention import TorchHalves
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of, zeros
+from foretrace.runtime.backends.compiled_half import JOINT, Check, Half
 from foretrace.runtime.backends.compilers import CompiledPair, TorchCompilers
 
 PRIMALS, TANGENTS = "primals_", "tangents_"
@@ -58,10 +60,13 @@ class WithPartitioner(TorchCompilers):
         found = flat_joint_module(cut) if edges.wraps else joint_module(cut)
         vals = [node.meta["val"] for node in found.module.graph.find_nodes(op="placeholder")]
         count = len(found.primals)
-        with torch_api.compiling(semantics.fakes.mode):
+        split = Check(Half(found.module, edges.graph, label=JOINT), self.partition_fn)
+        with torch_api.compiling(semantics.fakes.mode), Refusing(split.raised):
             modules = self.partition_fn(
                 found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
             )
+        if wrong := _wrong_halves(modules, found):
+            raise split.refusal(f"returned {wrong}")
         parts = Parts(found, edges.graph, semantics, *modules)
         check_draws(joint, *modules)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
@@ -79,6 +84,23 @@ class WithPartitioner(TorchCompilers):
             return _only(Edges(pair.backward, counts).around(filled), reached)
 
         return pair, forward, backward, partial
+
+
+def _wrong_halves(modules: Any, found: JointModule) -> str:
+    """What a partitioner gives, in words, where that is not the joint graph in two."""
+    pair = modules if isinstance(modules, (tuple, list)) else ()
+    if [isinstance(each, fx.GraphModule) for each in pair] != [True, True]:
+        return "no pair of graph modules"
+    forward, backward = pair
+    ends = (each.graph.output_node() for each in (found.module, forward, backward))
+    results, first, gradients = (cast("Sequence[Any]", end.args[0]) for end in ends)
+    count = found.num_fwd_outputs
+    if len(first) < count or len(gradients) != len(results) - count:
+        return "halves with other results"
+    there = {getattr(node, "name", "") for node in first[count:]}
+    passed = [node.name for node in backward.graph.find_nodes(op="placeholder")]
+    lost = next((n for n in passed if n not in there and not n.startswith(TANGENTS)), None)
+    return "" if lost is None else f"a backward that takes {lost}, which its forward does not give"
 
 
 def wrapped_pair(flat: Pair, joint: Graph, edges: Edges) -> Pair:
@@ -114,7 +136,6 @@ class Parts:
         separate_results(forward, zip(_places(results, 0), results, strict=True), joint)
         returned: Any = forward.graph.output_node().args[0]
         primal = {f"{PRIMALS}{n}": joint.inputs[i].value for n, i in enumerate(found.primals, 1)}
-        saved = [(node.name, node.meta["val"]) for node in returned[found.num_fwd_outputs :]]
         inputs = [self._input(node, primal) for node in returned[found.num_fwd_outputs :]]
         tangents = [item for item in joint.inputs if item.role.kind == "tangent"]
         gradients = [output for output in joint.outputs if output.role.kind == "gradient"]
@@ -127,15 +148,13 @@ class Parts:
             Graph([*inputs, *tangents], [], gradients, "backward", joint.reads),
             (),
         )
-        self.forward = Half(forward, found.primals, _places(results, len(saved)))
-        self.backward = Half(
-            backward,
-            tuple(
-                _source(node.name, [name for name, _ in saved])
-                for node in backward.graph.find_nodes(op="placeholder")
-            ),
-            found.gradients,
-        )
+        both = self.pair.forward, self.pair.backward
+        first, second = (replace(graph, ops=joint.ops) for graph in both)
+        names = [node.name for node in returned[found.num_fwd_outputs :]]
+        passed = (node.name for node in backward.graph.find_nodes(op="placeholder"))
+        sources = tuple([_source(name, names) for name in passed])
+        self.forward = Half(forward, first, found.primals, _places(results, len(inputs)))
+        self.backward = Half(backward, second, sources, found.gradients)
 
     def _input(self, node: fx.Node, primal: Mapping[str, Value]) -> Input:
         """What the backward gets of a node: a value of the joint graph, whose memory is known."""

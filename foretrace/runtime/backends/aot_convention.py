@@ -8,7 +8,7 @@ Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/par
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -26,42 +26,12 @@ from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.emit.graph_module import interpretable
 from foretrace.lowering.partition.partition import Pair, Saved
 from foretrace.lowering.reinplace.in_place_calls import COPY
+from foretrace.runtime.backends.compiled_half import Half
 
 ORDER = ("mutation", "output", "saved")
 """The order of a forward's outputs."""
 RESULTS = "num_fwd_outputs"
 """Key of a forward's `meta`: the number of its outputs that are not saved tensors or sizes."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Half:
-    """One graph as a compiler gets it.
-
-    `inputs` are the places of its inputs among those of the pair's graph, `outputs` those of the
-    pair's outputs among its own.
-    """
-
-    module: fx.GraphModule
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    @property
-    def examples(self) -> list[Any]:
-        """A fake tensor or a symbolic number for each input."""
-        return [node.meta["val"] for node in self.module.graph.find_nodes(op="placeholder")]
-
-    def as_the_pair(self, compiled: Callable[..., Any]) -> Callable[..., list[Any]]:
-        """The compiled graph with the inputs and outputs of the pair's; it may be a boxed one."""
-        boxed = getattr(compiled, "_boxed_call", False)
-        compiled = torch_api.unseen(compiled)
-        inputs, outputs = self.inputs, self.outputs
-
-        def run(*passed: Any) -> list[Any]:
-            ordered = [passed[i] for i in inputs]
-            found = compiled(ordered) if boxed else compiled(*ordered)
-            return [found[i] for i in outputs]
-
-        return run
 
 
 class TorchHalves:
@@ -75,21 +45,21 @@ class TorchHalves:
     def __init__(self, symbols: Symbols, fakes: torch_api.FakeTensors) -> None:
         self.symbols, self.fakes = symbols, fakes
 
-    def whole(self, graph: Graph) -> Half:
-        """The forward of a program without a backward."""
-        return self._first(graph, lambda n: f"arg{n}_1")
+    def whole(self, graph: Graph, label: str) -> Half:
+        """The forward of a program without a backward; `label` as of a `Half`."""
+        return self._first(graph, label, lambda n: f"arg{n}_1")
 
     def forward(self, pair: Pair) -> Half:
         """The first half."""
-        return self._first(pair.forward, lambda n: f"primals_{n + 1}")
+        return self._first(pair.forward, "", lambda n: f"primals_{n + 1}")
 
-    def _first(self, graph: Graph, name: Callable[[int], str]) -> Half:
+    def _first(self, graph: Graph, label: str, name: Callable[[int], str]) -> Half:
         order = sorted(range(len(graph.outputs)), key=lambda i: _rank(graph.outputs[i]))
         places = _passed(graph)
         slots = [Slot(name(n), i) for n, i in enumerate(places)]
         module = interpretable(arranged(self._fx(graph), slots, order, attribute_inputs(graph)))
         module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
-        return Half(module, tuple(places), _inverse(order))
+        return Half(module, graph, tuple(places), _inverse(order), label)
 
     def backward(
         self,
@@ -119,7 +89,7 @@ class TorchHalves:
         outputs, places = _gradients(pair, counts)
         slots = [Slot(names[i], i) for i in order]
         module = interpretable(arranged(self._fx(graph), slots, outputs, {}))
-        return Half(module, tuple(order), places)
+        return Half(module, graph, tuple(order), places)
 
     def _fx(self, graph: Graph) -> fx.GraphModule:
         named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module", graph.reads)

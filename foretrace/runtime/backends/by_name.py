@@ -14,9 +14,10 @@ from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
+from foretrace.runtime.backends.compiled_half import Compiler
 from foretrace.runtime.backends.compilers import CompilersBackend
 from foretrace.runtime.backends.eager import eager_entry
-from foretrace.runtime.backends.graph_backend import ByBackend, Compile, pair_with
+from foretrace.runtime.backends.graph_backend import ByBackend, pair_with
 from foretrace.runtime.backends.inductor import inductor_compilers
 from foretrace.runtime.backends.inductor_workarounds import as_traced
 from foretrace.runtime.backends.scalar_custom_op import numbers_refused
@@ -75,19 +76,21 @@ def building(backend: Backend, policy: Policy | None = None) -> Building:
         return pair_with(lambda: ByBackend(backend, kept))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return pair_with(lambda: ByBackend(_retracing(torch_api.torch_backend(backend)), kept))
+        compile = _retracing(torch_api.torch_backend(backend))
+        return pair_with(lambda: ByBackend(compile, kept, backend))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",
         kind="unknown backend",
         do=(
-            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}",
+            *(f"did you mean {each}?" for each in near),
+            f"use one of {', '.join(known)}",
             "or give a function of a graph module and example inputs",
         ),
     )
 
 
-def _retracing(compile: Compile) -> Compile:
+def _retracing(compile: Compiler) -> Compiler:
     """A backend of torch's, which traces the graph again: over numbers of sympy's, not Python's."""
 
     def compiled(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ when it first runs.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -34,12 +34,10 @@ from foretrace.lowering.pipelines.rewrites import (
 from foretrace.lowering.reinplace.final_copies import written_at_end
 from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
-from foretrace.runtime.backends.aot_convention import Half, TorchHalves, with_sizes
+from foretrace.runtime.backends.aot_convention import TorchHalves, with_sizes
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of
+from foretrace.runtime.backends.compiled_half import STEP, WHOLE, Compiler, Half
 from foretrace.runtime.backends.scalar_prelude import NOTHING, InferenceGraph, found_early
-
-Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
-"""What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,8 @@ class TorchCompilers:
     """the compiler knows graphs that write to their inputs at their end"""
     retypes: bool = False
     """the compiler asks FakeTensor again for the types of a graph"""
+    name: str = ""
+    """of a backend of torch's"""
     relaid: ClassVar[bool] = False
     saves_written: ClassVar[bool] = False
 
@@ -91,9 +91,9 @@ class TorchCompilers:
         if writes:
             graph, written = written_at_end(graph, recorded, semantics.may_raise)
         edges = Edges(graph)
-        half = halves.whole(edges.graph)
+        half = halves.whole(edges.graph, STEP if recorded.asks_gradients else WHOLE)
         with torch_api.compiling(semantics.fakes.mode):
-            run = half.as_the_pair(self.inference(half.module, half.examples))
+            run = half.compiled(self.inference, half.examples, self.name)
         if recorded.asks_gradients:
             run = _keeping(run)
         return InferenceGraph(edges.around(run), early, written)
@@ -138,13 +138,13 @@ class CompilersBackend:
         return self.compile(module, inputs)
 
 
-def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+def _keeping(run: Flat) -> Flat:
     """A step's graph: kernels keep what its backward reads, and autograd follows nothing.
 
     Under no_grad some keep nothing (decision 009).
     """
 
-    def kept(*inputs: Any) -> list[Any]:
+    def kept(*inputs: Any) -> Sequence[Any]:
         with torch_api.kernels_below_autograd(), torch.enable_grad():
             return run(*inputs)
 
@@ -194,11 +194,10 @@ class CompiledPair:
         halves: TorchHalves,
     ) -> None:
         self.inputs, self.symbols = pair.backward.inputs, halves.symbols
-        self.compiler = compilers.backward
+        self.compilers = compilers
         with torch_api.compiling(halves.fakes.mode):
             with torch_api.reported_strides() as strides:
-                run = compilers.forward(forward.module, forward.examples)
-            self.forward = forward.as_the_pair(run)
+                self.forward = forward.compiled(compilers.forward, forward.examples, compilers.name)
             saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
             self._strides = [strides[forward.outputs[i]] for i in saved] if strides else []
             self.context = torch_api.tracing_context()
@@ -233,8 +232,9 @@ class Later:
 
     def compile(self) -> Flat:
         """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
-        compiled = torch.compiler.disable(self.both.compiler)(self.half.module, self.examples)
-        self._run = run = torch.compiler.disable(self.half.as_the_pair(compiled))
+        by = self.both.compilers
+        compile = torch.compiler.disable(self.half.compiled)
+        self._run = run = torch.compiler.disable(compile(by.backward, self.examples, by.name))
         return run
 
     def __call__(self, *inputs: Any) -> Any:

@@ -6,11 +6,8 @@ from typing import Any, ClassVar, Protocol
 
 import sympy
 import torch
-from torch import fx
 
-from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
-from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
@@ -37,6 +34,7 @@ from foretrace.runtime.backends.autograd_function import (
     Partial,
     TrainableCall,
 )
+from foretrace.runtime.backends.compiled_half import LABELS, STEP, WHOLE, Compiler, Half
 from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
@@ -50,9 +48,6 @@ from foretrace.runtime.calls.epilogue import (
 from foretrace.runtime.calls.kept_gradients import check_kept
 from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.runtime.guards.guarded_entry import Entry, Guards
-
-Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
-"""What torch.compile takes as a backend"""
 
 
 def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
@@ -156,9 +151,9 @@ class ByBackend:
     relaid: ClassVar[bool] = True
     saves_written: ClassVar[bool] = False
 
-    def __init__(self, compile: Compile, policy: Policy = SAVE_ALL) -> None:
-        self.compile, self.policy = compile, policy
-        """of a step"""
+    def __init__(self, compile: Compiler, policy: Policy = SAVE_ALL, name: str = "") -> None:
+        self.compile, self.policy, self.name = compile, policy, name
+        """the policy is of a step; the name, of a backend of torch's"""
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """The forward, its ops as written, compiled by the backend.
@@ -205,15 +200,11 @@ class ByBackend:
     def _compiled(self, graph: Graph, recorded: Recording, semantics: TargetSemantics) -> Flat:
         edges = Edges(graph)
         module = interpretable(to_fx(edges.graph, recorded.symbols, semantics.fakes, needs))
-        examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
-        found = self.compile(module, examples)
-        if not callable(found):
-            raise Refusal(
-                f"the backend returned {found!r:.60}, which is not callable",
-                kind="wrong backend",
-                do="let it return a function of the graph's inputs, or the graph module itself",
-            )
-        return edges.around(torch_api.unseen(found))
+        inputs, outputs = len(edges.graph.inputs), len(edges.graph.outputs)
+        places = (*range(inputs),), (*range(outputs),)
+        label = "" if graph.kind in LABELS else STEP if recorded.asks_gradients else WHOLE
+        half = Half(module, edges.graph, *places, label, boxes=False)
+        return edges.around(half.compiled(self.compile, half.examples, self.name))
 
 
 class InferenceCall:

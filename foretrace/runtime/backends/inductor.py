@@ -1,24 +1,17 @@
 """The backend "inductor": torch's own compiler on our graphs."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.errors import Refusal, Refusing
-from foretrace.ir.source.call_site import asking_line
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
 from foretrace.runtime.backends.aot_convention import RESULTS
 from foretrace.runtime.backends.compilers import TorchCompilers
 from foretrace.runtime.backends.inductor_workarounds import as_taken, constants_passed, with_last
 from foretrace.runtime.backends.scalar_custom_op import numbers_refused
-
-COMPILERS: Final = re.compile(r"^.*\b(?:fatal )?error: .*$", re.MULTILINE)
-"""The line of a C++ compiler's output that has the error"""
 
 
 def inductor_compilers(
@@ -36,33 +29,19 @@ def inductor_compilers(
     def forward(module: fx.GraphModule, inputs: list[Any], *, inference: bool = False) -> Any:
         results = module.meta[RESULTS]
         inputs, tensors = constants_passed(module, inputs)
-        with Refusing(_error), numbers_refused():
+        with numbers_refused():
             run = inductor.forward(as_taken(module), inputs, results, inference=inference)
         return with_last(run, tensors)
 
     def backward(module: fx.GraphModule, inputs: list[Any]) -> Any:
         inputs, tensors = constants_passed(module, inputs)
-        with Refusing(_error), numbers_refused():
+        with numbers_refused():
             run = inductor.backward(as_taken(module), inputs)
         return with_last(run, tensors)
 
     whole = partial(forward, inference=True)
-    return TorchCompilers(forward, backward, whole, table, policy, writes=True, retypes=True)
-
-
-def _error(error: BaseException, trace: TracebackType | None) -> Refusal:
-    """The refusal of what Inductor raises: the program has a graph, and an answer without it."""
-    if isinstance(error, Refusal):
-        return error
-    text = str(error).strip()
-    first = text.partition("\n")[0]
-    reason = COMPILERS.search(text)
-    because = f" ({reason[0].strip():.200})" if reason else ""
-    return Refusal(
-        f"Inductor raised {type(error).__name__}: {first:.200}{because}",
-        kind="compiler",
-        at=asking_line(),
-        do='use backend="eager"',
+    return TorchCompilers(
+        forward, backward, whole, table, policy, writes=True, retypes=True, name="inductor"
     )
 
 

@@ -4,11 +4,13 @@ A body of straight-line Python asks questions about values where the program did
 asked before it runs (decision 022). What a graph raises is the other case (decision 081).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile
 from types import MappingProxyType
 from typing import Any, Final
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -17,15 +19,19 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.value_guard import ValueGuard
 from foretrace.ir.program.walk import makes_leaf, subgraphs_of
+from foretrace.ir.values.value import Value
+from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.lowering.reinplace.order import MayRaise, raises
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.runtime.backends.scalar_compare import ASSERTIONS, Relation
 from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.tracer.concrete.rng_draws import draws
+from foretrace.tracer.data_dependence.value_guards import ASSERT
 from foretrace.tracer.recorder.function_target import FunctionCall
 
+aten = torch.ops.aten
+ASSERTIONS = frozenset({ASSERT, ASSERT_NUMBER})
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
 PASSED_ON: Final = (Refusal, torch.OutOfMemoryError)
@@ -79,11 +85,11 @@ class Undo:
         self._passed_on = source.bind(PASSED_ON, "passed_on")
         self._begin = list[str]()
         drawn = list(dropwhile(lambda op: not _may_draw(op), ops))
-        generators = list(dict.fromkeys(_drawn_from(drawn)))
+        generators = list(dict.fromkeys(drawn_from(drawn)))
         self._goes_on = drawn != [] and not any(_may_raise(op, may_raise) for op in drawn)
         if generators and not self._goes_on:
             self.states = source.names.new("states")
-            self._begin = [f"{self.states} = {source.bind(_States(generators), 'generators')}()"]
+            self._begin = [f"{self.states} = {source.bind(States(generators), 'generators')}()"]
 
     def around(self, lines: Iterable[str]) -> list[str]:
         """The lines of the graph, which abandon the call where they raise."""
@@ -120,7 +126,7 @@ def _may_draw(op: Op) -> bool:
     return users or isinstance(target, FunctionCall) or draws(op) or any(map(_may_draw, inside))
 
 
-class _States:
+class States:
     """Takes the states of generators: by copies of these, which are no tensors."""
 
     def __init__(self, generators: list[torch.Generator]) -> None:
@@ -131,7 +137,7 @@ class _States:
         return [(each, each.clone_state()) for each in self.generators]
 
 
-def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
+def drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
     """The generators from which ops draw."""
     for op in filter(_may_draw, ops):
         passed = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
@@ -164,3 +170,72 @@ def _undone(op: Op) -> bool:
     if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
         return False
     return makes_leaf(op) or not schema_of(op.target).writes
+
+
+# ---- numbers that data decides, compared as numbers where a record compares tensors of them -----
+
+RELATIONS: Mapping[Any, str] = MappingProxyType({
+    aten.eq.Scalar: "==", aten.ne.Scalar: "!=", aten.lt.Scalar: "<",
+    aten.le.Scalar: "<=", aten.gt.Scalar: ">", aten.ge.Scalar: ">=",
+})  # fmt: skip
+"""What Python writes for a comparison of a tensor of one float64 with a number"""
+LARGEST: Final = 1 << 53
+"""Up to here each integer is a float"""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A comparison of a number that data decides with another: what its tensors would say."""
+
+    number: sympy.Symbol
+    sign: str
+    other: float
+    negated: bool
+
+    def text(self, straight: Straight) -> str:
+        """As Python asks it."""
+        text = f"({straight.tree(self.number)} {self.sign} {straight.tree(self.other)})"
+        return f"(not {text})" if self.negated else text
+
+
+def with_relations(ops: Sequence[Op]) -> list[Op]:
+    """The ops with numbers compared as numbers, without the tensors that only served that."""
+    makers = {out: op for op in ops for out in op.outs}
+    related = [_as_relation(op, makers) if op.target in ASSERTIONS else op for op in ops]
+    unread = unread_in(related, set(makers.values()))
+    return [op for op in related if op not in unread]
+
+
+def unread_in(ops: Sequence[Op], among: Collection[Op], results: Iterable[Value] = ()) -> set[Op]:
+    """The ops among some whose results no remaining op reads and the graph does not return."""
+    found, read = set[Op](), set(results)
+    for op in reversed(ops):
+        if op in among and read.isdisjoint(op.outs):
+            found.add(op)
+        else:
+            read.update(op.operands)
+    return found
+
+
+def _as_relation(op: Op, makers: Mapping[Value, Op]) -> Op:
+    relation = _relation(op.args[0], makers) if isinstance(op.args[0], Value) else None
+    if relation is None:
+        return op
+    return op.but(args=(relation, *op.args[1:]))
+
+
+def _relation(asked: Value, makers: Mapping[Value, Op]) -> Relation | None:
+    maker = makers.get(asked)
+    negated = maker is not None and maker.target is aten.logical_not.default
+    if maker is not None and negated:
+        maker = makers.get(maker.args[0])
+    if maker is None or maker.target not in RELATIONS:
+        return None
+    scalar, other = makers.get(maker.args[0]), maker.args[1]
+    exact = type(other) is float or (type(other) is int and abs(other) <= LARGEST)
+    if scalar is None or scalar.target is not aten.scalar_tensor.default or not exact:
+        return None
+    number, double = scalar.args[0], scalar.outs[0].type.dtype is torch.float64
+    if not (double and isinstance(number, sympy.Symbol)):
+        return None
+    return Relation(number, RELATIONS[maker.target], other, negated)

@@ -25,8 +25,14 @@ from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.runtime.backends.inline_guards import TORCHS, Undo, question_text
-from foretrace.runtime.backends.scalar_compare import ASSERTIONS, unread_in, with_relations
+from foretrace.runtime.backends.inline_guards import (
+    ASSERTIONS,
+    TORCHS,
+    Undo,
+    question_text,
+    unread_in,
+    with_relations,
+)
 from foretrace.tracer.concrete.rng_draws import draws
 
 aten = torch.ops.aten

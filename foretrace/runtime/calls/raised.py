@@ -32,5 +32,6 @@ def as_python(plain: Callable[..., Any], args: Any, kwargs: Any, error: Exceptio
     with _Errors() as errors:  # type: ignore[no-untyped-call]
         result = plain(*args, **kwargs)
     if not errors.count:
+        error.add_note("foretrace: raised by the compiled graph; no operator of the program raises")
         raise error
     return result

@@ -20,7 +20,7 @@ class _Miss:
 
 GUARD_FAILED: Final = _Miss()
 """What a function gives that was abandoned"""
-States = Iterable[tuple[torch.Generator, torch.Generator]]
+GeneratorStates = Iterable[tuple[torch.Generator, torch.Generator]]
 
 
 class GraphRaised(Exception):
@@ -43,18 +43,18 @@ class Abandoned(threading.local):
     error: Exception | None = None
     """what the graph raised"""
 
-    def __call__(self, answered: ValueGuard, states: States = ()) -> _Miss:
+    def __call__(self, answered: ValueGuard, states: GeneratorStates = ()) -> _Miss:
         """What the body returns where a question has another answer.
 
         `states` are generators, and copies of them from before it began.
         """
-        _put_back(states)
+        put_back(states)
         self.asked = answered
         return GUARD_FAILED
 
-    def raised(self, error: Exception, states: States = ()) -> _Miss:
+    def raised(self, error: Exception, states: GeneratorStates = ()) -> _Miss:
         """What it returns where the graph raises."""
-        _put_back(states)
+        put_back(states)
         self.error = error
         return GUARD_FAILED
 
@@ -70,6 +70,7 @@ class Abandoned(threading.local):
         return asked
 
 
-def _put_back(states: States) -> None:
+def put_back(states: GeneratorStates) -> None:
+    """Give generators the states that they had."""
     for generator, state in states:
         generator.set_state(state.get_state())
