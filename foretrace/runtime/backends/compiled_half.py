@@ -19,7 +19,7 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Refusal, Refusing
 from foretrace.ir.program.recording import Graph
-from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.program.walk import leaf_ops, makes_leaf
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.ir.values.tensor_type import Size, TensorType
@@ -224,10 +224,11 @@ class Check:
                 graph, or the call has written to an input.
         """
         graph, owners = self.half.graph, owners_in(self.half.graph)
-        numbers, inputs = numbers_of(graph.inputs, passed), {item.value for item in graph.inputs}
+        numbers, leaves = numbers_of(graph.inputs, passed), {item.value for item in graph.inputs}
+        leaves.update(owners[op.outs[0]] for op in leaf_ops(graph.ops) if makes_leaf(op))
         for output, each in zip(graph.outputs, found, strict=True):
-            own = owners.get(output.value) not in inputs
-            if fault := _unlike(str(output.role), output.value, each, numbers, own=own):
+            leaf = owners.get(output.value) in leaves
+            if fault := _unlike(str(output.role), output.value, each, numbers, leaf=leaf):
                 raise self.refusal(f"built a function of other results: {fault}", output.value)
         for item, each, before in zip(graph.inputs, passed, versions, strict=True):
             if before is not None and _version(each) != before:
@@ -263,10 +264,10 @@ class Check:
             raise self.refusal(f"built a function of other results: {output.role} {what}", value)
 
 
-def _unlike(name: str, value: Any, found: Any, numbers: Numbers, *, own: bool) -> str:
+def _unlike(name: str, value: Any, found: Any, numbers: Numbers, *, leaf: bool) -> str:
     """How a result differs from what a graph gives, in words; empty if it does not.
 
-    `own`: it is no view of an input, which requires grad under no_grad if the input does.
+    `leaf`: it may require grad: a view of an input does so under no_grad if the input does.
     """
     if value is None:
         return "" if found is None else f"{name} is {_kind(found)}, the graph gives None"
@@ -280,7 +281,7 @@ def _unlike(name: str, value: Any, found: Any, numbers: Numbers, *, own: bool) -
     if type(found) is nn.Parameter:
         return f"{name} is a Parameter, the graph gives a tensor"
     type_now = _with_numbers(value.type, numbers)
-    loose = found.requires_grad and found.grad_fn is None and not own
+    loose = found.requires_grad and found.grad_fn is None and leaf
     return TensorFacts.of_type(name, type_now.with_grad(loose)).difference(found)
 
 
@@ -301,7 +302,8 @@ def owners_in(graph: Graph) -> dict[Any, Value]:
     for op in leaf_ops(graph.ops):
         if isinstance(op.target, torch_api.OpOverload):
             owners.update((out, out) for out in op.outs)
-        for place, base, _ in view_positions_of(op):
+        views = [(0, op.operands[0])] if makes_leaf(op) else []
+        for place, base in views or (view[:2] for view in view_positions_of(op)):
             owners[op.outs[place]] = owners.get(base, base)
     return owners
 
