@@ -1,7 +1,7 @@
 """Containers and objects in a result that others hold, too: the caller, or Python's state."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
@@ -129,14 +129,21 @@ def kept_inside(
             yield path, item_at(tree, path), inside
 
 
-def unshared(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
+def unshared(
+    items: Any, others: Any, known: Collection[int], found: AbstractSet[int], ends: Collection[int]
+) -> bool:
     """Whether each container or object in `items` that can be changed is at one place alone.
 
-    `known`: the ids of what others hold, beside `others`, which are looked into up to `ends`.
+    Args:
+        items: what is looked at.
+        others: where else it may be; looked into up to `ends`.
+        known: the ids of what others hold, beside these.
+        found: the ids of what may be anywhere: a call finds it.
+        ends: as above.
     """
-    inside = {id(item) for path, item in reached(items) if path}
+    inside = {id(item) for path, item in reached(items, found) if path} - found
     elsewhere = {id(item) for _, item in reached(others, ends)}
-    return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
+    return not shared_in(items, found) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
 
 
 def restore_identity(

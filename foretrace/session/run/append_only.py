@@ -23,6 +23,7 @@ from foretrace.ir.pydata.returned import unshared
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.python_state.effects.changed_arguments import BegunArguments
 from foretrace.python_state.effects.leaks import collected
 from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.effects.state_outputs import all_known
@@ -161,11 +162,11 @@ class AppendOnlyContainers:
                 stand_in.read |= place.now is not stand_in
                 place.bind(monitored[id(stand_in)][1])
 
-    def left(self, call: Any, changed: list[Change], known: set[int]) -> list[Change]:
+    def left(self, begun: BegunArguments, changed: list[Change], known: set[int]) -> list[Change]:
         """What each has taken in the run.
 
         Args:
-            call: its arguments.
+            begun: its arguments.
             changed: what else it has left.
             known: the ids of what there was before it.
 
@@ -182,7 +183,7 @@ class AppendOnlyContainers:
             if stand_in.read or key in others or not _rebuildable(change, known):
                 stand_in.note()
             found += [change] if items else []
-        check_separate(found, [call, *(each.after for each in changed)], known)
+        check_separate(found, begun, [each.after for each in changed], known)
         return found
 
     def part(self, outside: AccessMonitor | None) -> list[Any]:
@@ -213,8 +214,16 @@ def _read_by(recorded: Recording) -> set[int]:
     return {id(place.holder) for place in reads if isinstance(place, Contents)}
 
 
-def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> None:
+def check_separate(
+    filled: list[Change], begun: BegunArguments, others: list[Any], known: set[int]
+) -> None:
     """Refuse what a run has put into containers and left elsewhere, too: a call builds two of it.
+
+    Args:
+        filled: the containers.
+        begun: the arguments; what these had when the program began, a call finds.
+        others: what else the run leaves.
+        known: the ids of what there was before it.
 
     Raises:
         Refusal: it is no tensor or number, of which a call has one.
@@ -223,7 +232,8 @@ def check_separate(filled: list[Change], others: list[Any], known: set[int]) -> 
     for change in filled:
         before = {id(item) for item in _items(change.place.before)}
         new += [item for item in _items(change.after) if id(item) not in before]
-    if new and not unshared(new, others, known, set(map(id, ends))):
+    elsewhere, met = [begun.call, *others], {id(item) for _, item in begun.inside}
+    if new and not unshared(new, elsewhere, known, met, set(map(id, ends))):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect",

@@ -212,10 +212,10 @@ def _put(
     changed = [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
-    check_separate(filled, [begun.call, *others], known)
+    check_separate(filled, begun, others, known)
     there = known.union(id(item) for _, item in begun.inside)
     check_built_once([each for each in changed if each.rebound], there, lines)
-    put = capture.assumed.fills.left(begun.call, changed, known)
+    put = capture.assumed.fills.left(begun, changed, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
