@@ -90,7 +90,6 @@ from foretrace.torch_api.dispatch import (
     casts_kept as casts_kept,
     closed_program as closed_program,
     composite_kernel as composite_kernel,
-    default_device as default_device,
     device_types_here as device_types_here,
     disabled_torch_dispatch as disabled_torch_dispatch,
     disabled_torch_function as disabled_torch_function,
@@ -180,7 +179,6 @@ from foretrace.torch_api.functions import (
 )
 from foretrace.torch_api.levels import (
     add_batch_dim as add_batch_dim,
-    dual_level as dual_level,
     first_vmap as first_vmap,
     first_vmap_level as first_vmap_level,
     followed_by_level as followed_by_level,
@@ -286,6 +284,7 @@ from foretrace.torch_api.tensor_attributes import (
     ATTRIBUTES_REPLACED as ATTRIBUTES_REPLACED,
     CASTS as CASTS,
     HOOKING as HOOKING,
+    OF_DEVICE as OF_DEVICE,
     attribute_of as attribute_of,
     set_attribute as set_attribute,
 )
@@ -299,6 +298,7 @@ from foretrace.torch_api.tensors import (
     counted_together as counted_together,
     disable_saving as disable_saving,
     first_hooked as first_hooked,
+    grouped as grouped,
     has_hooks as has_hooks,
     hooks_of as hooks_of,
     is_functional as is_functional,

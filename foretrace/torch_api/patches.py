@@ -243,6 +243,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
+    "groups": (_C, "_group_tensors_by_device_and_dtype"),  # of an optimizer, by C++'s labels
     # `TorchDispatchMode.__enter__` calls it
     "dispatch mode": (python_dispatch, "_push_mode"),
     # bindings of operators that take a length as a plain int

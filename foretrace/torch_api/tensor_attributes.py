@@ -1,7 +1,7 @@
 """Attributes of tensors that a capture answers in torch's place."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -41,6 +41,8 @@ REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
+OF_DEVICE = ("device", "is_cpu", "is_cuda", "is_meta", "is_xpu", "is_mps", "get_device")
+"""What a tensor says of its device, `get_device` by a call"""
 HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods that have autograd do something with a gradient"""
 METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
@@ -66,27 +68,32 @@ class ReplacedAttributes:
         self._by_thread: dict[int, Asked] = {}
         self._forms: dict[str, Any] = {name: self._attribute(name) for name in REPLACED}
         self._forms |= {name: self._method(name) for name in METHODS}
+        self._of_device: dict[str, Any] = {name: self._attribute(name) for name in OF_DEVICE[:-1]}
+        self._of_device |= {name: self._method(name) for name in OF_DEVICE[-1:]}
 
     @contextmanager
     def __call__(
         self,
         read: Callable[[torch.Tensor, str], Any],
         write: Callable[[torch.Tensor, str, Any], None],
+        *,
+        moves: bool = False,
     ) -> Iterator[None]:
-        """Read and set them by these two inside."""
+        """Read and set them by these two inside; `moves`: those of a device, too."""
         kind, thread = vars(torch)["Tensor"], threading.get_ident()
         torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds first
         self._by_thread[thread] = read, write
-        for name, form in self._forms.items():
+        forms = {**self._forms, **self._of_device} if moves else self._forms
+        for name, form in forms.items():
             setattr(kind, name, form)
-        with forks.undone(partial(self._put_back, thread)):
+        with forks.undone(partial(self._put_back, thread, forms)):
             yield
 
-    def _put_back(self, thread: int) -> None:
+    def _put_back(self, thread: int, forms: Iterable[str]) -> None:
         """Leave the class as it was."""
         kind = vars(torch)["Tensor"]  # what it inherits from the class in C is not in its own dict
         self._by_thread.pop(thread, None)
-        for name in self._forms.keys() - IN_PYTHON.keys():
+        for name in {*forms} - IN_PYTHON.keys():
             delattr(kind, name)
         for name, method in IN_PYTHON.items():
             setattr(kind, name, method)

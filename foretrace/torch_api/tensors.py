@@ -27,6 +27,9 @@ from foretrace.torch_api.tensor_attributes import attribute_of
 # It shares the version counter of its data.
 make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
 
+# Groups what an optimizer has for kernels of lists, by C++'s labels of devices.
+grouped: Callable[..., Any] = _C._group_tensors_by_device_and_dtype
+
 contiguous_strides: Callable[..., tuple[Any, ...]] = make_contiguous_strides_for
 
 iterated_strides: Callable[..., tuple[Any, ...]] = compute_elementwise_output_strides

@@ -78,9 +78,9 @@ class HeapSnapshot(ReachableState):
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
 
-    def functions(self) -> Iterator[types.FunctionType]:
-        """The functions that were looked at, in the order in which they were met."""
-        return (each for each in self._seen.values() if type(each) is types.FunctionType)
+    def objects(self) -> Iterator[Any]:
+        """What was looked at, in the order in which it was met."""
+        return iter(self._seen.values())
 
     def has_met(self, item: Any) -> bool:
         """Whether something was looked at."""

@@ -47,9 +47,10 @@ class LateCode:
     def _knows(self, code: types.CodeType) -> bool:
         if id(code) in self._known:
             return True
-        for function in islice(self._before.functions(), self._looked, None):
+        for item in islice(self._before.objects(), self._looked, None):
             self._looked += 1
-            self._known |= _within(function.__code__)
+            if type(item) is types.FunctionType:
+                self._known |= _within(item.__code__)
         return id(code) in self._known
 
 

@@ -9,8 +9,8 @@ Python changes a tensor without a call of an operator, and casts, which autocast
 
 import inspect
 import sys
-from collections.abc import Callable, Set as AbstractSet
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Final
@@ -31,6 +31,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.python_state.access.monitor import AccessMonitor
+from foretrace.session.run.placement import Placement
 from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.run_inputs import RunInputs
 
@@ -67,6 +68,7 @@ class Gradients:
         wrapping: knows tensors that wrap others.
         outside: who watches the program; None: all that is asked is asked by work of ours, but of
             what `itself` has.
+        places: on which devices the tensors are.
     """
 
     def __init__(
@@ -76,13 +78,14 @@ class Gradients:
         lift: Callable[[torch.Tensor], Abstract],
         wrapping: OfClasses,
         outside: AccessMonitor | None,
+        places: Placement,
     ) -> None:
-        self.inputs = inputs
+        self.inputs, self.places = inputs, places
         self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
         self.itself: AbstractSet[int] = frozenset()
         """ids of tensors that the program finds in their places, and no stand-ins"""
         self._unwatched = outside or Unmonitored()
-        for method in (self._read, self._write):
+        for method in (self._read, self._write, self._grouped):
             self._unwatched.rests_at(method.__code__)
         self.found: dict[int, int | None] = {}
         """the input that is the gradient of each whose `.grad` was read; None if there was none"""
@@ -102,7 +105,23 @@ class Gradients:
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, attributes of real tensors are those of what stands for them."""
-        return torch_api.ATTRIBUTES_REPLACED(self._read, self._write)
+        if self.places.device is None:
+            return torch_api.ATTRIBUTES_REPLACED(self._read, self._write)
+        return self._reading_devices()
+
+    @contextmanager
+    def _reading_devices(self) -> Iterator[None]:
+        """The same, and what is asked of their devices."""
+        groups = torch_api.replaced({"groups": self._grouped})
+        with torch_api.ATTRIBUTES_REPLACED(self._read, self._write, moves=True), groups:
+            yield
+
+    def _grouped(self, lists: list[list[Any]], indices: bool = False) -> Any:
+        """Group what an optimizer has for kernels of lists by the devices that it sees."""
+        with self._unwatched:
+            known = self.wrapping.known
+            shown = [[None if t is None else known(t) for t in each] for each in lists]
+            return torch_api.grouped(shown, indices)
 
     def note(self, requires: CallRequirements) -> None:
         """What a later call has to be like."""
@@ -154,6 +173,7 @@ class Gradients:
             return None
         count, of = len(self.inputs), self.inputs[index]
         like = of.value.type if of.value.type.symbols and _same_layout(real, grad) else None
+        self.places.note_gradient(grad, of.value.type.device)
         stand_in = self.make(grad, f"{of.role.name}.grad", like)
         new = len(self.inputs) > count  # `is`, as a tensor compares its elements
         place = count if new else self.inputs.place_of(stand_in)
@@ -194,7 +214,11 @@ class Gradients:
 
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
         answering = self._answering(tensor)
+        ours = self.outside is not None and self.outside.resting > 0
         with self._unwatched:
+            if name in torch_api.OF_DEVICE:
+                real = ours or isinstance(tensor, Abstract)
+                return (torch_api.attribute_of if real else self._of_device)(tensor, name)
             return self._found(tensor, name, answering=answering)
 
     def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:
@@ -220,6 +244,16 @@ class Gradients:
         if name not in (*torch_api.CASTS, "requires_grad_"):
             return found
         return lambda *args, **kwargs: self.wrapping.shown(found(*args, **kwargs))
+
+    def _of_device(self, tensor: torch.Tensor, name: str) -> Any:
+        """What a real tensor says of its device, which may be the target's to the program."""
+        device = self.places.of(tensor)
+        if name == "device":
+            return device
+        if name == "get_device":
+            index: int | None = device.index
+            return lambda: -1 if index is None else index
+        return device.type == name.removeprefix("is_")
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
         answering = self._answering(tensor)

@@ -110,6 +110,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         before.exchange_states()
+        capture.places.reached = before.objects
         recorded = _recorded(fn, args, kwargs, capture, before)
         if capture.outside is not None:
             _note_ambient(recorded.requires, capture)

@@ -42,6 +42,7 @@ from foretrace.session.run.arguments import Arguments
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
 from foretrace.session.run.mutations import copy_attributes, strided_views
+from foretrace.session.run.placement import Placement
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers, WatchedRecorder
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
@@ -61,7 +62,7 @@ class Session:
         device: torch.device | None, assumed: Assumed | None = None, *, guarded: bool = False,
         separate: bool = False,
     ) -> None:  # fmt: skip
-        self.device, self.dynamic, self.semantics = device, dynamic, semantics
+        self.places, self.dynamic, self.semantics = Placement(device), dynamic, semantics
         types = self.types
         torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.questions = ValueGuards(Constants(types.symbols.concrete, guarded=guarded))
@@ -77,6 +78,7 @@ class Session:
             self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             self.outside,
+            self.places,
         )
         self.gradients.itself = self.known.themselves
         learned = semantics.learned
@@ -156,7 +158,7 @@ class Session:
 
         On another device than the target it is one: Python would see the wrong device.
         """
-        here = self.device is None or tensor.device == self.device
+        here = self.places.device in (None, tensor.device)
         plain = plain_class(type(tensor)) and not self._without_data(tensor)
         if id(tensor) in reached and here and plain:
             self.known.themselves.add(id(tensor))
@@ -257,8 +259,8 @@ class Session:
             yield left
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
-        label = None if kind == "constant" else self.device
-        known = self.types.of(tensor, label if tensor.device != label else None)
+        device = self.places.device and self.places.of(tensor, kind)
+        known = self.types.of(tensor, device)
         plain = kind == "input" and not known.wrapped and not has_blocks(known.sparse)
         geometry = self.dynamic.geometry(tensor, name) if plain else None
         if geometry is None:
@@ -301,6 +303,7 @@ class Session:
         self.inputs.release()
         self.known.abstract.clear()
         self.arguments.release()
+        self.places.release()
         self.gradients.bound.clear()
         self.leaves.taken.clear()
         part(self.recorder.aliasing.viewed)

@@ -1,0 +1,82 @@
+"""On which device a program finds each tensor, in a capture for a device that is not the tensor's.
+
+A capture for a target shows what eager does after `model.to(device)`, with the arguments there.
+That moves parameters and buffers of modules, and their gradients. What optimizers keep of a
+parameter is where `load_state_dict` puts it. Another tensor stays where it is.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+
+STAYS = "step"
+"""What an optimizer counts in, on the CPU. Source: `_process_value_according_to_param_policy`"""
+BY_KERNELS = ("capturable", "fused")
+"""Options of a group with which it counts on the device"""
+
+
+class Placement:
+    """Where the tensors of one run are; `device`: the target's, None where each stays."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device, self._moved = device, set[int]()
+        self.release()
+
+    def release(self) -> None:
+        """Let go of what the program can reach."""
+        self.reached: Callable[[], Iterator[Any]] = partial(iter, ())
+        """modules and optimizers among it; more as it runs"""
+        self._looked = 0
+
+    def note_gradient(self, gradient: torch.Tensor, device: torch.device) -> None:
+        """Note the `.grad` of a tensor that is on `device` to the program."""
+        if device == self.device:
+            self._moved.add(id(gradient))
+
+    def of(self, tensor: torch.Tensor, kind: str = "captured") -> torch.device:
+        """The device that a tensor is on to the program; `kind`: of its role."""
+        device = torch_api.attribute_of(tensor, "device")
+        if self.device is None or device == self.device or kind == "constant":
+            return device
+        named = kind != "captured" or isinstance(tensor, nn.Parameter)
+        return self.device if named or self._moves(tensor) else device
+
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        for each in islice(self.reached(), self._looked, None):
+            self._looked += 1
+            self._moved.update(map(id, _moved(each)))
+        return id(tensor) in self._moved
+
+
+def _moved(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors that move with an object."""
+    kind = type(item)  # `isinstance` would ask the program's own `__class__`
+    if issubclass(kind, nn.Module):
+        tables = torch_api.tensor_tables(item)
+        yield from filter(torch.is_tensor, chain(*(table.values() for table in tables)))
+    elif issubclass(kind, torch.optim.Optimizer):
+        yield from _kept(item)
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """What an optimizer keeps of parameters, on their device."""
+    groups = [group for group in optimizer.param_groups if any(map(group.get, BY_KERNELS))]
+    counting = {id(parameter) for group in groups for parameter in group["params"]}
+    for parameter, kept in dict.items(optimizer.state):
+        for name, item in kept.items() if isinstance(kept, dict) else ():
+            if name != STAYS or id(parameter) in counting:
+                yield from _tensors(item)
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, (dict, list, tuple)):
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _tensors(each)

@@ -1,0 +1,175 @@
+"""Where tensors are in a capture for another device: where eager has them after `model.to(device)`.
+
+Eager runs on the device "meta", which every machine has.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import foretrace
+
+TABLE, NUMBER, FREE = torch.randn(3), torch.tensor(2.0), nn.Parameter(torch.randn(3))
+
+
+class Net(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        self.inner, self.read = nn.Linear(3, 3), read
+        self.plain, self.listed = torch.randn(3), [torch.randn(3)]
+        self.register_buffer("table", torch.randn(3))
+        self.register_buffer("unsaved", torch.randn(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.read(self, self.inner(x))
+
+
+READS = {
+    "a buffer": lambda m, y: y * m.table + m.unsaved,
+    "an attribute": lambda m, y: y * m.plain,
+    "in a list": lambda m, y: y * m.listed[0],
+    "an attribute moved": lambda m, y: y * m.plain.to(y.device) + m.listed[0].to(y),
+    "an attribute's device": lambda m, y: y * (2 if m.plain.device == y.device else 3),
+    "is_meta": lambda m, y: y * (2 if m.plain.is_meta else 3) * (2 if m.table.is_meta else 5),
+    "get_device": lambda m, y: y * (m.plain.get_device() + 7),
+    "a global": lambda m, y: y * TABLE,
+    "a global number": lambda m, y: y * NUMBER,
+    "on the CPU": lambda m, y: (y, m.plain * TABLE),
+    "made": lambda m, y: y * torch.ones(3),
+    "made there": lambda m, y: y * torch.ones(3, device=m.inner.weight.device),
+    "devices of parameters": lambda m, y: y * sum(p.is_meta for p in m.parameters()),
+    "a matrix product": lambda m, y: y + torch.outer(m.plain, TABLE).sum(),
+    "written": lambda m, y: (m.table.mul_(2), y)[1],
+}
+
+
+def devices(result: Any) -> list[str]:
+    return [each.device.type for each in torch.utils._pytree.tree_leaves(result)]
+
+
+def moved(net: nn.Module) -> nn.Module:
+    there = copy.deepcopy(net)
+    return there.to("meta")
+
+
+@pytest.mark.parametrize("name", READS)
+def test_tensors_are_where_eager_has_them(name: str) -> None:
+    net, x = Net(READS[name]), torch.randn(2, 3)
+    for target in ("meta", "cuda:sm90"):
+        try:
+            expected = devices(moved(net)(x.to("meta")))
+        except RuntimeError:  # meta kernels have other words for it than CUDA's
+            words = "Expected all tensors to be on the same device"
+            with pytest.raises(foretrace.Refusal, match=words) as refused:
+                foretrace.capture(net, (x,), target=target)
+            assert refused.value.kind == "program raised"
+            assert __file__ in str(refused.value)
+            continue
+        if "is_" not in name and "devices" not in name:
+            program = foretrace.capture(net, (x,), target=target)
+            outputs = program.recorded.outputs
+            found = [out.value.type.device.type for out in outputs]
+            assert found == [target.partition(":")[0] if d == "meta" else d for d in expected]
+        if target == "meta":
+            assert nodes(moved(net), x.to("meta"), None) == nodes(net, x, "meta")
+
+
+def nodes(net: nn.Module, x: torch.Tensor, target: str | None) -> list[Any]:
+    graph = foretrace.capture(net, (x,), target=target).cut("aten").graph_module.graph
+    return [
+        (str(node.target), node.meta["val"].device) if node.op == "call_function" else node.op
+        for node in graph.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+
+
+class Trainer:
+    """Keeps a model and its optimizer in attributes, where a capture finds the parameters."""
+
+    def __init__(self, model: nn.Module, make: Any) -> None:
+        self.model, self.optimizer = model, make(model.parameters())
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+MAKES = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "one by one": lambda p: torch.optim.Adam(p, lr=0.1, foreach=False),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "capturable": lambda p: torch.optim.AdamW(p, lr=0.1, capturable=True),
+    "fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("name", MAKES)
+def test_optimizers_choose_the_kernels_of_the_target(name: str, steps: int) -> None:
+    trainer, x = Trainer(nn.Linear(3, 3), MAKES[name]), torch.randn(2, 3)
+    if steps and name == "capturable":
+        pytest.skip("eager takes such a step on a device alone")
+    for _ in range(steps):
+        trainer.step(x)
+    cut = foretrace.capture(trainer.step, (x,), target="cuda:sm90").cut("export")
+    code = cut.graph_module.code
+    assert ("_foreach_" in code) == (name != "one by one")
+    assert ("_fused_adam" in code) == (name == "fused")
+    on = {
+        node.name: node.meta["val"].device.type
+        for node in cut.graph_module.graph.nodes
+        if node.op == "placeholder"
+    }
+    assert {on[each] for each in on if each.startswith(("exp", "momentum", "model"))} == {"cuda"}
+    counted = {on[each] for each in on if each.startswith("step")}
+    assert counted <= ({"cuda"} if name == "fused" else {"cpu"})
+
+
+def test_a_parameter_that_no_module_has_is_on_the_target() -> None:
+    program = foretrace.capture(lambda x: x * FREE, (torch.randn(3),), target="cuda:sm90")
+    assert {item.value.type.device.type for item in program.recorded.inputs} == {"cuda"}
+
+
+def test_a_gradient_is_on_the_device_of_its_leaf() -> None:
+    net, table = nn.Linear(3, 3), torch.randn(3, requires_grad=True)
+    (net(torch.randn(2, 3)) * table).sum().backward()
+
+    def program(x: torch.Tensor) -> Any:
+        return x * net.bias.grad, table.grad * 2
+
+    recorded = foretrace.capture(program, (torch.randn(3),), target="cuda:sm90").recorded
+    assert [out.value.type.device.type for out in recorded.outputs] == ["cuda", "cpu"]
+
+
+class Late:
+    """A class of which an operator alone leads to a module's buffer."""
+
+    def __add__(self, x: torch.Tensor) -> Any:
+        return norm_of_late.running_mean + x
+
+
+norm_of_late, LATE = nn.BatchNorm1d(3), Late()
+
+
+def test_a_buffer_that_is_met_as_the_program_runs_is_on_the_target() -> None:
+    recorded = foretrace.capture(lambda x: LATE + x, (torch.randn(3),), target="cuda:sm90").recorded
+    assert {item.value.type.device.type for item in recorded.inputs} == {"cuda"}
+
+
+def test_what_is_built_under_a_device_is_there() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(3) + torch.tensor([1.0, 2.0, 3.0]) + torch.arange(3)
+
+    with torch.device("cuda"):
+        program_there = foretrace.capture(program, (torch.randn(3, device="cpu"),), target="cuda")
+    graph = program_there.cut("export").graph_module.graph
+    on = {n.name: n.meta["val"].device.type for n in graph.nodes if "val" in n.meta}
+    assert {on[name] for name in on if name.startswith(("ones", "to", "arange", "add"))} == {"cuda"}
