@@ -5,6 +5,7 @@ in the package uses `torch._C` or any other private name, so a new torch version
 reading this room.
 """
 
+from foretrace.torch_api.ambient.absent_device import QUESTIONS as QUESTIONS
 from foretrace.torch_api.ambient.modes import (
     OfGraph as OfGraph,
     foreign_function_modes as foreign_function_modes,
@@ -183,7 +184,6 @@ from foretrace.torch_api.levels import (
     first_vmap_level as first_vmap_level,
     followed_by_level as followed_by_level,
     has_tangent as has_tangent,
-    levels as levels,
     mapped_dim as mapped_dim,
     of_a_level as of_a_level,
     of_old_vmap as of_old_vmap,

@@ -287,6 +287,7 @@ def lifted_then_moved() -> Iterator[None]:
         yield
 
 
+@cache  # asked before a run: what runs is told of its target's device
 def device_types_here() -> frozenset[str]:
     """Device types on whose tensors the Python binding of `x[...]` works; else it takes a guard."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

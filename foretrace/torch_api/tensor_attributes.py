@@ -41,8 +41,13 @@ REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
-OF_DEVICE = ("device", "is_cpu", "is_cuda", "is_meta", "is_xpu", "is_mps", "get_device")
-"""What a tensor says of its device, `get_device` by a call"""
+SAYS_DEVICE = ("device", "is_cpu", "is_cuda", "is_meta", "is_xpu", "is_mps")
+"""Attributes by which a tensor says where it is"""
+GUARDED = ("__getitem__", "__setitem__", "__int__", "__float__", "__complex__", "__index__")
+"""Methods of Python's whose bindings take a guard of the tensor's device"""
+NAMED = ("get_device", "contiguous", "copy_", "new", "new_tensor", "nonzero", "record_stream")
+OF_DEVICE = (*SAYS_DEVICE, *GUARDED, *NAMED, "__invert__")
+"""All attributes and methods of a tensor that ask for its device"""
 HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods that have autograd do something with a gradient"""
 METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
@@ -68,8 +73,8 @@ class ReplacedAttributes:
         self._by_thread: dict[int, Asked] = {}
         self._forms: dict[str, Any] = {name: self._attribute(name) for name in REPLACED}
         self._forms |= {name: self._method(name) for name in METHODS}
-        self._of_device: dict[str, Any] = {name: self._attribute(name) for name in OF_DEVICE[:-1]}
-        self._of_device |= {name: self._method(name) for name in OF_DEVICE[-1:]}
+        self._of_device: dict[str, Any] = {name: self._method(name) for name in OF_DEVICE}
+        self._of_device |= {name: self._attribute(name) for name in SAYS_DEVICE}
 
     @contextmanager
     def __call__(

@@ -6,6 +6,7 @@ foretrace that raises it, and for each line of `do` the program changed as the l
 
 from tests.refusals import (
     asked,
+    devices,
     entries,
     gradients,
     holes,
@@ -27,6 +28,7 @@ __all__ = [
     "EXCUSED",
     "Case",
     "asked",
+    "devices",
     "entries",
     "gradients",
     "holes",

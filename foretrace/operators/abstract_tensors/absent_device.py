@@ -15,6 +15,7 @@ from foretrace import torch_api
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.metaclass import AsParameter, AsTensor, copy_names
+from foretrace.operators.indexing.items import get_item, set_item
 
 aten = torch.ops.aten
 
@@ -62,10 +63,15 @@ def _index(tensor: Any) -> int:
 
 METHODS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
+        "__getitem__": get_item,
+        "__setitem__": set_item,
+        "__invert__": Abstract.__invert__,
+        "contiguous": Abstract.contiguous,
         "copy_": _copy,
         "nonzero": _nonzero,
         "new_tensor": _new_tensor,
         "new": _new,
+        "record_stream": lambda tensor, stream: None,  # memory is for one stream, which a graph is
         "__int__": lambda tensor: int(tensor.item()),
         "__float__": lambda tensor: float(tensor.item()),
         "__complex__": lambda tensor: complex(tensor.item()),

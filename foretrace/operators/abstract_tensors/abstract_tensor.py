@@ -285,12 +285,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        if self.ft_absent or (open_number(index) and not torch_api.function_modes()):
+        if open_number(index) and not torch_api.function_modes():
             return get_item(self, index)
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, new: Any) -> None:
-        if self.ft_absent or (open_number(index) and not torch_api.function_modes()):
+        if open_number(index) and not torch_api.function_modes():
             set_item(self, index, new)
         else:
             super().__setitem__(index, new)

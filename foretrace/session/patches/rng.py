@@ -41,7 +41,46 @@ def _no_seed(*args: object, **kwargs: object) -> NoReturn:
     )
 
 
-class _Default:
+class Seeded:
+    """In the place of a generator: it may be put back to the state that it has, and nothing else.
+
+    `generator`: what is asked for all else.
+    """
+
+    def __init__(self, recorder: Recorder, generator: Any) -> None:
+        self.recorder, self.taken, self.generator = ref(recorder), -1, generator
+
+    def __getattr__(self, name: str) -> Any:
+        if self.stands():
+            if name in ("manual_seed", "seed"):
+                return _no_seed
+            if name in ("get_state", "set_state"):
+                return self.get if name == "get_state" else self.put
+        return getattr(self.generator, name)
+
+    def stands(self) -> bool:
+        """Whether the run goes on that it stands for."""
+        return True
+
+    def get(self) -> torch.Tensor:
+        """The state, which may be put back before the next draw."""
+        self.taken = len(self._log())
+        state: torch.Tensor = self.generator.get_state()
+        return state
+
+    def put(self, state: torch.Tensor) -> None:
+        """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
+        drawn = self.taken < 0 or any(map(draws, self._log()[self.taken :]))
+        now = self.generator.get_state()
+        if drawn or not (state is now or torch.equal(state, now)):
+            _no_seed()
+
+    def _log(self) -> list[Op]:
+        recorder = self.recorder()
+        return [] if recorder is None else recorder.scope.log
+
+
+class _Default(Seeded):
     """Replaces the default generator, which torch's own functions seed under any name.
 
     `from torch import manual_seed` in a user's file has the original function, which comes here.
@@ -49,31 +88,13 @@ class _Default:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.thread, self.taken = ref(recorder), threading.get_ident(), -1
+        super().__init__(recorder, DEFAULT)
+        self.thread = threading.get_ident()
 
-    def __getattr__(self, name: str) -> Any:
-        stands = vars(torch.random)["default_generator"] is self
-        if stands and threading.get_ident() == self.thread:
-            if name in ("manual_seed", "seed"):
-                return _no_seed
-            if name in ("get_state", "set_state"):
-                return self.get if name == "get_state" else self.put
-        return getattr(DEFAULT, name)
-
-    def get(self) -> torch.Tensor:
-        """The state, which may be put back before the next draw."""
-        self.taken = len(self._log())
-        return DEFAULT.get_state()
-
-    def put(self, state: torch.Tensor) -> None:
-        """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
-        drawn = self.taken < 0 or any(map(draws, self._log()[self.taken :]))
-        if drawn or not torch.equal(state, DEFAULT.get_state()):
-            _no_seed()
-
-    def _log(self) -> list[Op]:
-        recorder = self.recorder()
-        return [] if recorder is None else recorder.scope.log
+    def stands(self) -> bool:
+        """Also whether this is the run's own thread."""
+        here = vars(torch.random)["default_generator"] is self
+        return here and threading.get_ident() == self.thread
 
 
 class _Generators(type):

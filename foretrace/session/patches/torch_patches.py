@@ -11,6 +11,7 @@ from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.backward.pack_hooks import Packing
 from foretrace.errors import OUTSIDE, Refusal, Remedy
+from foretrace.ir.program.interface import Target
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
@@ -22,6 +23,7 @@ from foretrace.python_state.effects.module_state import scripted
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.session.patches.checkpoints import Checkpoints
 from foretrace.session.patches.data_dependent_sizes import taking_rates, taking_steps
+from foretrace.session.patches.device_questions import absent
 from foretrace.session.patches.global_switches import unswitched
 from foretrace.session.patches.rng import random_stand_ins, undrawn
 from foretrace.session.patches.switched_inside import Switches
@@ -36,10 +38,10 @@ BACKWARD = (
 )
 
 
-def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
+def refusing(recorder: Recorder, here: bool) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch that no graph can repeat.
 
-    `absent`: the target is not there; then an autograd node would abort the process.
+    `here`: the target is there; if not, an autograd node would abort the process.
     """
     stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= random_stand_ins(recorder) | guards(recorder)
@@ -51,7 +53,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
-    if absent:
+    if not here:
         stand_ins |= {"func.grad": partial(_absent, recorder), "nonzero": nonzero}
     return stand_ins
 
@@ -178,7 +180,7 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def running(
-    recorder: Recorder, parts: PartsOfRun, paths: dict[int, str], device: str, engine: Engine, *,
+    recorder: Recorder, parts: PartsOfRun, paths: dict[int, str], target: Target, engine: Engine, *,
     switches: bool = True, as_they_are: AbstractSet[str] = frozenset(),
 ) -> Iterator[Checkpoints]:  # fmt: skip
     """The recorder sees every call inside; gives what is to be checked when the program ends.
@@ -187,15 +189,15 @@ def running(
         recorder: it.
         parts: watches what runs again by itself.
         paths: names of modules, by their ids.
-        device: the type of the target's.
+        target: the device that it is captured for.
         engine: computes the gradients that the program asks for.
         switches: whether it is to see, too, where the program switches torch's ambient state.
         as_they_are: functions, by their full names, in whose places no others stand.
     """
     checkpoints = Checkpoints(recorder, parts)
-    here = device in torch_api.device_types_here()
-    stand_ins, ambient = refusing(recorder, not here), Switches(recorder)
-    stand_ins |= ambient.stand_ins(device) if switches else {}
+    here = target.device.type in torch_api.device_types_here()
+    stand_ins, ambient = refusing(recorder, here), Switches(recorder)
+    stand_ins |= ambient.stand_ins(target.device.type) if switches else {}
     stand_ins["engine"] = _engine(engine, ambient)
     stand_ins |= {"first vmap": engine.batches, "checkpoint": checkpoints.around}
     stand_ins |= engine.edges.stand_ins()
@@ -212,7 +214,7 @@ def running(
         talks,
         followed_autocast(recorder),
         function_calls(recorder, parts),
-        nullcontext() if here else torch_api.lifted_then_moved(),
+        nullcontext() if here else absent(recorder, target),
         module_calls(recorder, paths),
         recorder,
     ):

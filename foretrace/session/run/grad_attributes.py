@@ -218,7 +218,7 @@ class Gradients:
         with self._unwatched:
             if name in torch_api.OF_DEVICE:
                 real = ours or isinstance(tensor, Abstract)
-                return (torch_api.attribute_of if real else self._of_device)(tensor, name)
+                return (torch_api.attribute_of if real else self.places.answer)(tensor, name)
             return self._found(tensor, name, answering=answering)
 
     def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:
@@ -244,16 +244,6 @@ class Gradients:
         if name not in (*torch_api.CASTS, "requires_grad_"):
             return found
         return lambda *args, **kwargs: self.wrapping.shown(found(*args, **kwargs))
-
-    def _of_device(self, tensor: torch.Tensor, name: str) -> Any:
-        """What a real tensor says of its device, which may be the target's to the program."""
-        device = self.places.of(tensor)
-        if name == "device":
-            return device
-        if name == "get_device":
-            index: int | None = device.index
-            return lambda: -1 if index is None else index
-        return device.type == name.removeprefix("is_")
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
         answering = self._answering(tensor)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.operators.abstract_tensors.absent_device import METHODS
 
 STAYS = "step"
 """What an optimizer counts in, on the CPU. Source: `_process_value_according_to_param_policy`"""
@@ -46,6 +47,23 @@ class Placement:
             return device
         named = kind != "captured" or isinstance(tensor, nn.Parameter)
         return self.device if named or self._moves(tensor) else device
+
+    def answer(self, tensor: torch.Tensor, name: str) -> Any:
+        """What a tensor other than an abstract one says of its device, and methods that ask it.
+
+        One may wrap abstract tensors in a level of `torch.func`.
+        """
+        device = self.of(tensor)
+        if name == "device":
+            return device
+        if name == "get_device":
+            index: int | None = device.index
+            return lambda: -1 if index is None else index
+        if name.startswith("is_"):
+            return device.type == name.removeprefix("is_")
+        label = torch_api.attribute_of(tensor, "device").type
+        here = label in torch_api.device_types_here()
+        return torch_api.attribute_of(tensor, name) if here else partial(METHODS[name], tensor)
 
     def _moves(self, tensor: torch.Tensor) -> bool:
         for each in islice(self.reached(), self._looked, None):

@@ -238,11 +238,11 @@ def _repeated(
 def _running(
     capture: Session, paths: dict[int, str], before: HeapSnapshot
 ) -> AbstractContextManager[Checkpoints]:
-    device, sees = capture.semantics.target.device.type, capture.looks_for_switches(before)
+    target, sees = capture.semantics.target, capture.looks_for_switches(before)
     engine = Engine(capture.recorder, capture.leaves)
     as_they_are = capture.assumed.as_they_are
     return running(
-        capture.recorder, capture.parts, paths, device, engine, switches=sees,
+        capture.recorder, capture.parts, paths, target, engine, switches=sees,
         as_they_are=as_they_are,
     )  # fmt: skip
 

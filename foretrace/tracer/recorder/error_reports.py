@@ -43,6 +43,8 @@ NO_DATA: Final = ("data is not allocated", "data pointer", "storage")
 """What torch says where a kernel reads memory that is not there"""
 READ: Final = (NO_DATA[0], "len() of a 0-d tensor")
 """Errors of C++ that reads a tensor; `torch.tensor([x])` takes an abstract one for a list"""
+ABSENT: Final = ("is not linked with support for", "not compiled with", "without ATen_cuda library")
+"""What torch says where C++ asks for a device that its build does not know"""
 ANSWERED: Final = (
     torch_api.DynamicOutputShapeException,
     torch_api.DataDependentOutputException,
@@ -79,6 +81,8 @@ def _refusal(error: BaseException, symbols: Symbols) -> Refusal:
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
     what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
+    if any(said in what for said in ABSENT):
+        return _asks_device(what)
     if _ran(torch.autograd.grad, error.__traceback__):
         return _inner_gradient(what)
     call = _failed_call(error.__traceback__)
@@ -116,6 +120,17 @@ def _reads_memory() -> Refusal:
             "make one tensor of tensors by torch.stack, which reads no numbers",
             f"or {OUTSIDE[0]}",
             "or, where it is len(x) of a number: mend it, eager raises too",
+        ),
+    )
+
+
+def _asks_device(what: str) -> Refusal:
+    return Refusal(
+        f"a function of torch's in C++ asks for the device itself, which is not here ({what})",
+        kind="unsupported",
+        do=(
+            "call the operator: torch.ops.aten.nonzero(x) for `from torch import nonzero`",
+            "or capture where the device is",
         ),
     )
 

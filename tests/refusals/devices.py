@@ -1,0 +1,99 @@
+"""What a program asks of a device that is not here."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import (
+    Tensor,
+    nonzero as nonzero_of_c,  # the binding itself, in whose place nothing stands
+)
+
+import foretrace
+from tests.refusals.asks import captures
+from tests.refusals.follow import captured
+from tests.refusals.registry import refuses
+
+X = torch.randn(6, 8)
+FREE = 1 << 30
+
+
+def for_cuda(fn: Callable[..., Any]) -> Callable[[], None]:
+    """It is captured; the device is not there to run it."""
+
+    def follow() -> None:
+        assert foretrace.capture(fn, (X,), target="cuda:sm90").cut("export").nodes
+
+    return follow
+
+
+def asks_for_memory(x: Tensor) -> Tensor:
+    return x * 2 if torch.cuda.memory_allocated() < FREE else x  # here
+
+
+def is_given_an_answer(x: Tensor) -> Tensor:
+    return x * 2 if FREE > 0 else x
+
+
+def asks_for_its_name(x: Tensor) -> Tensor:
+    return x * 2 if "H100" in torch.cuda.get_device_name() else x  # here
+
+
+def counts_devices(x: Tensor) -> Tensor:
+    return x * torch.cuda.device_count()  # here
+
+
+def creates_a_stream(x: Tensor) -> Tensor:
+    with torch.cuda.stream(torch.cuda.Stream()):  # here
+        return x * 2
+
+
+def times_itself(x: Tensor) -> Tensor:
+    torch.cuda.Event(enable_timing=True).record()  # here
+    return x * 2
+
+
+def creates_a_graph(x: Tensor) -> Tensor:
+    torch.cuda.CUDAGraph()  # here
+    return x * 2
+
+
+def takes_another_device(x: Tensor) -> Tensor:
+    torch.cuda.set_device(1)  # here
+    return x * 2
+
+
+def asks_for_the_first_seed(x: Tensor) -> Tensor:
+    return x * torch.cuda.initial_seed()  # here
+
+
+def asks_its_stream(x: Tensor) -> Tensor:
+    return x * torch.cuda.current_stream().query()  # here
+
+
+ASKING = (
+    asks_for_memory, asks_for_its_name, counts_devices, creates_a_stream, times_itself,
+    creates_a_graph, takes_another_device, asks_for_the_first_seed, asks_its_stream,
+)  # fmt: skip
+for asking in ASKING:
+    refuses("unsupported", "session/patches/device_questions.py:_refuse").when(
+        captures(asking, X, target="cuda:sm90"),
+        for_cuda(is_given_an_answer),
+        captured(is_given_an_answer, X),
+    )
+
+
+def finds_by_the_binding(x: Tensor) -> Tensor:
+    return nonzero_of_c(x)  # here
+
+
+def finds_by_the_operator(x: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.nonzero(x)
+    return found
+
+
+refuses("unsupported", "tracer/recorder/error_reports.py:_asks_device").when(
+    captures(finds_by_the_binding, X, target="cuda:sm90"),
+    for_cuda(finds_by_the_operator),
+    captured(finds_by_the_binding, X),
+)
