@@ -100,6 +100,7 @@ class _PlainTorch:
     def __enter__(self) -> None:
         self._modes = _NoModes()
         self._modes.__enter__()
+        self._functions = [_C._pop_torch_function_stack() for _ in range(function_modes())]
         self._keys = _C._ForceDispatchKeyGuard(*plain_keys())
         self._keys.__enter__()
         self._inference = _C._InferenceMode(False)
@@ -109,9 +110,14 @@ class _PlainTorch:
     def __exit__(self, *error: object) -> None:
         self._inference.__exit__(*error)
         self._keys.__exit__(*error)
+        for mode in reversed(self._functions):
+            _C._push_on_torch_function_stack(mode)
         self._modes.__exit__(*error)
 
 
 def plain_torch() -> AbstractContextManager[None]:
-    """In the middle of a capture: operators run as in a plain program without autograd."""
+    """In the middle of a capture: operators run as in a plain program without autograd.
+
+    No mode of functions puts what is created on a default device.
+    """
     return _PlainTorch()

@@ -164,6 +164,19 @@ def test_a_buffer_that_is_met_as_the_program_runs_is_on_the_target() -> None:
     assert {item.value.type.device.type for item in recorded.inputs} == {"cuda"}
 
 
+def test_work_of_a_capture_is_not_on_the_default_device() -> None:
+    """A number in an object that the program counts with: what stands for it is the CPU's."""
+    counts = {"steps": 0, "of": [torch.zeros(3)]}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        counts["steps"] += 1
+        counts["of"] = [x * 2]
+        return x + counts["steps"]
+
+    with torch.device("cuda"):
+        foretrace.capture(program, (torch.randn(3, device="cpu"),), target="cuda:sm90")
+
+
 def test_what_is_built_under_a_device_is_there() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.ones(3) + torch.tensor([1.0, 2.0, 3.0]) + torch.arange(3)

@@ -273,3 +273,35 @@ def test_sizes_of_batches_of_packed_sequences_are_on_the_cpu(lengths: Any) -> No
     graph = cuda(program, torch.randn(2, 3, 8, requires_grad=True), cut="joint", loss=0).graph
     (out,) = (node for node in graph.nodes if node.op == "output")
     assert {each.meta["val"].device.type for each in out.all_input_nodes} == {"cuda"}
+
+
+GATED = {
+    "cell": (lambda: nn.GRUCell(3, 4), (2, 3)),
+    "without bias": (lambda: nn.GRUCell(3, 4, bias=False), (2, 3)),
+    "layers": (lambda: nn.GRU(3, 4, num_layers=2, bidirectional=True), (5, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gru_cells_take_the_kernel_of_the_device(name: str) -> None:
+    """Torch has no meta kernel of it: the types of all outputs are those of the CPU's cells."""
+    make, shape = GATED[name]
+    cell, x = make(), torch.randn(shape, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out = cell(x)
+        return (out if isinstance(out, torch.Tensor) else out[0]).sum()
+
+    here, there = (
+        foretrace.capture(program, (x,), target=target).cut("joint", loss=0)
+        for target in ("cpu", "cuda:sm90")
+    )
+    assert "_thnn_fused_gru_cell" in there.nodes
+    assert "_thnn_fused_gru_cell_backward" in there.nodes
+    assert outputs(there) == outputs(here)
+
+
+def outputs(cut: Any) -> list[Any]:
+    (out,) = (node for node in cut.graph_module.graph.nodes if node.op == "output")
+    values = [node.meta["val"] for node in out.all_input_nodes]
+    return [(tuple(value.shape), value.stride(), value.dtype) for value in values]

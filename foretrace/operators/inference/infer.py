@@ -23,6 +23,7 @@ from foretrace.operators.inference.cpu_kernels import (
     recast,
     types_in,
 )
+from foretrace.operators.inference.cuda_types import of_cuda
 from foretrace.operators.inference.data_dependent_types import DataDependentTypes
 from foretrace.operators.inference.eager_strides import as_eager
 from foretrace.operators.inference.fake_kernels import NO_KERNEL, FakeKernels, no_meta_kernel
@@ -141,8 +142,8 @@ class Inference:
             raise
 
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        if (type := created(func, args, kwargs)) is not None:
-            return type
+        if (known := created(func, args, kwargs) or of_cuda(func, args)) is not None:
+            return known
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._meta_kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
         run = self._of_compressed if compressed_in((args, kwargs)) else self._run

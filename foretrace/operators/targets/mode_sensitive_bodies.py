@@ -110,7 +110,8 @@ def _padded(
         place = aten.slice.Tensor(aten.slice.Tensor(output, 0, first, last), 1, 0, rows[first])
         place.copy_(aten.view.default(part, [last - first, rows[first], *data.shape[1:]]))
         offset += many
-    lengths = torch.tensor([sum(row > place for row in rows) for place in range(rows[0])])
+    counts = [sum(row > place for row in rows) for place in range(rows[0])]
+    lengths = torch.tensor(counts, device="cpu")  # whatever the default device is
     return output.transpose(0, 1) if batch_first else output, lengths
 
 
@@ -134,7 +135,7 @@ def _ctc_loss(
     if reduction != MEAN or not fits:
         return traced(log_probs, targets, *lengths, blank, reduction, zero_infinity)
     losses = traced(batch, targets, *lengths, blank, 0, zero_infinity)
-    counts = torch.tensor(target_lengths, dtype=losses.dtype).to(losses.device)
+    counts = torch.tensor(target_lengths, dtype=losses.dtype, device="cpu").to(losses.device)
     return (losses / counts.clamp_min(1)).mean()
 
 
