@@ -10,6 +10,7 @@ from torch.cuda import current_device, is_available  # by which a program may ha
 
 import foretrace
 from foretrace import torch_api
+from foretrace.operators.targets.profile import target_of
 
 X, NET = torch.randn(4, 3), nn.Linear(3, 3)
 
@@ -170,3 +171,74 @@ def test_indexing_in_a_level_is_that_of_the_cpu(inside: Any) -> None:
 
 def rows(inside: Any) -> Any:
     return lambda y: inside(y[None].expand(3))
+
+
+def test_a_generator_of_the_cpu_draws_on_the_cpu() -> None:
+    generator = torch.Generator()
+
+    def draws(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4, 3, generator=generator).to(x.device)
+
+    def draws_there(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4, 3, generator=generator, device=x.device)
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        return torch.normal(x, 1.0, generator=generator)
+
+    assert foretrace.capture(draws, (X,), target="cuda:sm90").cut("export").nodes
+    words = "Expected a 'cuda' device type for generator but found 'cpu'"
+    for program in (draws_there, around):
+        with pytest.raises(foretrace.Refusal, match=words) as refused:
+            foretrace.capture(program, (X,), target="cuda:sm90")
+        assert refused.value.kind == "program raised"
+
+
+def test_memory_that_a_device_reads_is_a_copy_on_the_cpu() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.cpu().pin_memory().to(x.device, non_blocking=True) * 2).sum()
+
+    x = torch.randn(4, 3, requires_grad=True)
+    graph = (
+        foretrace.capture(program, (x,), target="cuda:sm90").cut("joint", loss=0).graph_module.graph
+    )
+    on = {node.name: node.meta["val"].device.type for node in graph.nodes if "val" in node.meta}
+    assert on["_pin_memory"] == "cpu"
+    assert on["mul"] == "cuda"
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="it pins memory")
+def test_memory_is_not_pinned_without_a_device() -> None:
+    with pytest.raises(foretrace.Refusal, match="Cannot access accelerator device") as refused:
+        foretrace.capture(lambda x: x.pin_memory(), (X,))
+    assert refused.value.kind == "program raised"
+
+
+def test_cudnn_is_that_of_the_target() -> None:
+    target = target_of("cuda:sm90", torch.device("cpu"))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        assert torch.backends.cudnn.is_available()
+        assert torch.backends.cudnn.version() // 10000 == target.cudnn[0]
+        return x * 2
+
+    assert foretrace.capture(program, (X,), target=target).cut("export").nodes
+
+
+@pytest.mark.parametrize("name", ["cuda:sm9", "cuda:sm999", "cuda:sm95", "cuda:1"])
+def test_a_device_that_there_is_not(name: str) -> None:
+    with pytest.raises(foretrace.Refusal, match="unknown target"):
+        foretrace.capture(lambda x: x * 2, (X,), target=name)
+
+
+def test_what_a_device_draws_is_an_example_that_is_asked_again() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        there = torch.rand((), device=x.device)
+        return x * (2 if torch.rand(()) > 0.5 else 3) * (5 if there > 0.5 else 7)
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        cut = foretrace.capture(program, (X,), target="cuda:sm90").cut("aten")
+        nodes = cut.graph_module.graph.nodes
+        factors = [node.args[1] for node in nodes if str(node.target) == "aten.mul.Tensor"]
+        assert factors[0] == (2 if torch.rand(()) > 0.5 else 3), "the CPU draws as in eager"
+        assert sum("_assert_async" in node.name for node in nodes) == 2

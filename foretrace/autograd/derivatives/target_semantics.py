@@ -19,7 +19,7 @@ from foretrace.operators.inference.cpu_kernels import types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.operators.targets.cuda_build import check_kernel
+from foretrace.operators.targets.cuda_build import check_generator, check_kernel
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
 from foretrace.operators.targets.sdpa import choose_attention
@@ -34,6 +34,8 @@ ATTENTION_DEFAULTS: dict[str, Any] = {
     "scale": None,
     "enable_gqa": False,
 }
+PINNED = torch.ops.aten._pin_memory.default
+"""A copy on the CPU, in memory that a device reads"""
 COMPOSITE = "CompositeImplicitAutograd"
 LISTS = "CompositeExplicitAutograd"
 
@@ -72,10 +74,17 @@ class TargetSemantics(Semantics):
 
         Raises:
             NotImplementedError: the operator has no kernel for the target.
+            RuntimeError: it draws from a generator of another device.
         """
-        if not self.here and self.target.device in {t.device for t in types_in((args, kwargs))}:
+        if self.here:
+            if func is PINNED and not torch.accelerator.is_available():
+                raise RuntimeError("Cannot access accelerator device when none is available.")
+            return super().infer(func, args, kwargs)
+        if self.target.device in {t.device for t in types_in((args, kwargs))}:
             check_kernel(func)
-        return super().infer(func, args, kwargs)
+        found = super().infer(func, args, kwargs)
+        check_generator((args, kwargs), {t.device.type for t in types_in((args, kwargs, found))})
+        return found
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]

@@ -1,6 +1,6 @@
 """Types of leaves that only CUDA has a kernel for, and torch no meta kernel.
 
-Source: aten/src/ATen/native/cuda/RNN.cu, torch 2.13.
+Source: Memory.cpp and cuda/RNN.cu in aten/src/ATen/native, torch 2.13.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +35,7 @@ def _gru_cell_backward(slope: TensorType, kept: TensorType, has_bias: bool) -> T
 
 TYPES: Final[Mapping[Any, Callable[..., Tree]]] = MappingProxyType(
     {
+        aten._pin_memory.default: lambda tensor, *_: tensor.contiguous(),
         aten._thnn_fused_gru_cell.default: _gru_cell,
         aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     }

@@ -18,6 +18,8 @@ class Semantics:
     inference: Inference
     learned: Learned
     """answers that hold in every capture"""
+    here: bool = True
+    """whether the target is a device of this machine, or none"""
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results; the arguments have a TensorType for each tensor.

@@ -36,6 +36,26 @@ COMPOSITES: Final = (
 """Dispatch keys of kernels that serve every device"""
 
 
+def check_generator(call: Any, devices: set[str]) -> None:
+    """Raise what eager raises where a kernel draws from a generator of another device.
+
+    Source: `check_generator` in aten/src/ATen/core/Generator.h, torch 2.13.
+
+    Args:
+        call: the arguments.
+        devices: the types of the devices of its tensors and results.
+
+    Raises:
+        RuntimeError: there is such a generator.
+    """
+    for leaf in torch_api.tree_leaves(call):
+        if isinstance(leaf, torch.Generator) and leaf.device.type not in devices:
+            raise RuntimeError(
+                f"Expected a '{', '.join(sorted(devices))}' device type for generator but found"
+                f" '{leaf.device.type}'"
+            )
+
+
 def check_kernel(op: Any) -> None:
     """Raise what eager raises on a CUDA device of an operator of aten that has no kernel there.
 

@@ -42,6 +42,11 @@ VERIFIED_BY: dict[str, str] = {
 }
 """What a target is compared with, as in docs/targets.md. Other `cuda:smNN` are not compared"""
 
+CAPABILITIES = (
+    *("50", "52", "53", "60", "61", "62", "70", "72", "75", "80", "86", "87", "88", "89"),
+    *("90", "100", "101", "103", "110", "120", "121"),
+)
+"""Compute capabilities of devices that NVIDIA has built, without the dot"""
 SM = re.compile(r"cuda:sm(\d+)(\d)")
 
 
@@ -61,7 +66,7 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
     if name in KEYS:
         return Target(name, torch.device(name), own_kernels=_kernels_now(KEYS[name]))
     found = SM.fullmatch("cuda:sm80" if name == "cuda" else name)
-    if found is None:
+    if found is None or name.removeprefix("cuda:sm") not in {*CAPABILITIES, "cuda"}:
         raise _unknown(name)
     major, minor = int(found[1]), int(found[2])
     device = inputs_device if inputs_device.type == "cuda" else torch.device("cuda", 0)

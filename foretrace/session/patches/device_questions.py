@@ -57,6 +57,7 @@ def _answers(
         "getCurrentStream": lambda _: (0, index, 0),
         "new": partial(_created, refuse),
         "generator": lambda _: generator,
+        "version": partial(_version, target),
         # these change no number, and a graph has no time
         **dict.fromkeys(("synchronize", "synchronizeDevice", "emptyCache"), nothing),
         **dict.fromkeys(("emptyHostCache", "rangePushA", "rangePop", "markA"), nothing),
@@ -74,6 +75,14 @@ class Properties:
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse(f"torch.cuda.get_device_properties().{name}")
+
+
+def _version(target: Target) -> int | None:
+    """The version of cuDNN, as torch says it."""
+    if target.cudnn is None:
+        return None
+    major, minor, patch = (*target.cudnn, 0, 0)[:3]
+    return major * 10000 + minor * 100 + patch
 
 
 class CurrentStream:

@@ -156,7 +156,7 @@ class Session:
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
         """Whether a module's tensor is no stand-in to the program: it is `reached` elsewhere, too.
 
-        On another device than the target it is one: Python would see the wrong device.
+        On another device than the target it is one: autocast casts by the label that C++ reads.
         """
         here = self.places.device in (None, tensor.device)
         plain = plain_class(type(tensor)) and not self._without_data(tensor)

@@ -32,6 +32,8 @@ OBJECTS: Final = ("default_generators", "_cudart", "_nvtx")
 # is initialized; whether it is, and what it has counted then.
 OTHERS: Final = (
     (_C, "_has_cuda"),
+    (_C, "_has_cudnn"),
+    (vars(torch.backends.cudnn)["m"], "version"),
     (torch.cuda, "_initialized"),
     (torch.cuda, "_cached_device_count"),
     (torch.cuda, "default_generators"),
@@ -108,7 +110,7 @@ class Questions:
     def _in_place_of(self, item: Any, name: str) -> Any:
         if name == "_cached_device_count":
             return None
-        if name in ("_initialized", "_has_cuda"):
+        if name in ("_initialized", "_has_cuda", "_has_cudnn"):
             return Initialized(self, item)
         if name in OBJECTS:
             return Devices(self, item)

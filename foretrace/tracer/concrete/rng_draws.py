@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import torch
 
+from foretrace import torch_api
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.program.walk import subgraphs_of
@@ -20,12 +21,17 @@ DROPOUT: Final = "dropout_p"
 
 
 class Draws:
-    """Draws random numbers as eager does: in the program's order, from copies of the generators."""
+    """Draws random numbers as eager does: in the program's order, from copies of the generators.
+
+    What a device that is not here draws is not known: its example is drawn from another copy of the
+    CPU's, and what is answered by it is asked again by each call.
+    """
 
     def __init__(self, ops: Sequence[Op] = ()) -> None:
         self.ops = list(ops)
         self._places = {op: place for place, op in enumerate(self.ops)}
-        self._state: torch.Tensor | None = None
+        self._states: dict[bool, torch.Tensor] = {}
+        """of the default generator after the last draw, by whether it was on the CPU"""
         self._copies: dict[torch.Generator, torch.Generator] = {}
 
     def note(self, op: Op) -> None:
@@ -36,7 +42,8 @@ class Draws:
 
     def knows(self, op: Op) -> bool:
         """Whether its place among the draws is known, and the CPU draws its numbers."""
-        return op in self._places and all(out.type.device.type == CPU for out in op.outs)
+        here = torch_api.device_types_here() - {CPU}
+        return op in self._places and here.isdisjoint(out.type.device.type for out in op.outs)
 
     def before(self, op: Op) -> list[Value]:
         """The first result of the draw before it."""
@@ -46,12 +53,12 @@ class Draws:
     def run(self, op: Op, args: Any, kwargs: Any) -> Any:
         """Run a draw; the generators themselves stay as they are."""
         args, kwargs = map_tree((args, kwargs), self._copied)
-        before = DEFAULT.get_state()
+        before, on_cpu = DEFAULT.get_state(), all(o.type.device.type == CPU for o in op.outs)
         try:
-            DEFAULT.set_state(before if self._state is None else self._state)
+            DEFAULT.set_state(self._states.get(on_cpu, before))
             return op.target(*args, **kwargs)
         finally:
-            self._state = DEFAULT.get_state()
+            self._states[on_cpu] = DEFAULT.get_state()
             DEFAULT.set_state(before)
 
     def _copied(self, leaf: Any) -> Any:

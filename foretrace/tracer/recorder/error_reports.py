@@ -43,7 +43,13 @@ NO_DATA: Final = ("data is not allocated", "data pointer", "storage")
 """What torch says where a kernel reads memory that is not there"""
 READ: Final = (NO_DATA[0], "len() of a 0-d tensor")
 """Errors of C++ that reads a tensor; `torch.tensor([x])` takes an abstract one for a list"""
-ABSENT: Final = ("is not linked with support for", "not compiled with", "without ATen_cuda library")
+ABSENT: Final = (
+    "is not linked with support for",
+    "not compiled with",
+    "compiled without",
+    "without ATen_cuda library",
+    "Cannot access accelerator device",
+)
 """What torch says where C++ asks for a device that its build does not know"""
 ANSWERED: Final = (
     torch_api.DynamicOutputShapeException,
@@ -64,7 +70,7 @@ def reported(recorder: Recorder) -> Refusing:
             return known
         at = user_frame_of(traceback, LIBRARY_DIRS)
         refusal = _traces(tracer, error) if tracer else _inner(error)
-        refusal = refusal or _refusal(error, recorder.types.symbols)
+        refusal = refusal or _refusal(error, recorder.types.symbols, here=recorder.semantics.here)
         return refusal.located(at, recorder.module_path(error), ())
 
     return Refusing(of)
@@ -77,11 +83,11 @@ def _inner(error: BaseException | None) -> Refusal | None:
     return error
 
 
-def _refusal(error: BaseException, symbols: Symbols) -> Refusal:
+def _refusal(error: BaseException, symbols: Symbols, *, here: bool) -> Refusal:
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
     what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
-    if any(said in what for said in ABSENT):
+    if not here and any(said in what for said in ABSENT):
         return _asks_device(what)
     if _ran(torch.autograd.grad, error.__traceback__):
         return _inner_gradient(what)
@@ -212,7 +218,9 @@ class _Question:
         """Yes or no; None where it cannot be asked."""
         leaves, form = torch_api.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        here = all(leaf.device.type in torch_api.device_types_here() for leaf in tensors)
+        named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+        devices = {each.type for each in (*named, *(leaf.device for leaf in tensors))}
+        here = devices <= torch_api.device_types_here()
         size = sum(self._number(leaf.numel()) for leaf in tensors)
         if func.namespace not in PURE or not here:
             return None
