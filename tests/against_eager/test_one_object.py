@@ -4,6 +4,7 @@ import copy
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -351,3 +352,34 @@ def test_a_default_is_returned_itself(program: Any, backend: str) -> None:
         assert _are_defaults(found) == _are_defaults(expected)
         assert any(_are_defaults(found))
     fills_its_default.__defaults__[0].clear()
+
+
+def puts_one_row_into_three(kept: dict[str, Any], d: dict[str, Any], x: Tensor) -> Any:
+    row = [x * 2]
+    kept["rows"].extend([row, row])
+    d["row"], kept["last"] = {"of": row}, row
+    return row
+
+
+def binds_data_and_an_argument(kept: dict[str, Any], d: dict[str, Any], x: Tensor) -> Any:
+    row = [1]
+    d["row"], kept["last"] = row, (row, d)
+    return x + 1
+
+
+@pytest.mark.parametrize("fn", [puts_one_row_into_three, binds_data_and_an_argument])
+def test_what_is_new_is_built_once(fn: Any) -> None:
+    """In all places of state and arguments, and in the result."""
+    sides = list[Any]()
+    for each in (fn, foretrace.compile(fn, fullgraph=True)):
+        kept: dict[str, Any] = {"rows": [], "last": None}
+        step = partial(each, kept)
+        for n in range(2):
+            d: dict[str, Any] = {"x": torch.full((2,), float(n))}
+            result = step(d, d["x"])
+            last = kept["last"]
+            row = last[0] if isinstance(last, tuple) else last
+            same = [row is item for item in (*kept["rows"], d["row"], result)]
+            same += [isinstance(last, tuple) and last[1] is d, *map(str, (kept, d, result))]
+            sides.append((n, same))
+    assert sides[:2] == sides[2:]

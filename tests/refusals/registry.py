@@ -25,7 +25,7 @@ class Case:
 
 CASES: dict[str, Case] = {}
 EXCUSED: dict[str, str] = {
-    "session/run/append_only.py:check_separate": "tests/steps/test_filling.py",
+    "session/run/append_only.py:check_new": "tests/steps/test_filling.py",
     "session/run/append_only.py:check_none_left": "it runs once more: tests/steps/test_filling.py",
     "session/run/append_only.py:note": "it runs once more: tests/steps/test_filling.py",
     "python_state/effects/leaks.py:check_numbers": "it runs once more: tests/against_eager/"

@@ -51,34 +51,6 @@ refuses("side effect", ATTRIBUTES).when(
 )
 
 
-class LeavesTwice(nn.Module):
-    """One new dict, in two attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.params: Any = None
-        self.arguments: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.params = {"scale": x * 2}  # here
-        self.arguments = (x, self.params)
-        return x + 1
-
-
-class LeavesTwo(LeavesTwice):
-    """A copy of it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.params = {"scale": x * 2}
-        self.arguments = (x, dict(self.params))
-        return x + 1
-
-
-refuses("side effect", "session/run/append_only.py:check_built_once").when(
-    captures(LeavesTwice(), X), captured(LeavesTwo(), X)
-)
-
-
 class Hooks(nn.Module):
     """Its first call registers a hook."""
 

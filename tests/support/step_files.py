@@ -13,7 +13,6 @@ import foretrace
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.load import Loaded
 from foretrace.ir.pydata.location import OnGradient
-from foretrace.ir.pydata.state import State
 from tests.support.bits import differences
 from tests.support.steps import Build, Loop, built
 
@@ -127,7 +126,7 @@ def _state(program: Program) -> dict[str, Any]:
             found[f"{number} {item.role}"] = _live(item)
     recorded = program.recorded
     for number, each in enumerate((*recorded.states, *recorded.changes)):
-        if each.place.holder and not (isinstance(each, State) and each.like is not None):
+        if each.place.holder:
             found[f"left {number}"] = _plain(each.place.now)
     return found
 

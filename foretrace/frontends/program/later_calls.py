@@ -24,7 +24,7 @@ from foretrace.ir.program.walk import called_in
 from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.location import Filling, OnArgument, OnGradient
 from foretrace.ir.pydata.plain_data import plain
-from foretrace.ir.pydata.state import NUMBERS, OPEN, Change, State
+from foretrace.ir.pydata.state import NUMBERS, OPEN, Change
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.lowering.cuts.cut import Level, flatten as flatten_ops
@@ -50,9 +50,12 @@ def changes_of_a_call(recorded: Recording) -> list[CallChange]:
     states = recorded.states
     found = [each.of_call(()) for each in recorded.effects_of(FindObject)]
 
-    def content(state: State, leaf: Callable[[Tree], Any]) -> Any:
-        leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
-        return state.build(map(leaf, leaves), found)
+    def contents(leaf: Callable[[Tree], Any]) -> list[Any]:
+        built = list[Any]()
+        for state in states:
+            leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
+            built.append(state.build(map(leaf, leaves), found, built))
+        return built
 
     def zeros(leaf: Tree) -> Any:
         if isinstance(leaf, sympy.Basic):
@@ -67,13 +70,9 @@ def changes_of_a_call(recorded: Recording) -> list[CallChange]:
     def form(leaf: Tree) -> Any:
         return OPEN if isinstance(leaf, sympy.Basic) else zeros(leaf)
 
-    ones = [state if state.like is None else states[state.like] for state in states]
     left = [
-        CallChange(
-            Change(state.place, content(one, zeros), rebound=True, at=state.at),
-            _form(content(one, form)),
-        )
-        for state, one in zip(states, ones, strict=True)
+        CallChange(Change(state.place, item, rebound=True, at=state.at), _form(of_form))
+        for state, item, of_form in zip(states, contents(zeros), contents(form), strict=True)
         if not isinstance(state.place, (OnGradient, OnArgument))  # the next call has its own
     ]
     return [*(CallChange(each, _form(each.after)) for each in recorded.changes), *left]

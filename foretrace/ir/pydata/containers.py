@@ -195,29 +195,3 @@ def _split(
             leaves += below
             objects.append((position, torch_api.shown_kind(type(leaf)), structure))
     return leaves, Structure(spec, tuple(objects))
-
-
-def shared_in(tree: Any, known: Collection[int] = ()) -> bool:
-    """Whether a container or an object that can be changed is at two places of a structure.
-
-    `known`: ids of what does not count, and is not looked into.
-    """
-    seen, twice = dict[int, Any](), False  # alive, so that no other gets the same id
-
-    def note(node: Any) -> bool:
-        nonlocal twice
-        if isinstance(node, (tuple, torch.Tensor)):
-            return False
-        if id(node) in known:
-            return True
-        if torch_api.is_container(node) or object_attributes(node) is not None:
-            twice = twice or id(node) in seen
-            seen[id(node)] = node
-        return twice
-
-    waiting = [tree]
-    while waiting and not twice:
-        leaves = torch_api.tree_leaves(waiting.pop(), note)
-        objects = (object_attributes(each) for each in leaves if id(each) not in known)
-        waiting += [tuple(attributes.values()) for attributes in objects if attributes]
-    return twice

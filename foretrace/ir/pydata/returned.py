@@ -1,13 +1,13 @@
 """Containers and objects in a result that others hold, too: the caller, or Python's state."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import Structure, flatten, shared_in
+from foretrace.ir.pydata.containers import Structure, flatten
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.paths import (
     Path,
@@ -127,23 +127,6 @@ def kept_inside(
         if path:
             inside = {numbers[id(mark)] for mark in flatten(marked)[0] if id(mark) in numbers}
             yield path, item_at(tree, path), inside
-
-
-def unshared(
-    items: Any, others: Any, known: Collection[int], found: AbstractSet[int], ends: Collection[int]
-) -> bool:
-    """Whether each container or object in `items` that can be changed is at one place alone.
-
-    Args:
-        items: what is looked at.
-        others: where else it may be; looked into up to `ends`.
-        known: the ids of what others hold, beside these.
-        found: the ids of what may be anywhere: a call finds it.
-        ends: as above.
-    """
-    inside = {id(item) for path, item in reached(items, found) if path} - found
-    elsewhere = {id(item) for _, item in reached(others, ends)}
-    return not shared_in(items, found) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
 
 
 def restore_identity(

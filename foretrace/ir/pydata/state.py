@@ -12,6 +12,7 @@ from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, Location
 from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.paths import Path, item_at
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
 
 
@@ -64,7 +65,7 @@ class ItemBefore:  # no dataclass, which would be a container
     def __init__(self, *path: int) -> None:
         self.path = path
 
-    def of(self, content: Any, found: Sequence[Any]) -> Any:
+    def of(self, content: Any, found: Sequence[Any], built: Sequence[Any]) -> Any:
         """The item."""
         for place in self.path:
             content = content[place]
@@ -77,9 +78,20 @@ class FoundObject:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def of(self, content: Any, found: Sequence[Any]) -> Any:
+    def of(self, content: Any, found: Sequence[Any], built: Sequence[Any]) -> Any:
         """The object."""
         return found[self.number]
+
+
+class BuiltObject:
+    """An object that an earlier state holds, too: the number of that, and where in it."""
+
+    def __init__(self, state: int, path: Path) -> None:
+        self.state, self.path = state, path
+
+    def of(self, content: Any, found: Sequence[Any], built: Sequence[Any]) -> Any:
+        """The object."""
+        return item_at(built[self.state], self.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,30 +106,29 @@ class State:
     first: int
     count: int
     at: Frame | LazyFrame | None
-    kept: Mapping[int, ItemBefore | FoundObject]
+    kept: Mapping[int, ItemBefore | FoundObject | BuiltObject]
     """the others of its leaves, by their places among all"""
-    like: int | None = None
-    """the number of an earlier state that is the same object"""
 
-    def item(self, outputs: Sequence[Any], found: Sequence[Any]) -> Any:
-        """What it is to hold, where it is no earlier state's object.
+    def item(self, outputs: Sequence[Any], found: Sequence[Any], built: Sequence[Any]) -> Any:
+        """What it is to hold.
 
         Args:
             outputs: all that the call has computed.
             found: the objects that it has found.
+            built: what the earlier states hold.
         """
         if self.structure is LEAF and not self.kept:
             return outputs[self.first]
-        return self.build(iter(outputs[self.first : self.first + self.count]), found)
+        return self.build(iter(outputs[self.first : self.first + self.count]), found, built)
 
-    def build(self, leaves: Iterator[Any], found: Sequence[Any]) -> Any:
-        """What the place is to hold, of its leaves that a call computes."""
+    def build(self, leaves: Iterator[Any], found: Sequence[Any], built: Sequence[Any]) -> Any:
+        """What the place is to hold, of its leaves that a call computes; others as `item`."""
         kept = self.kept
         if not kept:
             return self.structure.build(leaves)
         before = self.place.now
         count = range(self.count + len(kept))
-        every = (kept[i].of(before, found) if i in kept else next(leaves) for i in count)
+        every = (kept[i].of(before, found, built) if i in kept else next(leaves) for i in count)
         return self.structure.build(every)
 
 
@@ -135,9 +146,10 @@ def put_all(
     """
     built = list[Any]()
     places = [state.place.of_call(inputs, call) for state in states]
-    for state, place in zip(states, places, strict=True):
-        built.append(state.item(outputs, found) if state.like is None else built[state.like])
-        place.bind(built[-1])
+    for state in states:
+        built.append(state.item(outputs, found, built))
+    for place, item in zip(places, built, strict=True):
+        place.bind(item)
     return built
 
 

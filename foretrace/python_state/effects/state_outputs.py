@@ -17,10 +17,11 @@ from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import flatten, named_leaves
 from foretrace.ir.pydata.location import Contents, Entry, OnArgument, OnInput
 from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.paths import reached
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
 from foretrace.ir.pydata.returned import ResultParts
-from foretrace.ir.pydata.state import NUMBERS, Change, FoundObject, ItemBefore, State
+from foretrace.ir.pydata.state import NUMBERS, BuiltObject, Change, FoundObject, ItemBefore, State
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
@@ -111,14 +112,14 @@ def _rows(
     as_they_are = set(map(id, equal))
     every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
     every += equal
-    elsewhere = in_several(every).union(result.items)
+    elsewhere = in_several(every).union(result.items, result.arguments)
     rows = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in rows if left}
     for change, left, created, holds in rows:
         data, shared = plain(change.after), shares(change, elsewhere, before)
         new = change.place.before is MISSING and id(change.place.holder) in filled
         again = change.rebound and id(change.place.before) in filled and data
-        again |= id(change) in as_they_are and not shared
+        again = (again or id(change) in as_they_are) and not shared
         can_be_left = left or ((new or shared) and data)
         yield _Row(change, can_be_left, created, holds, shared, again)
 
@@ -256,26 +257,26 @@ def states_of(
         lines: of the program.
         found: the objects in it that a call finds.
     """
-    states, outputs, places = list[State](), list[Output](), dict[int, int]()
-    numbers = found.numbers
+    states, outputs, contents = list[State](), list[Output](), list[Any]()
+    known: dict[int, FoundObject | BuiltObject] = {
+        key: FoundObject(number) for key, number in found.numbers.items()
+    }
     for change in left:
-        at = change.at or located(change, lines).at
-        like = places.get(id(change.after))
-        if like is not None and not isinstance(change.place, Contents):
-            states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
-            continue
-        leaves, structure = named_leaves(_by_place(change), whole=numbers.keys())
-        begin, kept = first + len(outputs), dict[int, ItemBefore | FoundObject]()
+        content = _by_place(change)
+        leaves, structure = named_leaves(content, whole=known.keys())
+        structure = structure.with_repeats(content, known)
+        begin, kept = first + len(outputs), dict[int, ItemBefore | FoundObject | BuiltObject]()
         for place, (path, leaf) in enumerate(leaves):
             if isinstance(leaf, ItemBefore):
                 kept[place] = leaf
-            elif id(leaf) in numbers:
-                kept[place] = FoundObject(numbers[id(leaf)])
+            elif id(leaf) in known:
+                kept[place] = known[id(leaf)]
             else:
                 outputs.append(new_output(role_of(change, path), leaf))
-        if isinstance(change.after, CONTAINERS):
-            places[id(change.after)] = len(states)
-        count = len(leaves) - len(kept)
+        for path_in, item in [*reached(content, known)]:
+            known.setdefault(id(item), BuiltObject(len(states), path_in))
+        contents.append(content)  # alive, as are their ids
+        at, count = change.at or located(change, lines).at, len(leaves) - len(kept)
         states.append(State(change.place, structure, begin, count, at, kept))
     return states, outputs
 

@@ -21,17 +21,29 @@ from foretrace.ir.pydata.location import (
     OnArgument,
 )
 from foretrace.ir.pydata.members import MISSING
+from foretrace.ir.pydata.paths import at_path
 from foretrace.ir.pydata.read_facts import AttributeNames, ContainerLength, ReadLocation
-from foretrace.ir.pydata.state import OPEN, Change, FoundObject, ItemBefore, State, StateRead
+from foretrace.ir.pydata.state import (
+    OPEN,
+    BuiltObject,
+    Change,
+    FoundObject,
+    ItemBefore,
+    State,
+    StateRead,
+)
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.state.containers import KINDS
 from foretrace.serialization.state.encode_state import (
     BUILT,
     CONTENT,
     FILLING,
+    FOUND,
     HOLDER,
+    IS,
     ITEM,
     ON_THE_CALL,
+    WAS,
 )
 from foretrace.serialization.state.state_objects import (
     LoadedObject,
@@ -119,7 +131,9 @@ class StateDecoder:
         requires.inputs.hooked = dict.fromkeys(found["hooked"], ((), ()))  # the graph has their ops
         requires.python.forms = [self._reading(each) for each in found["forms"]]
         requires.python.tied = [(self._reading(each), index) for each, index in found["tied"]]
-        states = (self._state(n, each) for n, each in enumerate(found[IN_STATE[LeaveState]]))
+        states = list[State]()
+        for each in found[IN_STATE[LeaveState]]:
+            states.append(self._state(states, each))
         changes = map(self._change, found[IN_STATE[ChangePlace]])
         left = (*map(LeaveState, states), *map(ChangePlace, changes))
         recorded.effects = ordered((*recorded.effects, *left))
@@ -219,22 +233,37 @@ class StateDecoder:
         need(-1 <= number < len(leaves), "a reading")
         return StateRead(self._place(place), form, tuple(map(_leaf, leaves)), number, kind)
 
-    def _state(self, before: int, found: Sequence[Any]) -> State:
-        place, form, first, count, at, kept, like = found
+    def _state(self, before: list[State], found: Sequence[Any]) -> State:
+        place, form, first, count, at, kept = found
         outputs = len(self.recorded.outputs)
         need(type(form) is Structure and 0 <= first <= first + count <= outputs, "a state")
-        need(like is None or 0 <= like < before, f"a state like one of {before}")
         need(at is None or isinstance(at, Frame), "the line of a state")
-        need(all(type(index) is int and type(x) in (int, tuple) for index, x in kept), "a state")
-        items = {i: FoundObject(x) if type(x) is int else ItemBefore(*x) for i, x in kept}
-        number = len(self.recorded.effects_of(FindObject))
         where = self._place(place)
+        items = {index: self._kept(where, before, each) for index, *each in kept}
+        need(all(type(index) is int for index in items), "a state")
         if isinstance(where, Filling):
             need(form.spec.num_children == len(where.ways), "a filling")
-        now = where.now
-        for each in items.values():  # a call looks them up at its end
-            each.of(now, range(number))
-        return State(where, form, first, count, at, items, like)
+        return State(where, form, first, count, at, items)
+
+    def _kept(
+        self, place: Location, before: list[State], found: Sequence[Any]
+    ) -> ItemBefore | FoundObject | BuiltObject:
+        """A leaf of a state that no call computes; a call looks it up at its end."""
+        match found:
+            case (kind, tuple(path)) if kind == WAS:
+                item = ItemBefore(*path)
+                item.of(place.now, (), ())
+                return item
+            case (kind, int(number)) if kind == FOUND:
+                need(0 <= number < len(self.recorded.effects_of(FindObject)), "an object")
+                return FoundObject(number)
+            case (kind, int(number), tuple(path)) if kind == IS:
+                need(0 <= number < len(before), "an earlier state")
+                one = before[number]
+                marks = one.structure.build(iter(range(one.count + len(one.kept))))
+                need(at_path(marks, path) is not MISSING, "a place in an earlier state")
+                return BuiltObject(number, path)
+        raise Wrong(f"{found!r:.60} is no object of a state")
 
     def _change(self, found: Sequence[Any]) -> Change:
         place, value, at, path = found

@@ -27,7 +27,15 @@ from foretrace.ir.pydata.location import (
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.pydata.read_facts import ContainerLength, ReadLocation
-from foretrace.ir.pydata.state import OPEN, Change, ItemBefore, State, StateRead
+from foretrace.ir.pydata.state import (
+    OPEN,
+    BuiltObject,
+    Change,
+    FoundObject,
+    ItemBefore,
+    State,
+    StateRead,
+)
 from foretrace.serialization.schema.effect_schema import IN_STATE
 from foretrace.serialization.schema.encode import Encoder
 from foretrace.serialization.state.containers import KINDS, ContainerTable, Spot
@@ -40,6 +48,7 @@ ON_THE_CALL: Mapping[type[Location], str] = MappingProxyType(
 """Places in the arguments of a call"""
 ITEM, BUILT, HOLDER = "item", "built", "holder"
 ENTRY, CONTENT, FILLING = "entry", "content", "filling"
+WAS, FOUND, IS = "was", "found", "is"
 
 
 class StateEncoder:
@@ -115,14 +124,9 @@ class StateEncoder:
         return place, read.structure, leaves, read.number, read.kind
 
     def _state(self, state: State) -> tuple[Any, ...]:
-        kept = tuple(
-            [  # `check_python` refuses objects that are not among the arguments
-                (i, x.path if isinstance(x, ItemBefore) else x.number)
-                for i, x in state.kept.items()
-            ]
-        )
-        at, count = line_of(state.at), state.count
-        return self._place(state.place), state.structure, state.first, count, at, kept, state.like
+        kept = tuple([(i, *_kept(each)) for i, each in state.kept.items()])
+        at = line_of(state.at)
+        return self._place(state.place), state.structure, state.first, state.count, at, kept
 
     def _change(self, change: Change) -> tuple[Any, ...]:
         """A name that each call binds to the same data.
@@ -236,6 +240,14 @@ def encode_states(
         each["held"] = one.guards(fewer)
     shared = {"holders": items, "objects": holders.objects, "optimizers": holders.optimizers}
     return shared, own
+
+
+def _kept(item: ItemBefore | FoundObject | BuiltObject) -> tuple[Any, ...]:
+    if isinstance(item, ItemBefore):
+        return WAS, item.path
+    if isinstance(item, BuiltObject):
+        return IS, item.state, item.path
+    return FOUND, item.number  # `check_python` refuses those that are not among the arguments
 
 
 def _leaf(leaf: Any) -> tuple[Any, ...]:

@@ -152,7 +152,7 @@ def _check_again(recorded: Recording) -> None:
             raise one_call(f"the program leaves another {change.name}", change.at)
     for left in recorded.states:
         found = reads.get((id(left.place.holder), left.place.key))
-        if found is not None and left.like is None and not _fits(left, *found, recorded):
+        if found is not None and not _fits(left, *found, recorded):
             raise one_call(f"{left.place.name} holds other things after each call", left.at)
 
 

@@ -5,27 +5,25 @@ more run has a stand-in for it, which takes items and notes whatever else is ask
 is, the content of the container is no guard.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NoReturn, Self
 from weakref import ref
 
 from foretrace import torch_api
-from foretrace.errors import Refusal, line_of
+from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
-from foretrace.ir.pydata.containers import flatten, shared_in
+from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.location import WAYS, Contents, Filling, Location
 from foretrace.ir.pydata.members import own_kind
+from foretrace.ir.pydata.paths import reached
 from foretrace.ir.pydata.read_facts import ReadLocation
-from foretrace.ir.pydata.returned import unshared
 from foretrace.ir.pydata.state import Change
-from foretrace.ir.source.state_change_lines import Lines
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.changed_arguments import BegunArguments
 from foretrace.python_state.effects.leaks import collected
-from foretrace.python_state.effects.module_state import located
 from foretrace.python_state.effects.state_outputs import all_known
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
@@ -162,19 +160,22 @@ class AppendOnlyContainers:
                 stand_in.read |= place.now is not stand_in
                 place.bind(monitored[id(stand_in)][1])
 
-    def left(self, begun: BegunArguments, changed: list[Change], known: set[int]) -> list[Change]:
+    def left(
+        self, begun: BegunArguments, kept: list[Change], data: list[Change], known: set[int]
+    ) -> list[Change]:
         """What each has taken in the run.
 
         Args:
             begun: its arguments.
-            changed: what else it has left.
+            kept: what else it has left.
+            data: the places that it has bound otherwise.
             known: the ids of what there was before it.
 
         Raises:
             Refusal: it reads one, or what it puts there is also elsewhere.
         """
         found = list[Change]()
-        others = {id(each.place.holder) for each in changed}
+        others = {id(each.place.holder) for each in (*kept, *data)}
         for key, stand_in in self._stand_ins.items():
             name, holder, _ = self._guessed[key]
             ways = [way for way, _ in stand_in.puts]
@@ -183,7 +184,7 @@ class AppendOnlyContainers:
             if stand_in.read or key in others or not _rebuildable(change, known):
                 stand_in.note()
             found += [change] if items else []
-        check_separate(found, begun, [each.after for each in changed], known)
+        check_new(found, begun, known, data)
         return found
 
     def part(self, outside: AccessMonitor | None) -> list[Any]:
@@ -214,46 +215,33 @@ def _read_by(recorded: Recording) -> set[int]:
     return {id(place.holder) for place in reads if isinstance(place, Contents)}
 
 
-def check_separate(
-    filled: list[Change], begun: BegunArguments, others: list[Any], known: set[int]
+def check_new(
+    filled: list[Change], begun: BegunArguments, known: AbstractSet[int], data: Iterable[Change]
 ) -> None:
-    """Refuse what a run has put into containers and left elsewhere, too: a call builds two of it.
+    """Refuse what a run has put into containers and a call would have two of.
+
+    It was there before, or is in plain data, of which a call binds a copy.
 
     Args:
         filled: the containers.
         begun: the arguments; what these had when the program began, a call finds.
-        others: what else the run leaves.
         known: the ids of what there was before it.
+        data: the places that the run has bound to plain data.
 
     Raises:
-        Refusal: it is no tensor or number, of which a call has one.
+        Refusal: there is such a container or object.
     """
-    new, ends = list[Any](), [each.place.holder for each in filled]
+    new, found = list[Any](), {id(item) for _, item in begun.inside}
     for change in filled:
         before = {id(item) for item in _items(change.place.before)}
         new += [item for item in _items(change.after) if id(item) not in before]
-    elsewhere, met = [begun.call, *others], {id(item) for _, item in begun.inside}
-    if new and not unshared(new, elsewhere, known, met, set(map(id, ends))):
+    inside = {id(item) for path, item in reached(new, found) if path}
+    bound = {id(item) for each in data for _, item in reached(each.after)}
+    if not inside.isdisjoint(known | bound):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect",
             at=filled[0].at,
-            do="put a copy there",
-        )
-
-
-def check_built_once(changed: list[Change], known: set[int], lines: Callable[[], Lines]) -> None:
-    """Refuse one new container or object that a run leaves in two others: a call builds two.
-
-    Raises:
-        Refusal: there is one; `known` are the ids of what there was before the run.
-    """
-    roots = {id(each.after): each.after for each in changed}
-    if shared_in([*roots.values()], known):
-        raise Refusal(
-            f"the program leaves an object in {changed[0].name} that is elsewhere, too",
-            kind="side effect",
-            at=line_of(located(changed[0], lines).at),
             do="put a copy there",
         )
 

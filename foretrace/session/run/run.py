@@ -59,7 +59,7 @@ from foretrace.session.run.aliased_inputs import (
     minded_writes,
     without_views,
 )
-from foretrace.session.run.append_only import check_built_once, check_separate
+from foretrace.session.run.append_only import check_new
 from foretrace.session.run.mutations import (
     begins_read,
     check_attributes_kept,
@@ -210,13 +210,10 @@ def _put(
         lines: of the program.
     """
     known = before.met.union(map(id, capture.inputs.real))
-    changed = [*kept, *requires.notes.changed]
-    filled = [located(each, lines) for each in changed if type(each.place) is Contents]
-    others = [each.after for each in changed if type(each.place) is not Contents]
-    check_separate(filled, begun, others, known)
-    there = known.union(id(item) for _, item in begun.inside)
-    check_built_once([each for each in changed if each.rebound], there, lines)
-    put = capture.assumed.fills.left(begun, changed, known)
+    data = requires.notes.changed
+    filled = [located(each, lines) for each in (*kept, *data) if type(each.place) is Contents]
+    check_new(filled, begun, known, data)
+    put = capture.assumed.fills.left(begun, kept, data, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
     return put
 
