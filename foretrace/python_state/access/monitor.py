@@ -42,10 +42,10 @@ from foretrace.python_state.snapshot.changes import changes_of
 from foretrace.tracer.functionalization.builder import Unmonitored, nobody_watches
 from foretrace.tracer.recorder.recorder import Recorder
 
-Begins = Callable[[types.FrameType, Callable[[], dict[int, Any]]], None]
+Begins = Callable[[types.FrameType, Callable[[], dict[int, tuple[Any, Any]]]], None]
 
 
-def nobody_looks(frame: types.FrameType, others: Callable[[], dict[int, Any]]) -> None:
+def nobody_looks(frame: types.FrameType, others: Callable[[], dict[int, tuple[Any, Any]]]) -> None:
     """Do nothing where code begins."""
 
 
@@ -305,10 +305,10 @@ class AccessMonitor(Unmonitored):
             notes = (*notes, self._note_fields)
         return self._meet_as(code, notes)
 
-    def _of_run(self) -> dict[int, Any]:
-        """By id, what the run has put in the place of something else, itself or for it."""
-        bound = {id(place.now): place.now for place in self.places.values() if place.changed}
-        return bound | {key: item for key, (item, _) in self.places.borrowed.items()}
+    def _of_run(self) -> dict[int, tuple[Any, Any]]:
+        """By id, what is put in the place of something else, by the run or for it, and that."""
+        changed = [place for place in self.places.values() if place.changed]
+        return {id(p.now): (p.now, p.before) for p in changed} | self.places.borrowed
 
     def _meet_library(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         if reads_fields(code):

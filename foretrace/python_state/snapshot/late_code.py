@@ -28,12 +28,14 @@ class LateCode:
         self._known: dict[int, types.CodeType] = {}
         self._looked = 0
 
-    def begins(self, frame: types.FrameType, others: Callable[[], Mapping[int, Any]]) -> None:
+    def begins(
+        self, frame: types.FrameType, others: Callable[[], Mapping[int, tuple[Any, Any]]]
+    ) -> None:
         """Look at what code names that begins, if nothing has led to it.
 
         Args:
             frame: its first call.
-            others: by id, what the run has put in the place of something else, which is not kept.
+            others: by id, what the run has put in the place of something else, and that.
         """
         code, space = frame.f_code, frame.f_globals
         if self._knows(code) or not of_a_module(space):

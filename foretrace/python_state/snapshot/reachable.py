@@ -118,12 +118,16 @@ class ReachableState:
         met = any(id(each) in self._seen for each in shared_generators())  # by a method of it
         return met or not SEEDING.isdisjoint(self.mentioned)
 
-    def look_further(self, found: Iterable[Any], others: Mapping[int, Any]) -> None:
-        """Look at what these lead to, too, in the midst of a run; not at `others`, by id."""
+    def look_further(self, found: Iterable[Any], others: Mapping[int, tuple[Any, Any]]) -> None:
+        """Look at what these lead to, too, in the midst of a run.
+
+        `others`: by id, what the run has put in the place of something else, and that.
+        """
         new, kept = others.keys() - self._seen.keys(), len(self._kept)
-        self._seen |= {key: others[key] for key in new}
+        self._seen |= {key: others[key][0] for key in new}
+        self._names.stood_for = others
         self._walk(found)
-        self._queue = []
+        self._queue, self._names.stood_for = [], {}
         for key in new:
             del self._seen[key]
         for each in self._kept[kept:]:
