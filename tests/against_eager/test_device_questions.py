@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.cuda import current_device, is_available  # by which a program may have them
+from torch.nn.attention.flex_attention import flex_attention
 
 import foretrace
 from foretrace import torch_api
@@ -242,3 +243,24 @@ def test_what_a_device_draws_is_an_example_that_is_asked_again() -> None:
         factors = [node.args[1] for node in nodes if str(node.target) == "aten.mul.Tensor"]
         assert factors[0] == (2 if torch.rand(()) > 0.5 else 3), "the CPU draws as in eager"
         assert sum("_assert_async" in node.name for node in nodes) == 2
+
+
+def test_no_build_has_two_kinds_of_devices() -> None:
+    words = "not linked with support for mps devices"
+    with pytest.raises(foretrace.Refusal, match=words) as refused:
+        foretrace.capture(lambda x: torch.ones(3, device="mps"), (X,), target="cuda:sm90")
+    assert refused.value.kind == "unsupported"
+
+
+def test_scores_of_flex_attention_read_tables_of_the_device() -> None:
+    table = nn.Parameter(torch.randn(2))
+
+    def score(s: Any, b: Any, h: Any, m: Any, n: Any) -> Any:
+        return s * table[h] + m
+
+    def program(x: torch.Tensor) -> Any:
+        return flex_attention(x, x, x, score_mod=score)
+
+    x = torch.randn(1, 2, 8, 16)
+    nodes = foretrace.capture(program, (x,), target="cuda:sm90").cut("aten").nodes
+    assert "flex_attention" in " ".join(nodes)

@@ -83,7 +83,10 @@ class TargetSemantics(Semantics):
         if self.target.device in {t.device for t in types_in((args, kwargs))}:
             check_kernel(func)
         found = super().infer(func, args, kwargs)
-        check_generator((args, kwargs), {t.device.type for t in types_in((args, kwargs, found))})
+        devices = {t.device.type for t in types_in((args, kwargs, found))}
+        if others := devices - {"cpu", "meta", self.target.device.type}:
+            raise RuntimeError(f"PyTorch is not linked with support for {others.pop()} devices")
+        check_generator((args, kwargs), devices)
         return found
 
     def body_kernel(

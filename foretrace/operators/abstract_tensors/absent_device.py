@@ -20,6 +20,12 @@ from foretrace.operators.indexing.items import get_item, set_item
 aten = torch.ops.aten
 
 
+def _get_item(tensor: Any, index: Any) -> Any:
+    if torch_api.function_modes():  # they see it before the binding takes its guard
+        return torch_api.attribute_of(tensor, "__getitem__")(index)
+    return get_item(tensor, index)
+
+
 def _copy(tensor: Any, other: Any, non_blocking: bool = False) -> Any:
     if isinstance(other, torch.Tensor):
         return aten.copy_.default(tensor, other, non_blocking)
@@ -63,7 +69,7 @@ def _index(tensor: Any) -> int:
 
 METHODS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
-        "__getitem__": get_item,
+        "__getitem__": _get_item,
         "__setitem__": set_item,
         "__invert__": Abstract.__invert__,
         "contiguous": Abstract.contiguous,

@@ -1,4 +1,4 @@
-"""Types of leaves that only CUDA has a kernel for, and torch no meta kernel.
+"""Types of leaves that only CUDA has a kernel for, and torch no meta kernel that takes the call.
 
 Source: Memory.cpp and cuda/RNN.cu in aten/src/ATen/native, torch 2.13.
 """
@@ -33,11 +33,18 @@ def _gru_cell_backward(slope: TensorType, kept: TensorType, has_bias: bool) -> T
     return gates, gates, slope.contiguous(), bias, bias
 
 
-TYPES: Final[Mapping[Any, Callable[..., Tree]]] = MappingProxyType(
+def _lstm_cell(gates: Any, of_hidden: Any, cell: Any, bias: Any = None, *_: Any) -> Tree | None:
+    """Without a bias: torch's meta kernel asks it for its device (2.13 to 2.15)."""
+    known = cell.contiguous(), cell.contiguous(), gates.contiguous()
+    return known if bias is None else None
+
+
+TYPES: Final[Mapping[Any, Callable[..., Tree | None]]] = MappingProxyType(
     {
         aten._pin_memory.default: lambda tensor, *_: tensor.contiguous(),
         aten._thnn_fused_gru_cell.default: _gru_cell,
         aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+        aten._thnn_fused_lstm_cell.default: _lstm_cell,
     }
 )
 """By operator, the types of the results of a call"""

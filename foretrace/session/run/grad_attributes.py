@@ -218,7 +218,7 @@ class Gradients:
         with self._unwatched:
             if name in torch_api.OF_DEVICE:
                 real = ours or isinstance(tensor, Abstract)
-                return (torch_api.attribute_of if real else self.places.answer)(tensor, name)
+                return self.places.answer(tensor, name, labelled=real)
             return self._found(tensor, name, answering=answering)
 
     def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:

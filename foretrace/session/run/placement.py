@@ -48,22 +48,25 @@ class Placement:
         named = kind != "captured" or isinstance(tensor, nn.Parameter)
         return self.device if named or self._moves(tensor) else device
 
-    def answer(self, tensor: torch.Tensor, name: str) -> Any:
-        """What a tensor other than an abstract one says of its device, and methods that ask it.
+    def answer(self, tensor: torch.Tensor, name: str, *, labelled: bool) -> Any:
+        """What a tensor says of its device, and methods that ask it.
 
-        One may wrap abstract tensors in a level of `torch.func`.
+        It may wrap abstract tensors in a level of `torch.func`. `labelled`: it is where it says.
         """
+        if name in METHODS:
+            label = torch_api.attribute_of(tensor, "device").type
+            here = label in torch_api.device_types_here()
+            method = METHODS[name]
+            return torch_api.attribute_of(tensor, name) if here else partial(method, tensor)
+        if labelled:
+            return torch_api.attribute_of(tensor, name)
         device = self.of(tensor)
         if name == "device":
             return device
         if name == "get_device":
             index: int | None = device.index
             return lambda: -1 if index is None else index
-        if name.startswith("is_"):
-            return device.type == name.removeprefix("is_")
-        label = torch_api.attribute_of(tensor, "device").type
-        here = label in torch_api.device_types_here()
-        return torch_api.attribute_of(tensor, name) if here else partial(METHODS[name], tensor)
+        return device.type == name.removeprefix("is_")
 
     def _moves(self, tensor: torch.Tensor) -> bool:
         for each in islice(self.reached(), self._looked, None):
