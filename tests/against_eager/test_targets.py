@@ -307,3 +307,21 @@ def outputs(cut: Any) -> list[Any]:
     (out,) = (node for node in cut.graph_module.graph.nodes if node.op == "output")
     values = [node.meta["val"] for node in out.args[0]]
     return [(tuple(value.shape), value.stride(), value.dtype) for value in values]
+
+
+def test_a_sparse_gradient_is_built_there_as_on_the_cpu() -> None:
+    table = nn.Embedding(10, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = table(ids).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    ids = torch.tensor([1, 2, 1])
+    here = foretrace.capture(step, (ids,)).cut("export").graph_module.code
+    assert (
+        cuda(step, ids).code.replace("device(type='cuda', index=0)", "device(type='cpu')") == here
+    )

@@ -49,8 +49,20 @@ def _new_tensor(
     return torch.tensor(data, **options, requires_grad=requires_grad)
 
 
+def _new_sparse(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    sparse, options = aten.sparse_coo_tensor, {**options, "layout": torch.sparse_coo}
+    options["pin_memory"] = False
+    if not (args and isinstance(args[0], torch.Tensor)):
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return sparse.size([*size], **options)
+    create = sparse.indices if len(args) == 2 else sparse.indices_size  # noqa: PLR2004
+    return create(*args, **options)
+
+
 def _new(tensor: Any, *args: Any, device: Any = None) -> Any:
     options: Any = {"dtype": tensor.dtype, "device": device or tensor.device}
+    if tensor.is_sparse:
+        return _new_sparse(args, options)
     one = args[0] if len(args) == 1 else None
     if isinstance(one, torch.Tensor):
         return aten.alias.default(one)
