@@ -158,6 +158,27 @@ def test_one_that_requires_grad() -> None:
         foretrace.capture(lambda a, b: b.data.add_(1) * a, (a, a.detach()[0]))
 
 
+@pytest.mark.filterwarnings("ignore:.*is not captured whole")
+@pytest.mark.parametrize("give", [lambda a, new: setattr(a, "data", new), Tensor.set_])
+def test_one_that_gets_other_memory(give: Callable[[Tensor, Tensor], None]) -> None:
+    """No: the call would leave it in the memory of the other."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        give(a, a.clone())
+        b.mul_(3)
+        return a * 1
+
+    base = torch.arange(9.0).view(3, 3)
+    with pytest.raises(foretrace.Refusal, match=r"\.data, and another input shares"):
+        foretrace.compile(program, fullgraph=True)(base.t(), base[1:])
+    assert torch.equal(base, torch.arange(9.0).view(3, 3))
+    for call in (program, foretrace.compile(program)):  # which runs it as Python
+        base = torch.arange(9.0).view(3, 3)
+        a = base.t()
+        assert torch.equal(call(a, base[1:]), torch.arange(9.0).view(3, 3).t())
+        assert torch.equal(a, torch.arange(9.0).view(3, 3).t())
+
+
 def writes_the_first(a: Tensor, b: Tensor) -> Tensor:
     return a.mul_(2).sum() * b
 

@@ -16,6 +16,7 @@ from foretrace.ir.pydata.members import own_items
 from foretrace.ir.pydata.plain_data import plain
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wraps
+from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.recorder.run_inputs import RunInputs
 
 T = TypeVar("T")
@@ -188,7 +189,7 @@ def check_one_history(
 
     Raises:
         Refusal: it writes such a thing to them, and they are not views of one tensor; it sets
-            `requires_grad` of one, or its `.grad`.
+            `requires_grad` of one, or its `.grad`, or gives one other memory.
     """
     for memory, views in requires.inputs.together.items():
         members = views if run.inputs[memory].memory else [memory, *views]
@@ -199,11 +200,12 @@ def check_one_history(
         )
         bound = (getattr(current[index], "ft_grad", None) is not None for index in views)
         separate = len(bases) > 1 if memory in followed else any(switched)
-        if separate or any(bound):
+        roots = {id(alias_of(current[index]).root) for index in (memory, *views)}
+        if separate or any(bound) or len(roots) > 1:
             name = run.inputs[views[0]].role.name
             raise Refusal(
-                f"the program writes to {name} with a history, or sets its requires_grad or .grad,"
-                " and another input shares its memory",
+                f"the program writes to {name} with a history, or sets its requires_grad, .grad or"
+                " .data, and another input shares its memory",
                 kind="aliased inputs",
                 at=requires.defined,
                 do="pass a clone, or only one of the two and take the view inside",
