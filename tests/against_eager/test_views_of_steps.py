@@ -98,3 +98,29 @@ def test_views_are_those_of_eager(make: Any) -> None:
         kept = getattr(program, "kept", x)
         sides.append((shown, kept._is_view(), kept.tolist()))
     assert sides[0] == sides[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph])
+def test_a_view_under_no_grad_requires_grad(backend: Any) -> None:
+    """Of what requires grad, as autograd has it: of an input, a written one, and a result."""
+
+    def called(comp: Any) -> list[Any]:
+        p = torch.arange(6.0).view(2, 3).requires_grad_()
+
+        def step(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+            (p * x).sum().backward()
+            with torch.no_grad():
+                p.add_(p.grad, alpha=-0.5)
+                p.grad = None
+                y = w.exp()
+                return w[0], p[0], p.view(-1), y[0]
+
+        call, found = comp(step), []
+        for number in range(3):
+            w = torch.ones(2, 3, requires_grad=True)
+            results = call(torch.full((2, 3), float(number)), w)
+            found.append([(r.requires_grad, r.is_leaf, r._is_view(), r.tolist()) for r in results])
+        return found
+
+    compiled = called(lambda fn: foretrace.compile(fn, backend=backend, fullgraph=True))
+    assert compiled == called(lambda fn: fn)

@@ -136,13 +136,13 @@ def write_body(
         undo: abandons the call where it cannot go on; None: it raises.
     """
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    body = source if below is None else source.inner()
+    body, unseen = (source, False) if below is None else (source.inner(), True)
     instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
     count_effects(source, recorded, inputs)
     straight.ops(run.graph, views := _among(run.graph.ops, below or ()))
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
-    if below is not None:
+    if unseen:
         mode = source.bind(torch_api.kernels_below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
@@ -158,7 +158,7 @@ def write_body(
         elif not mutation.hidden:
             counted.append(live)
     count_all(source, counted)
-    return leaf_texts(source, straight, recorded, inputs, explicit=explicit)
+    return leaf_texts(source, straight, recorded, inputs, explicit=explicit, unseen=unseen)
 
 
 def _among(ops: Sequence[Op], wanted: Sequence[Op]) -> list[Op]:

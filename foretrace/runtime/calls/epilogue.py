@@ -143,13 +143,14 @@ def leaf_texts(
     inputs: Sequence[str],
     *,
     explicit: bool = True,
+    unseen: bool = False,
 ) -> list[str]:
     """An expression for each output of the program.
 
     `explicit`: the lines do not run under the program's grad mode, so a view has a history unless
-    the lines detach it.
+    the lines detach it. `unseen`: autograd has not seen the ops, so that no view requires grad.
     """
-    return OutputTexts(source, straight, recorded, inputs, explicit=explicit).all()
+    return OutputTexts(source, straight, recorded, inputs, explicit=explicit, unseen=unseen).all()
 
 
 class OutputTexts(OutputViews[str]):
@@ -161,14 +162,16 @@ class OutputTexts(OutputViews[str]):
         recorded: the program.
         inputs: names of the inputs.
         explicit: as for `leaf_texts`.
+        unseen: the same.
     """
 
     def __init__(
         self, source: Source, straight: Straight, recorded: Recording, inputs: Sequence[str], *,
-        explicit: bool,
+        explicit: bool, unseen: bool,
     ) -> None:  # fmt: skip
         super().__init__(recorded)
         self.source, self.straight, self.inputs, self.explicit = source, straight, inputs, explicit
+        self.marks_views = explicit or unseen
 
     def constant(self, place: int | None, item: Tree) -> str:
         """A size, or a literal."""
@@ -190,7 +193,7 @@ class OutputTexts(OutputViews[str]):
     def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """Under the program's grad mode, a view under no_grad is one."""
         missing = self.recorded.missing(value)
-        return None if missing == "loose" and not (self.explicit or separate) else missing
+        return None if missing == "loose" and not (self.marks_views or separate) else missing
 
     def named(self, value: Value, built: str) -> str:
         """A name for it."""
