@@ -1,6 +1,7 @@
 """Where an input begins in memory is guarded if the program reads it, and only then."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,21 @@ def test_dynamo_does_not_look_where_an_input_begins() -> None:
     assert all(torch.equal(mine, eager) for mine, eager in pairs)
     with pytest.raises(foretrace.Refusal, match="begins at element 3 of its memory"):
         compiled(trained_part(3)[1])
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_strides_of_a_written_part(first: int, backend: Any) -> None:
+    """Seen from where the part begins, by a view that autograd follows, too."""
+
+    def program(a: Tensor) -> Tensor:
+        a.add_(a)
+        return a.as_strided((2,), (1,), a.storage_offset() + 1)
+
+    found = []
+    for call in (program, foretrace.compile(program, backend=backend, fullgraph=True)):
+        w = torch.arange(16.0).view(4, 4).requires_grad_()
+        result = call((w * 1)[first:])
+        result.sum().backward()
+        found.append((result.tolist(), w.grad.tolist()))
+    assert found[0] == found[1]

@@ -246,7 +246,7 @@ def _is_left(alias: Alias) -> bool:
 def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
     """The call of a view, if that is what autograd still has, and it takes no other tensor."""
     step = alias.step
-    if step is None or step.several or step.kwargs:
+    if step is None or step.several or step.kwargs or step.by_strides:
         return None
     maker = maker_of(recorder, alias.last)
     called = maker is not None and maker.target is step.func
