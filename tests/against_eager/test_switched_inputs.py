@@ -110,3 +110,21 @@ def test_a_view_without_a_history_is_taken_for_a_leaf_by_eager() -> None:
     for program in (_viewed_before, _view_of_detached):
         compiled: Any = foretrace.compile(program)
         assert _called(compiled, torch.ones(2, 3)) == _called(program, torch.ones(2, 3))
+
+
+def test_one_that_is_detached_and_followed_again() -> None:
+    """A leaf in eager: the caller's tensor would keep its history."""
+
+    def program(x: Tensor) -> Tensor:
+        x.detach_()
+        x.requires_grad_()
+        return x * 2
+
+    def given() -> Tensor:
+        return torch.ones(2, requires_grad=True) * 1
+
+    x = given()
+    assert program(x).requires_grad
+    assert x.is_leaf
+    refusal = refused(program, (given(),))
+    assert "detaches the input x in place" in refusal.what

@@ -63,7 +63,8 @@ def mutations_of(
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
         followed = placeholder.requires_grad or index in leaves.flags
-        if item.value.type.requires_grad and not followed:
+        leaf_now = placeholder.ft_leaf and not item.leaf  # detached, and followed again
+        if item.value.type.requires_grad and (leaf_now or not followed):
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             kept = _keeps_history(makers, item.value, new, switched=index in leaves.flags)
