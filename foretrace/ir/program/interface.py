@@ -129,8 +129,7 @@ class Output:
     through: "Output | None" = None
     """the view of that memory that it is a view of, returned or not"""
     step: ViewStep | None = None
-    """the call that autograd has it by; None for one that is seen by its strides, or is separate,
-    and is no view of what is"""
+    """the call that autograd has it by; None for one that is seen by its strides, or is separate"""
 
     @property
     def computed(self) -> bool:

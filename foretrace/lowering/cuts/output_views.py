@@ -60,19 +60,13 @@ class OutputViews(ABC, Generic[T]):
     ) -> T:
         """View the memory of a written input again."""
         live, followed = self.live(index), self.follows(place, value)
-        alone = output.separate and not followed and output.step is None
-        if alone:  # what `detach()` gives is no view
-            live = live if self._whole(index, seen) else self.strided(live, seen, index)
-            live = self.detached(live, always=True)
-        elif output.separate or (self.recorded.ends_followed(index) and not followed):
+        if output.separate or (self.recorded.ends_followed(index) and not followed):
             live = self.detached(live, always=output.separate)
         elif output.through is not None:
             passed = output.through.same_as
             live = self.views[output.through.value] if passed is None else self.live(passed)
         if followed and output.step is not None:
             view = self.taken(live, output.step, seen)
-        elif alone:
-            view = live
         else:
             view = self.strided(live, seen, index)
         if output.separate and followed and self.recorded.followed(value):
@@ -80,13 +74,6 @@ class OutputViews(ABC, Generic[T]):
         if place is not None and self.recorded.is_new_leaf(value):
             return self.leaf_in_memory(view, place, value)
         return view
-
-    def _whole(self, index: int, seen: TensorType) -> bool:
-        """Whether a view sees an input as that lies, before the call and after it."""
-        before = self.recorded.inputs[index].value.type
-        after = [m.value.type.shape for m in self.recorded.mutations if m.index == index]
-        lies = before.same_layout(seen) and before.offset == seen.offset
-        return lies and all(shape == seen.shape for shape in after)
 
     def leaf_in_memory(self, view: T, place: int, value: Value) -> T:
         """A leaf that the program creates in that memory: the graph's own, where it gives it."""

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, TypeAlias
 
@@ -165,8 +164,6 @@ class Outputs:
             )
         separate = alias.own_history if followed else alias.up_to_history()[0] is not alias.root
         through, step = None, None
-        if separate and not followed and alias.is_view and alias.step is not None:
-            step = replace(alias.step, args=(), kwargs={}, definition=None)  # it is seen by strides
         if followed and not separate:
             through, step = _taken(alias, value, view_of, base, recorder, placeholders)
         return Output(value, role, None, view_of, seen, separate, through, step)
