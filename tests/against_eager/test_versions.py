@@ -734,3 +734,24 @@ def test_what_requires_grad_is_left_by_calls_alone(fn: Program) -> None:
         assert found.requires_grad == expected.requires_grad
     finally:
         HELD.requires_grad_(True)
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph])
+@pytest.mark.parametrize("part", [lambda x: x, lambda x: x[:, 1:], lambda x: x.t()])
+def test_what_detach_gives_of_a_written_input_is_no_view(part: Any, backend: Any) -> None:
+    """It shares the memory and its counter, as in eager; a part of it is a view."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        x.mul_(2)
+        return x.detach(), x[0].detach(), x.detach()[0], x.detach().view_as(x)
+
+    def called(call: Any) -> Any:
+        x = part(torch.arange(6.0).view(2, 3))
+        results = call(x)
+        before = x._version
+        results[0].add_(1)
+        counted, facts = x._version - before, [(r._is_view(), r.stride()) for r in results]
+        return counted, facts, x.tolist(), [r.tolist() for r in results]
+
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    assert called(compiled) == called(compiled) == called(program)
