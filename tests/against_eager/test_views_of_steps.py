@@ -1,4 +1,4 @@
-"""Views that a program with a backward inside returns or leaves: to autograd they are views."""
+"""Views that a step, or a program that writes, returns or leaves: to autograd they are views."""
 
 from typing import Any
 
@@ -47,6 +47,25 @@ def _without_a_history(x: Tensor) -> Any:
     return made.detach()[0], made.detach(), made, x.detach()
 
 
+def _of_what_a_backward_has_run_of(x: Tensor) -> Any:
+    w = x.clone().requires_grad_()
+    loss = (w * w).sum()
+    loss.backward()
+    return loss.detach(), loss.detach().view(1), loss
+
+
+def _of_a_written_input_without_a_history(x: Tensor) -> Any:
+    x.add_(1)
+    apart = x.detach()
+    return apart, apart[0], x[1:].detach(), x.detach()[:, 1:], x
+
+
+def _through_what_is_not_returned(x: Tensor) -> Any:
+    apart = x.detach()
+    apart[0].add_(1)
+    return apart[1], apart.t(), x
+
+
 class _Step(nn.Module):
     kept: Tensor
 
@@ -73,17 +92,17 @@ def _shown(results: Any, x: Tensor) -> Any:
     among = [*results, x]
     bases = [each._base for each in results]
     of = [None if b is None else (b.shape, [b is other for other in among]) for b in bases]
-    views = [each for each in among if each._is_view()]
-    before = [each._version for each in views]
+    before = [each._version for each in among]
     results[0].mul_(3)
-    counted = [each._version - count for each, count in zip(views, before, strict=True)]
+    counted = [each._version - count for each, count in zip(among, before, strict=True)]
     return of, counted, [(each.tolist(), each.is_leaf) for each in among]
 
 
 MAKERS = [
     lambda program=program: program
     for program in (_of_what_it_creates, _of_an_input, _that_it_reads, _of_what_it_writes,
-                    _without_a_history)
+                    _without_a_history, _of_what_a_backward_has_run_of,
+                    _of_a_written_input_without_a_history, _through_what_is_not_returned)
 ]  # fmt: skip
 
 

@@ -127,9 +127,14 @@ class Output:
     separate: bool = False
     """autograd has it as no view of that input: as what the graph gives, or as `detach()` does"""
     through: "Output | None" = None
-    """the view of that memory that it is a view of, returned or not"""
+    """what it is a view of in that memory, returned or not: a view, or what `detach()` gave"""
     step: ViewStep | None = None
     """the call that autograd has it by; None for one that is seen by its strides, or is separate"""
+
+    @property
+    def detached(self) -> bool:
+        """Whether autograd has it as a view of nothing: a call of `detach()` gave it."""
+        return self.separate and self.through is None
 
     @property
     def computed(self) -> bool:

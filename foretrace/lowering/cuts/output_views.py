@@ -60,17 +60,20 @@ class OutputViews(ABC, Generic[T]):
     ) -> T:
         """View the memory of a written input again."""
         live, followed = self.live(index), self.follows(place, value)
-        if output.separate or (self.recorded.ends_followed(index) and not followed):
-            live = self.detached(live, always=output.separate)
-        elif output.through is not None:
+        joined = output.separate and followed and self.recorded.followed(value)
+        if output.through is not None:
             passed = output.through.same_as
             live = self.views[output.through.value] if passed is None else self.live(passed)
+        elif joined or (self.recorded.ends_followed(index) and not followed):
+            live = self.detached(live, always=joined)
         if followed and output.step is not None:
             view = self.taken(live, output.step, seen)
         else:
             view = self.strided(live, seen, index)
-        if output.separate and followed and self.recorded.followed(value):
+        if joined:
             return self.joined(view, place, value)
+        if output.detached:
+            view = self.detached(view, always=True)
         if place is not None and self.recorded.is_new_leaf(value):
             return self.leaf_in_memory(view, place, value)
         return view

@@ -98,7 +98,7 @@ def views_after(
     one summand.
     """
     ops, results = [*called_in(recorded.ops)], set(filter(None, map(_result, recorded.outputs)))
-    if not any(_is_view(recorded, op) for op in ops if not results.isdisjoint(op.outs)):
+    if not any(_is_view(recorded, op, again) for op in ops if not results.isdisjoint(op.outs)):
         return []
     values = [v for o in recorded.outputs for v in values_in(o.value)]
     ops = live(ops, [*values, *(m.value for m in recorded.mutations)], semantics)
@@ -107,7 +107,7 @@ def views_after(
     for op in reversed(ops):
         read = [by for out in op.outs for by in readers.get(out, ())]
         wanted = not (results.isdisjoint(op.outs) and after.isdisjoint(read))
-        if wanted and (again or after.issuperset(read)) and _is_view(recorded, op):
+        if wanted and (again or after.issuperset(read)) and _is_view(recorded, op, again):
             after.add(op)
     taken = {out for op in after for out in op.outs}
     bases = dict.fromkeys(base for op in ops if op in after for base in op.operands)
@@ -142,22 +142,22 @@ def _readers(recorded: Recording, ops: Iterable[Op]) -> dict[Value, list[Op | No
     return found
 
 
-def _is_view(recorded: Recording, op: Op) -> bool:
-    """Whether all that a call gives are views of one tensor, which autograd follows there."""
+def _is_view(recorded: Recording, op: Op, again: bool) -> bool:
+    """Whether all that a call gives are views of one tensor, or that tensor without a history."""
     if type(op.target) is not torch_api.OpOverload or len(op.operands) != 1 or not op.outs:
         return False
     (base,) = op.operands
     leaves = [*leaf_ops((op,))]
     viewed = [(leaf, [share for _, _, share in view_positions_of(leaf)]) for leaf in leaves]
-    plain = [*op.outs, base]
-    return (
-        bool(leaves)
-        and all(len(shares) == len(leaf.outs) for leaf, shares in viewed)
-        and all(share is Share.VIEW for _, shares in viewed for share in shares)
-        and not any(value.type.wrapped or value.type.sparse for value in plain)
-        and not any(map(recorded.missing, plain))
-        and all(out.type.requires_grad == base.type.requires_grad for out in op.outs)
-    )
+    plain, shares = [*op.outs, base], {share for _, each in viewed for share in each}
+    if not leaves or any(len(each) < len(leaf.outs) for leaf, each in viewed):
+        return False
+    if any(value.type.wrapped or value.type.sparse for value in plain):
+        return False
+    if shares == {Share.VERSION}:
+        return not any(out.type.requires_grad for out in plain[: -1 if again else None])
+    same = all(out.type.requires_grad == base.type.requires_grad for out in op.outs)
+    return shares == {Share.VIEW} and same and not any(map(recorded.missing, plain))
 
 
 def _reached(recorded: Recording, ops: Sequence[Op]) -> set[Value]:

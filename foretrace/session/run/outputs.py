@@ -162,10 +162,13 @@ class Outputs:
                 at=next(h.origin.frame for h in overwritten if h.alias is owner),
                 do="return a clone of the view, or take the view outside of the captured program",
             )
-        separate = alias.own_history if followed else alias.up_to_history()[0] is not alias.root
+        top = alias.up_to_history()[0]
+        separate = alias.own_history if followed else top is not alias.root
         through, step = None, None
         if followed and not separate:
             through, step = _taken(alias, value, view_of, base, recorder, placeholders)
+        elif not followed and separate and top is not alias:
+            through = _detached(top, view_of, base)
         return Output(value, role, None, view_of, seen, separate, through, step)
 
     def _mark(self, role: Role, tensor: Abstract, value: Value) -> Mark | None:
@@ -205,6 +208,13 @@ class Outputs:
             at=line_of(recorder, value),
             do=("give both: tensor.detach(), tensor.grad", *later),
         )
+
+
+def _detached(top: Alias, view_of: int, base: TensorType) -> Output:
+    """What `detach()` gave of a written input, of which something that is returned is a view."""
+    seen = place(top, top.last)
+    seen = seen.but(offset=seen.offset + base.offset)
+    return Output(top.last, Role("output", ""), None, view_of, seen, True)
 
 
 def _taken(
