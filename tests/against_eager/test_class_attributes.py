@@ -208,3 +208,66 @@ def test_a_class_that_is_passed_on(fullgraph: bool) -> None:
     for call in range(1, 4):
         assert torch.equal(fast(torch.ones(2)), torch.full((2,), float(call)))
         assert Registry.calls == {"n": call}
+
+
+class Meta(type):
+    """The attributes of it are those of its classes, too."""
+
+    scale = 2
+    made: ClassVar[list[float]] = []
+
+    @property
+    def twice(cls) -> int:
+        return Meta.scale * 2
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+def kept_by_the_metaclass(x: Tensor) -> Tensor:
+    OfMeta.made.append(x.sum().item())
+    return x * 2
+
+
+def scaled_by_the_metaclass(x: Tensor) -> Tensor:
+    return x * OfMeta.twice
+
+
+def test_what_a_metaclass_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meta, "made", [])
+    kept = foretrace.compile(kept_by_the_metaclass, fullgraph=True)
+    scaled = foretrace.compile(scaled_by_the_metaclass, fullgraph=True)
+    for number in range(2, 6):
+        monkeypatch.setattr(Meta, "scale", number)
+        x = torch.full((2,), float(number))
+        assert torch.equal(kept(x), x * 2)
+        assert torch.equal(scaled(x), scaled_by_the_metaclass(x))
+        assert type(Meta.scale) is int
+    assert Meta.made == [4.0, 6.0, 8.0, 10.0]
+    assert not kept.recaptures
+
+
+class Logged(nn.Module):
+    """What all objects of a class log to."""
+
+    log: ClassVar[list[float]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(x.sum().item())
+        return x * 2
+
+    @classmethod
+    def told(cls, x: Tensor) -> Tensor:
+        cls.log.append(x.sum().item())
+        return x * 3
+
+
+@pytest.mark.parametrize("program", [Logged(), Logged.told, lambda x: Logged().told(x)])
+def test_a_list_of_a_class_that_is_only_filled(program: Any) -> None:
+    Logged.log.clear()
+    compiled = foretrace.compile(program, fullgraph=True)
+    for number in range(4):
+        compiled(torch.full((2,), float(number)))
+    assert Logged.log == [0.0, 2.0, 4.0, 6.0]
+    assert not compiled.recaptures

@@ -214,7 +214,7 @@ class HeapSnapshot(ReachableState):
         if len(self._seen) >= MOST:
             return None
         seen = dict[int, Any]()
-        for each in (*self._seen.values(), *self._names.spaces):
+        for each in (*self._seen.values(), *self._classes.values(), *self._names.spaces):
             seen[id(each)] = each
             seen |= {id(x): x for x in gc.get_referents(each) if type(x) in INSIDE}
         return sum(content is item for each in seen.values() for content in gc.get_referents(each))

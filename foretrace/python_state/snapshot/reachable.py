@@ -312,6 +312,8 @@ class ReachableState:
         if kind not in self._met:
             self._met[kind] = frozenset()
             self._class(kind)
+            if home(type(kind)) == "user":  # whose attributes are the class's, too
+                self._of_class(type(kind))
 
     def _members_mentioned(self) -> list[Any]:
         """What of these classes and objects has a name that code mentions, and was not met yet."""
