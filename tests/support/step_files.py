@@ -12,7 +12,7 @@ from torch import Tensor
 import foretrace
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.load import Loaded
-from foretrace.ir.pydata.location import OnGradient
+from foretrace.ir.pydata.location import FormerContents, OnGradient
 from tests.support.bits import differences
 from tests.support.steps import Build, Loop, built
 
@@ -125,7 +125,11 @@ def _state(program: Program) -> dict[str, Any]:
         if item.argument is None and item.size is None:
             found[f"{number} {item.role}"] = _live(item)
     recorded = program.recorded
-    for number, each in enumerate((*recorded.states, *recorded.changes)):
+    every, former = (*recorded.states, *recorded.changes), set[Any]()
+    for each in recorded.states:  # which nobody but a program in this process has
+        if isinstance(each.place, FormerContents):
+            former |= {each.place.identity, each.place.at.identity}
+    for number, each in enumerate(x for x in every if x.place.identity not in former):
         if each.place.holder:
             found[f"left {number}"] = _plain(each.place.now)
     return found

@@ -162,6 +162,17 @@ class Contents(Location):
         refill_content(self.holder, item)
 
 
+class FormerContents(Contents):
+    """The content of what a place holds when a call begins, and no longer when it ends.
+
+    Another may hold it still, or it is returned: a call fills the container that it finds in `at`.
+    """
+
+    def __init__(self, name: str, holder: Any, before: Any, at: Location) -> None:
+        super().__init__(name, holder, before)
+        self.at = at
+
+
 def content_of(holder: Any) -> Any:
     """A copy of what a container holds, taken at once: another thread may write to it."""
     kind = own_kind(holder)

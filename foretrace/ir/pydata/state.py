@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.pydata.containers import LEAF, Structure, leaves_like, named_leaves
-from foretrace.ir.pydata.location import Contents, Entry, Location
+from foretrace.ir.pydata.location import Contents, Entry, Location, content_of
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.paths import Path, item_at
 from foretrace.ir.pydata.plain_data import plain, same, snapshot
@@ -94,6 +94,21 @@ class BuiltObject:
         return item_at(built[self.state], self.path)
 
 
+class SameItem:
+    """An item that is the same at each call."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def of(self, content: Any, found: Sequence[Any], built: Sequence[Any]) -> Any:
+        """The item."""
+        return self.item
+
+
+Kept: TypeAlias = ItemBefore | FoundObject | BuiltObject | SameItem
+"""What a place is to hold that no graph gives"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
     """A place that a run leaves bound to tensors, alone or in a container; calls bind it again.
@@ -106,8 +121,16 @@ class State:
     first: int
     count: int
     at: Frame | LazyFrame | None
-    kept: Mapping[int, ItemBefore | FoundObject | BuiltObject]
+    kept: Mapping[int, Kept]
     """the others of its leaves, by their places among all"""
+    on: int | None = None
+    """of former contents: the number of the container, among the objects that a call finds"""
+
+    def of_call(self, inputs: Any, call: Any, found: Sequence[Any]) -> Location:
+        """The place for one call; arguments as of `put_all`."""
+        if self.on is None:
+            return self.place.of_call(inputs, call)
+        return Contents.of(self.place.name, found[self.on])
 
     def item(self, outputs: Sequence[Any], found: Sequence[Any], built: Sequence[Any]) -> Any:
         """What it is to hold.
@@ -126,7 +149,7 @@ class State:
         kept = self.kept
         if not kept:
             return self.structure.build(leaves)
-        before = self.place.now
+        before = self.place.now if self.on is None else content_of(found[self.on])
         count = range(self.count + len(kept))
         every = (kept[i].of(before, found, built) if i in kept else next(leaves) for i in count)
         return self.structure.build(every)
@@ -145,7 +168,7 @@ def put_all(
         found: the objects that it has found.
     """
     built = list[Any]()
-    places = [state.place.of_call(inputs, call) for state in states]
+    places = [state.of_call(inputs, call, found) for state in states]
     for state in states:
         built.append(state.item(outputs, found, built))
     for place, item in zip(places, built, strict=True):

@@ -5,18 +5,20 @@ Each call builds a result, and what a program leaves. So a list that a module ha
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from foretrace.ir.program.call_requirements import RunNotes
 from foretrace.ir.program.effects import FindObject
-from foretrace.ir.pydata.location import Contents, Location
-from foretrace.ir.pydata.members import DEFAULTS, own_kind
+from foretrace.ir.pydata.location import Contents, Entry, FormerContents, Location
+from foretrace.ir.pydata.members import DEFAULTS, MISSING, own_items, own_kind
 from foretrace.ir.pydata.paths import Path, reached
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import Change
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.state_inputs import FILLED
+from foretrace.python_state.snapshot.changes import filled
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 
 
@@ -42,8 +44,10 @@ class FoundObjects:
         items = {id(item): item for each in left for _, item in _items(each.after)}
         for path, item in begun:  # these first: a file has them, and no others
             if path[1:] and id(item) in items:
-                self.numbers[id(item)] = len(self.effects)
-                self.effects.append(FindObject(None, path))
+                self._found(item, None, path)
+        for place in (each.place for each in left):
+            if isinstance(place, FormerContents):
+                self._found(place.holder, place.at)
         items |= result.items
         known = {key for key, item in items.items() if before.knows(item)}
         wanted = known.difference(result.arguments, self.numbers)
@@ -59,8 +63,11 @@ class FoundObjects:
                 return
             for path, each in _items(item):
                 if id(each) in wanted and id(each) not in self.numbers:
-                    self.numbers[id(each)] = len(self.effects)
-                    self.effects.append(FindObject(place, path))
+                    self._found(each, place, path)
+
+    def _found(self, item: Any, place: Location | None, path: Path = ()) -> None:
+        self.numbers[id(item)] = len(self.effects)
+        self.effects.append(FindObject(place, path))
 
 
 def _items(tree: Any) -> Iterator[tuple[Path, Any]]:
@@ -109,3 +116,37 @@ def shares(change: Change, elsewhere: Container[int], before: HeapSnapshot) -> b
         return False
     inside = _items(change.after)
     return any(id(item) in elsewhere or (path and before.knows(item)) for path, item in inside)
+
+
+def former_contents(
+    changes: Sequence[Change], bound: Sequence[Change], before: HeapSnapshot
+) -> Iterator[Change]:
+    """The changes; of a container of which the only place holds another one now, all as one.
+
+    `bound`: names that were bound, which are none of the changes any more.
+    """
+    every = [each for each in (*changes, *bound) if each.rebound]
+    left = {id(each.place.before): each.place for each in every}
+    inside = dict[int, list[Change]]()
+    for each in changes:
+        at = left.get(id(each.place.holder))
+        if at is None or not isinstance(each.place, (Contents, Entry)):
+            yield each
+        elif before.places_of(at.before) == 1:
+            inside.setdefault(id(at.before), []).append(each)
+        else:
+            yield each
+    for key, ones in inside.items():
+        content, at = _content_before(before.name(left[key].before), ones), left[key]
+        place = FormerContents(content.place.name, at.before, content.place.before, at)
+        yield replace(content, place=place, at=ones[0].at)
+
+
+def _content_before(name: str, changes: Sequence[Change]) -> Change:
+    """The changes of one container, some of them of entries of a dict, as one of its content."""
+    place = changes[0].place
+    if isinstance(place, Contents):
+        return changes[0]
+    entries = {each.place.key: each.place.before for each in changes}
+    now = [(key, entries.get(key, item)) for key, item in own_items(place.holder)]
+    return filled(name, place.holder, dict(pair for pair in now if pair[1] is not MISSING))

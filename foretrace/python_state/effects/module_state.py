@@ -179,7 +179,10 @@ def watched(
         every = map(before.itself, (*changes, *loan.changes()))
         requires.notes.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan
-            change.undo()
+            if before.knows(change.place.before):  # which has its content, too
+                change.place.bind(change.place.before)
+            else:
+                change.undo()
 
 
 def located(change: Change, lines: Callable[[], Lines]) -> Change:

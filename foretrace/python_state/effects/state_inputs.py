@@ -24,6 +24,7 @@ from foretrace.ir.pydata.location import (
     Contents,
     Entry,
     Filling,
+    FormerContents,
     Location,
     OnArgument,
     OnInput,
@@ -48,7 +49,7 @@ from foretrace.tracer.recorder.run_inputs import RunInputs
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArgument, OnTensor, OnInput, Filling)
+ON_THE_CALL = (OnArgument, OnTensor, OnInput, Filling, FormerContents)
 """Places that each call has of its own, and those of which it asks nothing"""
 
 

@@ -4,7 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, NamedTuple
@@ -15,13 +15,22 @@ from foretrace import torch_api
 from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.pydata.containers import flatten, named_leaves
-from foretrace.ir.pydata.location import Contents, Entry, OnArgument, OnInput
-from foretrace.ir.pydata.members import MISSING, own_kind
+from foretrace.ir.pydata.location import Contents, Entry, FormerContents, OnArgument, OnInput
+from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.paths import reached
-from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.plain_data import plain, same, snapshot
 from foretrace.ir.pydata.read_facts import How, ReadFact, ReadLocation
 from foretrace.ir.pydata.returned import ResultParts
-from foretrace.ir.pydata.state import NUMBERS, BuiltObject, Change, FoundObject, ItemBefore, State
+from foretrace.ir.pydata.state import (
+    NUMBERS,
+    BuiltObject,
+    Change,
+    FoundObject,
+    ItemBefore,
+    Kept,
+    SameItem,
+    State,
+)
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.access.monitor import AccessMonitor
@@ -29,6 +38,7 @@ from foretrace.python_state.effects.counters import is_open
 from foretrace.python_state.effects.found_objects import (
     FoundObjects,
     bound_equal,
+    former_contents,
     in_several,
     shares,
 )
@@ -36,7 +46,6 @@ from foretrace.python_state.effects.leaks import HOLDERS, carried_in, check_numb
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, located
 from foretrace.python_state.effects.state_inputs import (
     CONTAINERS,
-    FILLED,
     ON_THE_CALL,
     Run,
     role_of,
@@ -65,7 +74,7 @@ def collect_state_outputs(
     """
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = run.inputs.stood_for()
-    for row in [*_rows(before, loan, run, result)]:
+    for row in [*_rows(before, loan, run, result, requires.notes.changed)]:
         change, left = row.change, row.left
         same = not row.shared and _as_before(change, real)
         if change.itself or row.again:  # a new container may hold what the old one had
@@ -101,17 +110,20 @@ class _Row(NamedTuple):
     shared: bool
     """as `shares` has it"""
     again: bool
-    """whether it is plain data that is bound as it is, in the place of an equal container, or of
-    one that the run fills"""
+    """whether it is plain data, bound as it is in the place of an equal or a filled container"""
 
 
 def _rows(
-    before: HeapSnapshot, loan: SwappedModuleTensors, run: Run, result: ResultParts
+    before: HeapSnapshot,
+    loan: SwappedModuleTensors,
+    run: Run,
+    result: ResultParts,
+    bound: list[Change],
 ) -> Iterator[_Row]:
     known, equal = before.met.union(map(id, run.inputs.real)), [*bound_equal(before)]
     as_they_are = set(map(id, equal))
-    every = _that_lives([*_everywhere(before, loan, run.outside, run)], before)
-    every += equal
+    every = [*_everywhere(before, loan, run.outside, run), *equal]
+    every = [*former_contents(every, bound, before)]
     elsewhere = in_several(every).union(result.items, result.arguments)
     rows = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in rows if left}
@@ -122,24 +134,6 @@ def _rows(
         again = (again or id(change) in as_they_are) and not shared
         can_be_left = left or ((new or shared) and data)
         yield _Row(change, can_be_left, created, holds, shared, again)
-
-
-def _that_lives(changes: list[Change], before: HeapSnapshot) -> list[Change]:
-    """The changes, but for those of containers that are gone, which are undone."""
-    dropped = {id(item): item for item in _dropped(changes, before)}
-    for change in changes:
-        if id(change.place.holder) in dropped:
-            change.undo()
-    return [change for change in changes if id(change.place.holder) not in dropped]
-
-
-def _dropped(changes: Iterable[Change], before: HeapSnapshot) -> Iterator[Any]:
-    """Containers of which the only place holds another one now."""
-    for change in changes:
-        old = change.place.before
-        gone = change.rebound and own_kind(old) in FILLED and plain(change.after)
-        if gone and change.after is not old and before.places_of(old) == 1:
-            yield old
 
 
 def _everywhere(
@@ -258,27 +252,34 @@ def states_of(
         found: the objects in it that a call finds.
     """
     states, outputs, contents = list[State](), list[Output](), list[Any]()
-    known: dict[int, FoundObject | BuiltObject] = {
-        key: FoundObject(number) for key, number in found.numbers.items()
-    }
+    known: dict[int, Kept] = {key: FoundObject(n) for key, n in found.numbers.items()}
     for change in left:
         content = _by_place(change)
         leaves, structure = named_leaves(content, whole=known.keys())
         structure = structure.with_repeats(content, known)
-        begin, kept = first + len(outputs), dict[int, ItemBefore | FoundObject | BuiltObject]()
+        begin, kept = first + len(outputs), dict[int, Kept]()
+        former = isinstance(change.place, FormerContents)
         for place, (path, leaf) in enumerate(leaves):
-            if isinstance(leaf, ItemBefore):
-                kept[place] = leaf
-            elif id(leaf) in known:
-                kept[place] = known[id(leaf)]
+            if (item := _kept(leaf, known, former=former)) is not None:
+                kept[place] = item
             else:
                 outputs.append(new_output(role_of(change, path), leaf))
         for path_in, item in [*reached(content, known)]:
             known.setdefault(id(item), BuiltObject(len(states), path_in))
         contents.append(content)  # alive, as are their ids
         at, count = change.at or located(change, lines).at, len(leaves) - len(kept)
-        states.append(State(change.place, structure, begin, count, at, kept))
+        on = found.numbers[id(change.place.holder)] if former else None
+        states.append(State(change.place, structure, begin, count, at, kept, on))
     return states, outputs
+
+
+def _kept(leaf: Any, known: Mapping[int, Kept], *, former: bool) -> Kept | None:
+    """What a call takes for a leaf that is no output; `former`: a file has no such constants."""
+    if isinstance(leaf, ItemBefore):
+        return leaf
+    if id(leaf) in known:
+        return known[id(leaf)]
+    return SameItem(leaf) if former and not (of_the_run(leaf) or is_open(leaf)) else None
 
 
 def content_of_states(left: Iterable[Change]) -> list[Any]:
@@ -306,7 +307,8 @@ def bound_before(change: Change) -> ReadLocation:
     how: How = "cell" if isinstance(place.holder, CellType) else "attribute"
     if isinstance(place.holder, dict):
         how = "item"
-    return ReadLocation(name, how, place.holder, place.key, place.copy)
+    then = snapshot(place.before) if plain(place.before) else place.before  # with its own content
+    return ReadLocation(name, how, place.holder, place.key, then)
 
 
 def bound_to_data(
@@ -332,7 +334,8 @@ def of_filled(
 
     The next call finds more there than the capture did: a cache that the first call fills.
     """
-    filled = {id(c.place.holder): c for c in kept if isinstance(c.place.holder, CONTAINERS)}
+    every = (c for c in kept if not isinstance(c.place, FormerContents))
+    filled = {id(c.place.holder): c for c in every if isinstance(c.place.holder, CONTAINERS)}
     for each in reads:
         place = each.location if isinstance(each, ReadLocation) and filled else None
         change = None if place is None else filled.get(id(place.now))

@@ -4,7 +4,7 @@ What its graph has of it as constants becomes guards on that data, as they were 
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from foretrace.ir.pydata.containers import LEAF, named_leaves
 from foretrace.ir.pydata.location import (
     Contents,
     Filling,
+    FormerContents,
     Location,
     OnArgument,
     OnGradient,
@@ -25,7 +26,7 @@ from foretrace.ir.pydata.location import (
     content_of,
 )
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.plain_data import plain
+from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.pydata.read_facts import ContainerLength, ReadLocation
 from foretrace.ir.pydata.state import (
     OPEN,
@@ -33,6 +34,7 @@ from foretrace.ir.pydata.state import (
     Change,
     FoundObject,
     ItemBefore,
+    Kept,
     State,
     StateRead,
 )
@@ -80,12 +82,13 @@ class StateEncoder:
         reads = [(i, self._reading(each.read)) for i, each in enumerate(inputs) if each.read]
         tied = [(r, i) for r, i in requires.python.tied if not isinstance(r.place.holder, Trained)]
         found: dict[str, Any] = {
-            IN_STATE[LeaveState]: [self._state(each) for each in self.recorded.states],
+            # nobody else has its former containers, which are the last of the states
+            IN_STATE[LeaveState]: [self._state(x) for x in self.recorded.states if x.on is None],
             "reads": reads,
             "hooked": [*requires.inputs.hooked],
             "forms": [self._reading(each) for each in requires.python.forms],
             "tied": [(self._reading(each), index) for each, index in tied],
-            IN_STATE[ChangePlace]: [self._change(each) for each in self.recorded.changes],
+            IN_STATE[ChangePlace]: [*map(self._change, self._changes())],
             "gradients": list(self._gradients(inputs)),
         }
         for mutation in self.recorded.mutations:
@@ -127,6 +130,16 @@ class StateEncoder:
         kept = tuple([(i, *_kept(each)) for i, each in state.kept.items()])
         at = line_of(state.at)
         return self._place(state.place), state.structure, state.first, state.count, at, kept
+
+    def _changes(self) -> Iterator[Change]:
+        """The places that a call of the file binds; not to what equals a former container."""
+        former = [each.place for each in self.recorded.states]
+        emptied = {each.at.identity: each for each in former if isinstance(each, FormerContents)}
+        for each in self.recorded.changes:
+            place, new = emptied.get(each.place.identity), each.after
+            fits = place is not None and type(new) is type(place.holder) and plain(new)
+            if not (fits and place is not None and same(content_of(new), place.before)):
+                yield each
 
     def _change(self, change: Change) -> tuple[Any, ...]:
         """A name that each call binds to the same data.
@@ -242,12 +255,14 @@ def encode_states(
     return shared, own
 
 
-def _kept(item: ItemBefore | FoundObject | BuiltObject) -> tuple[Any, ...]:
+def _kept(item: Kept) -> tuple[Any, ...]:
     if isinstance(item, ItemBefore):
         return WAS, item.path
     if isinstance(item, BuiltObject):
         return IS, item.state, item.path
-    return FOUND, item.number  # `check_python` refuses those that are not among the arguments
+    if isinstance(item, FoundObject):  # `check_python` refuses those outside of the arguments
+        return FOUND, item.number
+    raise TypeError(f"{item} is of a former container")
 
 
 def _leaf(leaf: Any) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ def check_python(recorded: Recording) -> None:
     """
     requires = recorded.requires
     _check_again(recorded)
-    filled = {id(state.place.holder) for state in recorded.states}
+    filled = {id(state.place.holder) for state in recorded.states if state.on is None}
     returned = [each.argument.itself for each in recorded.effects_of(ReturnArgument)]
     places = [each.place for each in recorded.effects_of(FindObject)]
     found = [each.of_call(()) for each in recorded.effects_of(FindObject) if each.place]
@@ -57,7 +57,7 @@ def check_python(recorded: Recording) -> None:
         raise outside("the program returns an object that lives outside of it", None)
     _check_arguments(recorded)
     _check_unhooked(recorded)
-    for state in recorded.states:
+    for state in (each for each in recorded.states if each.on is None):
         kept = [each for each in state.kept.values() if isinstance(each, FoundObject)]
         if any(places[each.number] is not None for each in kept):
             raise outside("the program leaves an object that lives outside of it", state.at)

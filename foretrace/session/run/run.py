@@ -19,7 +19,7 @@ from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import containers_of, leaves_of, named_arguments
 from foretrace.ir.pydata.containers import Structure, named_leaves
-from foretrace.ir.pydata.location import Contents, OnArgument
+from foretrace.ir.pydata.location import Contents, FormerContents, OnArgument
 from foretrace.ir.pydata.read_facts import ids_compared
 from foretrace.ir.pydata.returned import ResultParts
 from foretrace.ir.pydata.state import Change
@@ -147,7 +147,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             changed = arguments_changed(begun, fn, passed, in_structure, requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            kept += _put(capture, before, begun, kept, requires, lines)
+            kept = _with_put(capture, before, begun, kept, requires, lines)
             add_state_inputs(kept, capture.assumed.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             found = FoundObjects(before, capture.outside, parts, kept, requires.notes, begun.inside)
@@ -191,7 +191,7 @@ def _shared(
     return map(ReturnArgument, parts.handed_back(states, found.numbers, filled))
 
 
-def _put(
+def _with_put(
     capture: Session,
     before: HeapSnapshot,
     begun: BegunArguments,
@@ -199,7 +199,7 @@ def _put(
     requires: CallRequirements,
     lines: Callable[[], Lines],
 ) -> list[Change]:
-    """What the run has put into containers that it does not read.
+    """What the run has left, also what it has put into containers that it does not read.
 
     Args:
         capture: the run.
@@ -211,11 +211,12 @@ def _put(
     """
     known = before.met.union(map(id, capture.inputs.real))
     data = requires.notes.changed
-    filled = [located(each, lines) for each in (*kept, *data) if type(each.place) is Contents]
+    filled = [located(each, lines) for each in (*kept, *data) if isinstance(each.place, Contents)]
     check_new(filled, begun, known, data)
     put = capture.assumed.fills.left(begun, kept, data, known)
     requires.notes.filled = capture.assumed.fills.part(capture.outside)
-    return put
+    # a file has none of the last ones
+    return sorted([*kept, *put], key=lambda each: isinstance(each.place, FormerContents))
 
 
 def _repeated(
