@@ -25,8 +25,8 @@ from foretrace.operators.schemas.dispatch_result import ReturnedOperand
 from foretrace.operators.schemas.quirks import SIZED_BY_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
 
-RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
-"""The errors of kernels for calls that they do not take"""
+RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError, AssertionError)
+"""The errors of kernels for calls that they do not take; those in Python assert"""
 NOT_SYMBOLIC: Final = "with symbolic sizes"
 """In the error of C++ that takes numbers only"""
 MOST_BYTES: Final = 2**28

@@ -186,7 +186,10 @@ class Inference:
                 raise _reads_numbers(func) from error
             said = any(words in str(error) for words in NUMBERS_ONLY)
             if not (said or (without and has_symbols((args, kwargs)))):
-                if isinstance(error, Refusal) or not self._can_run(func, args, kwargs):
+                if isinstance(error, Refusal):
+                    raise
+                if not self._can_run(func, args, kwargs):
+                    self._raise_as_eager(func, args, kwargs)
                     raise
                 ask = partial(self._of_kernel, after=after)
         return self._at_numbers(ask, func, (args, kwargs))
@@ -204,6 +207,16 @@ class Inference:
         there, here = absent[0], torch.device("cpu")
         result = once(func, *_moved((args, kwargs), there, here))
         return _moved(result, here, there)
+
+    def _raise_as_eager(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+        """Raise what eager's kernel does of a wrong call: programs catch errors by their types.
+
+        torch's meta kernels in Python have RuntimeErrors where eager has an IndexError.
+        """
+        call = args, kwargs
+        unsure = torch.Tag.nondeterministic_seeded in func.tags or has_symbols(call)
+        if not unsure and self.cpu_kernels.may_run(func, call):
+            self._of_kernel(func, args, kwargs)
 
     def _can_run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
         """Whether the CPU's kernel may be run over zeros.

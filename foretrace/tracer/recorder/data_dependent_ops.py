@@ -182,6 +182,7 @@ def put_at_places(call: Call) -> Any:
         if not is_mask(index):
             places.append(None if index is None else tensors[index])
         else:
+            check_mask(tensors[tensor], tensors[index], len(places))
             found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
             places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
     return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
@@ -236,6 +237,22 @@ def is_mask(index: Value | None) -> bool:
     return index is not None and index.type.dtype in (torch.bool, torch.uint8)
 
 
+def check_mask(tensor: torch.Tensor, mask: torch.Tensor, at: int) -> None:
+    """Raise what eager does for a mask of another shape than the dimensions that it is for.
+
+    Source: expandTensors in aten/src/ATen/native/IndexingUtils.h.
+
+    Raises:
+        IndexError: its places would be looked up in the other shape, and might be there.
+    """
+    for place, size in enumerate(mask.shape):
+        if at + place >= tensor.dim() or tensor.shape[at + place] != size:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {place} does not match the"
+                f" shape of the indexed tensor {list(tensor.shape)} at index {at + place}"
+            )
+
+
 def index_at_constants(call: Call) -> Any:
     """Record an index with constant masks as one at the places where they are true.
 
@@ -250,6 +267,7 @@ def index_at_constants(call: Call) -> Any:
             found = recorder.answers.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
         except Refusal:
             return NotImplemented
+        check_mask(call.tensors[0], recorder.abstract(index), len(places))
         places += [recorder.answers.lift_constant(place) for place in found.unbind(1)]
     return recorder.again(call.func, (call.tensors[0], places))
 

@@ -227,13 +227,14 @@ class _Question:
         if any(map(_compressed, tensors)):  # there are none that are fake
             return None if size > MAX_ELEMENTS else self._here(func, leaves, form)
         error = self._run(torch_api.asking(torch_api.fake_mode(None)), func, leaves, form)
-        if isinstance(error, ANSWERED) or (
+        sized = isinstance(error, torch_api.DynamicOutputShapeException)  # before all is checked
+        if (isinstance(error, ANSWERED) and not sized) or (
             error is None and not torch_api.schema_of(func).is_mutable
         ):
             return True
-        unsure = error is None or any(words in str(error) for words in NO_DATA)
+        unsure = error is None or sized or any(words in str(error) for words in NO_DATA)
         if size > MAX_ELEMENTS or not unsure:
-            return error is None
+            return error is None or sized
         return self._here(func, leaves, form)
 
     def _here(self, func: Any, leaves: list[Any], form: Any) -> bool:
