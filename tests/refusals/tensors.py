@@ -148,6 +148,15 @@ refuses("unsupported tensor", "operators/abstract_tensors/sparse_layouts.py:of_l
 )
 
 
+def has_no_entries(x: Tensor) -> Tensor:
+    return x * torch.zeros((), layout=torch.sparse_coo).to_dense()  # here
+
+
+refuses("unsupported tensor", "operators/abstract_tensors/sparse_layouts.py:of_layout").when(
+    captures(has_no_entries, X), captured(makes_entries, X)
+)
+
+
 def puts_together_what_does_not_fit(x: Tensor) -> Tensor:
     places = torch.tensor([0, 1, 1]), torch.tensor([2])
     return torch.sparse_csr_tensor(*places, x[:1, :1], (2, 8)).to_dense()  # here

@@ -36,9 +36,10 @@ def sparse_of(tensor: torch.Tensor) -> Sparse:
     layout = tensor.layout
     if layout is torch.strided:
         return 0
-    if layout is torch.sparse_coo:
-        return tensor.sparse_dim()
-    if layout not in COMPRESSED:
+    dims = tensor.sparse_dim() if layout is torch.sparse_coo else 0
+    if dims:
+        return dims
+    if layout not in COMPRESSED:  # or of no sparse dimension: the description of a dense one
         raise of_layout(layout)
     places = tensor.crow_indices() if layout in OF_ROWS else tensor.ccol_indices()
     stored = tensor.values().shape[places.dim() :]
@@ -119,7 +120,8 @@ def compressed(
 def of_layout(layout: torch.layout) -> Refusal:
     """The refusal of a program that creates a tensor of an unsupported layout."""
     return Refusal(
-        f"the program makes a tensor of layout {layout}",
+        f"the program makes, or is given, a tensor of layout {layout}"
+        + " without sparse dimensions" * (layout is torch.sparse_coo),
         kind="unsupported tensor",
         do="compute with dense tensors, or with sparse ones, inside of the captured program",
     )
