@@ -238,7 +238,14 @@ def takes_out(d: dict[str, Any], x: Tensor) -> Tensor:
     return x + 1
 
 
-@pytest.mark.parametrize("fn", [swaps, replaces, shares, takes_out])
+def takes_and_returns(d: dict[str, Any], x: Tensor) -> list[Tensor]:
+    out: list[Tensor] = d["a"]
+    out.append(x)
+    d["a"] = []
+    return out
+
+
+@pytest.mark.parametrize("fn", [swaps, replaces, shares, takes_out, takes_and_returns])
 def test_what_a_dict_had_keeps_its_own_content(fn: Callable[..., Tensor]) -> None:
     compiled = foretrace.compile(fn, fullgraph=True)
     for n in range(CALLS):

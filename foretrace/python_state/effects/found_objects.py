@@ -42,8 +42,9 @@ class FoundObjects:
         self.numbers: dict[int, int] = {}
         """by id of the object"""
         items = {id(item): item for each in left for _, item in _items(each.after)}
+        taken = result.items.keys() - result.arguments.keys()  # out of the arguments
         for path, item in begun:  # these first: a file has them, and no others
-            if path[1:] and id(item) in items:
+            if path[1:] and (id(item) in items or id(item) in taken):
                 self._found(item, None, path)
         for place in (each.place for each in left):
             if isinstance(place, FormerContents):
