@@ -77,7 +77,8 @@ def test_wrong_calls_of_operators(op: Any, sample: Any) -> None:
     try:
         found = foretrace.compile(program, fullgraph=True)(table)
     except foretrace.Refusal as refusal:
-        if refusal.kind not in {"overlapping memory", "aliased inputs"}:
+        unknown = "has no meta kernel" in refusal.what  # in torch 2.15, of `neg` for bools
+        if not unknown and refusal.kind not in {"overlapping memory", "aliased inputs"}:
             raise
         return
     assert torch.equal(found, expected)

@@ -1,6 +1,7 @@
 """Compilers that raise, or whose functions do something else than their graphs, by every route."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -233,3 +234,16 @@ def test_a_boxed_function_of_a_step() -> None:
     wrong = foretrace.aot_autograd(fw_compiler=first(lambda x: x[:1]))
     with pytest.raises(foretrace.Refusal, match="given the step, built"):
         foretrace.compile(step, backend=wrong)(w)
+
+
+def test_a_backward_in_a_vmap_is_not_looked_at() -> None:
+    """It has batches of tensors, without memory; the next call is."""
+    x = torch.randn(3, requires_grad=True)
+    gradients = list[torch.Tensor]()
+    for fn in (torch.sin, foretrace.compile(lambda x: x.sin(), backend=lambda graph, _: graph)):
+        y = fn(x)
+        of = partial(torch.autograd.grad, y, x, retain_graph=True)
+        gradients.append(torch.vmap(lambda v, of=of: of(v)[0])(torch.eye(3)))
+        gradients += of(torch.ones(3))
+    assert torch.equal(gradients[0], gradients[2])
+    assert torch.equal(gradients[1], gradients[3])

@@ -177,8 +177,8 @@ class Check:
     # ---- when it is called -----------------------------------------------------------------------
 
     def fresh(self, passed: Sequence[Any]) -> bool:
-        """Whether its results are to be looked at in this call."""
-        return self._sizes(passed) not in self._checked
+        """Whether its results are to be looked at in this call; not in the midst of a vmap."""
+        return not torch_api.functorch_active() and self._sizes(passed) not in self._checked
 
     def _sizes(self, passed: Sequence[Any]) -> tuple[Any, ...]:
         found = [passed[i] for i in self._open]
