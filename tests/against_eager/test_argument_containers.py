@@ -7,7 +7,7 @@ swap, replace, share and return them. Values and identities are held against eag
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,15 +187,13 @@ def called(function: Callable[..., Any], seed: int, n: int) -> Any:
     return picture(there, args, results, KEPT[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*is not captured whole")
 @pytest.mark.parametrize("whole", [False, True], ids=["pieces", "whole"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_container_is_what_it_is_in_eager(seed: int, whole: bool) -> None:
     eager, ours = program(seed), foretrace.compile(program(seed), fullgraph=whole)
     for n in range(CALLS):
         expected = called(eager, seed, n)
-        with suppress(Refusal) if whole else nullcontext():
-            assert called(ours, seed, n) == expected
+        assert called(ours, seed, n) == expected
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -206,15 +204,6 @@ def test_a_file_leaves_the_same(seed: int, tmp_path: Path) -> None:
         loaded = foretrace.load(tmp_path / "it.fte", classes=[Cache, Named, SimpleNamespace])
         sides = [called(each, seed, 1)[:-1] for each in (loaded, program(seed))]
         assert sides[0] == sides[1]  # a file has its own of what the program stores
-
-
-def test_few_are_refused() -> None:
-    done = 0
-    for seed in SEEDS:
-        with suppress(Refusal):
-            foretrace.capture(program(seed), tuple(drawn(seed, 0)))
-            done += 1
-    assert done > 0.8 * len(SEEDS)
 
 
 def swaps(d: dict[str, Any], x: Tensor) -> Tensor:

@@ -33,43 +33,61 @@ def reached(
     """
 
     def inside(step: Reached) -> Iterator[Reached]:
-        return iter(()) if id(step.item) in ends else inside_of(step)
+        return iter(()) if id(step.item) in ends else _inside(step)
 
-    for each in walk_nested(first_step(tree), inside, attrgetter("item")):
-        if shareable(each.item, tuples=tuples):
+    for each in walk_nested(_first_step(tree), inside, attrgetter("item")):
+        if _shareable(each.item, tuples=tuples):
             yield each.path, each.item
 
 
-def repeats(tree: Any, ends: Collection[int] = ()) -> tuple[tuple[Path, Path], ...]:
-    """Where containers and objects are a second time, and where first; `ends` as for `reached`.
+class Part(NamedTuple):
+    """A container or an object at one place of a nested one."""
 
-    A tuple of plain data is what it holds.
+    path: Path
+    item: Any
+    first: Path | None
+    """where it is first, if it is there already; what it holds is not looked at again"""
+
+
+def parts(tree: Any, ends: Collection[int] = ()) -> Iterator[Part]:
+    """Containers and objects at all of their places, also tuples that are not empty, in order.
+
+    `ends` as for `reached`.
     """
-    first, found = dict[int, Path](), list[tuple[Path, Path]]()
-    waiting = [*first_step(tree)]
+    first, waiting = dict[int, Path](), [*_first_step(tree)]
     while waiting:
         step = waiting.pop()
-        key, data = id(step.item), isinstance(step.item, tuple) and plain(step.item)
-        if not data and first.setdefault(key, step.path) is not step.path:
-            found.append((step.path, first[key]))
-        elif key not in ends:
-            waiting += reversed([*inside_of(step)])
-    return tuple(found)
+        again = first.setdefault(id(step.item), step.path)
+        if again is step.path and id(step.item) not in ends:
+            waiting += reversed([*_inside(step)])
+        if _shareable(step.item, tuples=True):
+            yield Part(step.path, step.item, None if again is step.path else again)
 
 
-def shareable(item: Any, *, tuples: bool) -> bool:
+def repeats(tree: Any, ends: Collection[int] = ()) -> tuple[tuple[Path, Path], ...]:
+    """Where containers and objects are a second time, and where first; `ends` as for `reached`."""
+    twice = ((p.path, p.item, p.first) for p in parts(tree, ends) if p.first is not None)
+    return tuple([(path, first) for path, item, first in twice if not _is_value(item)])
+
+
+def _is_value(item: Any) -> bool:
+    """Whether an equal object can take its place: of a tuple of numbers and texts, it can."""
+    return isinstance(item, tuple) and plain(item) and not any(True for _ in reached(item))
+
+
+def _shareable(item: Any, *, tuples: bool) -> bool:
     """Whether it matters which object it is: of a set, and unless `tuples` of a tuple, not."""
     if isinstance(item, tuple):
         return tuples and tuple.__len__(item) > 0
     return not isinstance(item, (set, frozenset))
 
 
-def first_step(tree: Any) -> Iterator[Reached]:
+def _first_step(tree: Any) -> Iterator[Reached]:
     """A container or an object itself; nothing of a leaf."""
     return _step((), tree)
 
 
-def inside_of(step: Reached) -> Iterator[Reached]:
+def _inside(step: Reached) -> Iterator[Reached]:
     """The containers and objects that one holds; the last comes first."""
     found, named = step.attributes, step.attributes is not None
     items = list(own_items(step.item) if found is None else found.items())

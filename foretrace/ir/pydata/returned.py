@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,11 +12,9 @@ from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.paths import (
     Path,
     at_path,
-    first_step,
-    inside_of,
     item_at,
+    parts,
     reached,
-    shareable,
     with_item,
 )
 
@@ -42,15 +40,6 @@ class ReturnedAgain(ReturnedArgument):
     """One that is in the result a second time; `source`: where it is first."""
 
 
-class Part(NamedTuple):
-    """A container or an object at one place of a result."""
-
-    path: Path
-    item: Any
-    first: Path | None
-    """where it is first, if it is there already; what it holds is not looked at again"""
-
-
 class ResultParts:
     """The containers and objects of a result, while all is as the run has left it.
 
@@ -60,7 +49,7 @@ class ResultParts:
     """
 
     def __init__(self, result: Any, call: Any) -> None:
-        self.parts = [*_parts(result)]
+        self.parts = [*parts(result)]
         """in the order of a result; what one holds follows it"""
         self.arguments = {id(item): path for path, item in reached(call, tuples=True)}
         """by id, where the arguments have theirs"""
@@ -100,17 +89,6 @@ class ResultParts:
                 left.setdefault(id(item), ReturnedArgument((), path, state=number))
         each = {key: ReturnedArgument((), (), found=number) for key, number in found.items()}
         return left | each | known
-
-
-def _parts(result: Any) -> Iterator[Part]:
-    first, waiting = dict[int, Path](), [*first_step(result)]
-    while waiting:
-        step = waiting.pop()
-        again = first.setdefault(id(step.item), step.path)
-        if again is step.path:
-            waiting += reversed([*inside_of(step)])
-        if shareable(step.item, tuples=True):
-            yield Part(step.path, step.item, None if again is step.path else again)
 
 
 def kept_inside(

@@ -122,7 +122,7 @@ def shares(change: Change, elsewhere: Container[int], before: HeapSnapshot) -> b
 def former_contents(
     changes: Sequence[Change], bound: Sequence[Change], before: HeapSnapshot
 ) -> Iterator[Change]:
-    """The changes; of a container of which the only place holds another one now, all as one.
+    """Join the changes of each container of which the only place holds another one now.
 
     `bound`: names that were bound, which are none of the changes any more.
     """
