@@ -216,3 +216,51 @@ def test_an_input_of_another_shape_is_no_view_later() -> None:
     assert compiled(torch.randn(3, 3, requires_grad=True) * 1).shape == (3, 3)
     with pytest.raises(foretrace.Refusal, match="changes the shape of the input x in place"):
         compiled((torch.randn(4, 3, requires_grad=True) * 1)[1:])
+
+
+def written(a: Tensor) -> Tensor:
+    a.mul_(2)
+    return a + 1
+
+
+def written_and_seen(a: Tensor) -> Tensor:
+    a.exp_()
+    return a[0]
+
+
+def written_twice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    early = a * 3
+    a.mul_(2)
+    b.add_(a)
+    a.sin_()
+    return early, a * b, b.sum()
+
+
+@pytest.mark.parametrize(
+    "fn", [written, written_and_seen, written_twice], ids=lambda fn: fn.__name__
+)
+@pytest.mark.parametrize("seen", SEEN[:4] + SEEN[5:6])
+def test_the_gradient_of_a_written_input_itself(
+    fn: Callable[..., Any], seen: Callable[[Tensor], Tensor]
+) -> None:
+    """By way of the results, too: it has the history that they have."""
+
+    def gradients(call: Callable[..., Any]) -> list[Any]:
+        count = fn.__code__.co_argcount
+        leaves = [
+            torch.arange(1.0, 10).view(3, 3).div(n + 3).requires_grad_() for n in range(count)
+        ]
+        passed = [seen(each * 1) for each in leaves]
+        results = call(*passed)
+        total = sum(each.sum() for each in (results if isinstance(results, tuple) else [results]))
+        passed[0].retain_grad()
+        own = torch.autograd.grad(total, passed, retain_graph=True, allow_unused=True)
+        (total + passed[0].sum() * 5).backward()
+        return [*own, passed[0].grad, *(leaf.grad for leaf in leaves), *map(Tensor.detach, passed)]
+
+    expected = gradients(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
+    for _ in range(2):
+        found = gradients(compiled)
+        pairs = zip(found, expected, strict=True)
+        assert all(a is b is None or torch.equal(a, b) for a, b in pairs)

@@ -27,6 +27,7 @@ from foretrace.ir.program.interface import Input, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import (
     ClearGrad,
+    CountWrite,
     MarkOutput,
     Reshape,
     SetRequiresGrad,
@@ -125,6 +126,7 @@ IN_OTHER_GRAPHS: Final[Mapping[type[Effect], Callable[[Recording, Any], None]]] 
     {
         LeaveState: _refuse_memory,
         Reshape: _refuse_shape,
+        CountWrite: _left_out,
         CallMemo: _left_out,
         ChangePlace: _left_out,
         ClearGrad: _left_out,

@@ -17,7 +17,13 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from foretrace.ir.program.effect import Call, Code, Effect, Phase
 from foretrace.ir.program.equality import ProgramsDiffer
-from foretrace.ir.program.tensor_effects import ClearGrad, MarkOutput, Reshape, SetRequiresGrad
+from foretrace.ir.program.tensor_effects import (
+    ClearGrad,
+    CountWrite,
+    MarkOutput,
+    Reshape,
+    SetRequiresGrad,
+)
 from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.memo import MemoCall
@@ -212,7 +218,7 @@ class ReturnArgument(Effect):
 
 
 KINDS: Final[tuple[type[Effect], ...]] = (
-    Reshape, FindObject, CallMemo, ChangePlace, MarkOutput, LeaveState, ClearGrad,
+    Reshape, CountWrite, FindObject, CallMemo, ChangePlace, MarkOutput, LeaveState, ClearGrad,
     SetRequiresGrad, ReturnArgument,
 )  # fmt: skip
 """In the order in which a call does them"""

@@ -112,6 +112,11 @@ def size_input(size: Size, role: Role, argument: int | None = None) -> Input:
     return Input(Value(NUMBER, role.name), role, argument=argument, size=size)
 
 
+Relation: TypeAlias = Literal["data", "view of data", "owner", "view"]
+"""`.data` has a version counter of its own; a view of that; an owner is a view of nothing; a view
+under no_grad is one, though a graph detaches what it computes there"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
     """A value, None or constant that the program gives."""
@@ -130,6 +135,10 @@ class Output:
     """what it is a view of in that memory, returned or not: a view, or what `detach()` gave"""
     step: ViewStep | None = None
     """the call that autograd has it by; None for one that is seen by its strides, or is separate"""
+    relation: Relation | None = None
+    """what to autograd it is otherwise than its value"""
+    base: int | None = None
+    """the input that it is a view of, if it was taken under no_grad"""
 
     @property
     def detached(self) -> bool:

@@ -78,6 +78,29 @@ def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> Non
 
 
 @dataclass(frozen=True, slots=True)
+class CountWrite(InputEffect):
+    """Operators in place give a view of an input another shape: autograd counts that as a write."""
+
+    index: int
+    phase: ClassVar[Phase] = "memory"
+    done: ClassVar[str] = "gives a view of an input another shape"
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The input."""
+        return (self.index,)
+
+    @classmethod
+    def run(cls, effects: Sequence[Self], call: Call) -> None:
+        """It is counted before the graph runs."""
+
+    @classmethod
+    def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
+        """None: the same."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class ClearGrad(InputEffect):
     """The program sets the `.grad` of an input to None."""
 

@@ -5,9 +5,9 @@ How each output is built is decided here for all three; a subclass does the step
 """
 
 from abc import ABC, abstractmethod
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from foretrace.ir.program.interface import Output
+from foretrace.ir.program.interface import Output, Relation
 from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import MissingHistory
@@ -15,6 +15,8 @@ from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value
 
 T = TypeVar("T")
+Lacking: TypeAlias = MissingHistory | Relation
+"""What an output lacks"""
 RESULTS: Final = (None, "leaf")
 """How an output that is no view may lack a history, so that it is the graph's result"""
 
@@ -42,7 +44,8 @@ class OutputViews(ABC, Generic[T]):
             return self.constant(place, value)
         if output.same_as is not None:
             return self.live(output.same_as)
-        if output.view_of is None and self.recorded.missing(value) in RESULTS:
+        plain = output.view_of is None and output.relation is None
+        if plain and self.recorded.missing(value) in RESULTS:
             return self.result(place, value)
         if value in self.views:
             return self.views[value]
@@ -50,8 +53,8 @@ class OutputViews(ABC, Generic[T]):
             built = self.result(place, value)
         else:
             built = self._view(place, value, output, output.view_of, output.view_type)
-        missing = self.missing(place, value, separate=output.separate)
-        built = built if missing is None else self.marked(built, missing)
+        lacks = self.lacks(place, value, output)
+        built = built if lacks is None else self.marked(built, lacks, output.base)
         self.views[value] = built = self.named(value, built)
         return built
 
@@ -82,9 +85,9 @@ class OutputViews(ABC, Generic[T]):
         """A leaf that the program creates in that memory: the graph's own, where it gives it."""
         return view
 
-    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
-        """Why an output that requires grad has no history of its own."""
-        return self.recorded.missing(value)
+    def lacks(self, place: int | None, value: Value, output: Output) -> Lacking | None:
+        """What an output does not have that its value has: a history, a base, a version counter."""
+        return self.recorded.missing(value) or output.relation
 
     def named(self, value: Value, built: T) -> T:
         """A name for an output that was built."""
@@ -123,5 +126,5 @@ class OutputViews(ABC, Generic[T]):
         """The memory of a view with the history of the graph's result."""
 
     @abstractmethod
-    def marked(self, built: T, missing: MissingHistory) -> T:
-        """A tensor that requires grad and lacks a history."""
+    def marked(self, built: T, lacks: Lacking, base: int | None) -> T:
+        """The tensor without it; `base`: the input that it is a view of, taken under no_grad."""

@@ -17,10 +17,10 @@ from foretrace.ir.program.interface import Mutation, Output
 from foretrace.ir.program.op import Op, ViewStep
 from foretrace.ir.program.origin import Origin
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import MissingHistory, called_in, rename
+from foretrace.ir.program.walk import called_in, rename
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value, values_in
-from foretrace.lowering.cuts.output_views import OutputViews
+from foretrace.lowering.cuts.output_views import Lacking, OutputViews
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)
@@ -150,7 +150,7 @@ class _ExplicitWrites(OutputViews[Any]):
         """Whether a gradient goes through it."""
         return self.recorded.followed(value)
 
-    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
+    def lacks(self, place: int | None, value: Value, output: Output) -> Lacking | None:
         """A leaf; `_check_loose` has refused what no op makes."""
         return "leaf" if self.recorded.is_new_leaf(value) else None
 
@@ -173,7 +173,7 @@ class _ExplicitWrites(OutputViews[Any]):
         """The content copied there, with its history."""
         return self._call(aten.copy_.default, (view, value), view.type.with_grad(True))
 
-    def marked(self, built: Any, missing: MissingHistory) -> Any:
+    def marked(self, built: Any, lacks: Lacking, base: int | None) -> Any:
         """`requires_grad_`."""
         return self._call(aten.requires_grad_.default, (built,), built.type.with_grad(True))
 

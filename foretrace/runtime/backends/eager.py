@@ -18,6 +18,7 @@ from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
+from foretrace.runtime.backends.early_writes import EarlyWrites, early_writes, write_ops
 from foretrace.runtime.backends.inline_guards import Undo, asked_inside
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
 from foretrace.runtime.calls.core import views_after
@@ -140,18 +141,25 @@ def write_body(
     instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
     count_effects(source, recorded, inputs)
-    straight.ops(run.graph, views := _among(run.graph.ops, below or ()))
+    views, early = _among(run.graph.ops, below or ()), EarlyWrites()
+    if explicit and below is None:
+        early = early_writes(recorded, run.graph.ops, undo)
+    if early:
+        write_ops(straight, recorded, run.graph, inputs, early, undo)
+    else:
+        straight.ops(run.graph, views)
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
     if unseen:
         mode = source.bind(torch_api.kernels_below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
         straight.run(views, [*names, *(out for op in views for out in op.outs)])
-    if undo is not None:
+    if undo is not None and not early:
         source.lines = undo.around(source.lines)
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
     counted = list[str]()
-    for mutation in recorded.mutations:
+    done = [mutation for mutations in early.values() for mutation in mutations]
+    for mutation in (each for each in recorded.mutations if each not in done):
         live, new = inputs[mutation.index], new_content(mutation, inputs, names)
         if live != new or mutation.rebound:
             write_line(source, recorded, mutation, live, new)

@@ -105,7 +105,8 @@ def join(
         Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
     """
     check_leaves(recorded)
-    views = views_after(recorded, semantics)
+    alone = not core_of(recorded).gives_followed  # no gradient has to add up as in eager
+    views = views_after(recorded, semantics, again=alone)
     core = core_of(recorded, views)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core, views)

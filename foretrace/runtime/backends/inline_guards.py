@@ -76,7 +76,7 @@ class Undo:
         self, source: Source, ops: Sequence[Op], abandoned: Abandoned, may_raise: MayRaise,
         inside: Mapping[str, ValueGuard] = NOTHING_ASKED,
     ) -> None:  # fmt: skip
-        self.inside = inside
+        self.inside, self.may_raise = inside, may_raise
         self.abandon = source.bind(abandoned, "abandon")
         """its name"""
         self.states = "()"

@@ -18,7 +18,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Mutation, Output, Role
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.tensor_effects import SetRequiresGrad
+from foretrace.ir.program.tensor_effects import CountWrite, SetRequiresGrad
 from foretrace.ir.program.walk import called_in, leaf_ops
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Tree, Value, values_in
@@ -122,7 +122,8 @@ def views_after(
 def _changed(recorded: Recording) -> set[Value]:
     """The inputs that a call writes to or gives another shape before views are taken of them."""
     places = {m.index for m in recorded.mutations}
-    places.update(index for effect in recorded.effects for index in effect.inputs)
+    effects = (each for each in recorded.effects if not isinstance(each, CountWrite))
+    places.update(index for effect in effects for index in effect.inputs)
     return {recorded.inputs[index].value for index in places}
 
 
@@ -166,7 +167,7 @@ def _reached(recorded: Recording, ops: Sequence[Op]) -> set[Value]:
         *(output.value for output in recorded.outputs),
         *(m.value for m in recorded.mutations),
     ]
-    found = {each for each in values_in(values) if each.type.requires_grad}
+    found = {each for each in values_in(values) if recorded.followed(each)}
     for op in reversed(ops):
         if not found.isdisjoint(op.outs):
             found.update(each for each in op.operands if each.type.requires_grad)

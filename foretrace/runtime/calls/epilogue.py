@@ -9,14 +9,13 @@ from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
-from foretrace.ir.program.interface import Mutation
+from foretrace.ir.program.interface import Mutation, Output
 from foretrace.ir.program.op import Op, ViewStep
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value
-from foretrace.lowering.cuts.output_views import OutputViews
+from foretrace.lowering.cuts.output_views import Lacking, OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
@@ -190,10 +189,10 @@ class OutputTexts(OutputViews[str]):
         """Where lines run under the program's grad mode, a view has the history that it gets."""
         return self.recorded.followed(value) if self.explicit else value.type.requires_grad
 
-    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
+    def lacks(self, place: int | None, value: Value, output: Output) -> Lacking | None:
         """Under the program's grad mode, a view under no_grad is one."""
-        missing = self.recorded.missing(value)
-        return None if missing == "loose" and not (self.marks_views or separate) else missing
+        lacks = super().lacks(place, value, output)
+        return None if lacks == "loose" and not (self.marks_views or output.separate) else lacks
 
     def named(self, value: Value, built: str) -> str:
         """A name for it."""
@@ -224,9 +223,10 @@ class OutputTexts(OutputViews[str]):
         """A call that gives the view the history of the graph's result."""
         return f"{self.source.bind(in_memory, 'in_memory')}({view}, {self.straight.names[value]})"
 
-    def marked(self, built: str, missing: MissingHistory) -> str:
-        """A call that requires grad as eager's does."""
-        return f"{self.source.bind(MARKS[missing], missing)}({built})"
+    def marked(self, built: str, lacks: Lacking, base: int | None) -> str:
+        """A call that gives what to autograd is as in eager."""
+        of = "" if base is None else f", {self.live(base)}"
+        return f"{self.source.bind(MARKS[lacks], lacks)}({built}{of})"
 
 
 def check_changes(recorded: Recording) -> None:

@@ -1,6 +1,7 @@
 """The tensors that a call of a cut returns: results of its graph, live inputs, views of them."""
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor
 
 from foretrace.ir.program.effect import Call
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value
-from foretrace.lowering.cuts.output_views import OutputViews
+from foretrace.lowering.cuts.output_views import Lacking, OutputViews
 from foretrace.runtime.calls.untrainable_results import after_backward
 
 
@@ -40,17 +41,36 @@ def put_there(leaf: Tensor, memory: Tensor) -> Tensor:
     return leaf
 
 
-def loose(tensor: Tensor) -> Tensor:
-    """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
-    leaf = tensor.detach().requires_grad_()
+def loose(tensor: Tensor, base: Tensor | None = None) -> Tensor:
+    """The tensor as a view that is taken under no_grad: it requires grad, without a history.
+
+    `base`: what it is a view of; None: a tensor that nobody has.
+    """
     with torch.no_grad():
+        if base is not None:
+            return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        leaf = tensor.detach().requires_grad_()
         return torch.ops.aten.alias.default(leaf)  # view_as has other strides where a size is 1
 
 
-MARKS: Final[Mapping[MissingHistory, Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {"leaf": Tensor.requires_grad_, "loose": loose, "spent": after_backward}
+def _view_of_data(tensor: Tensor) -> Tensor:
+    """The tensor as a view of one that nobody has, with a version counter of its own."""
+    return tensor.data.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+MARKS: Final[Mapping[Lacking, Callable[..., Tensor]]] = MappingProxyType(
+    {
+        "leaf": Tensor.requires_grad_,
+        "loose": loose,
+        "spent": after_backward,
+        "data": attrgetter("data"),
+        "view of data": _view_of_data,
+        "owner": Tensor.detach,
+        "view": loose,
+    }
 )
-"""How a tensor that requires grad is left without a history, as in eager"""
+"""How a tensor is left without what it lacks, as in eager"""
+OF_GRADIENTS: Final = ("leaf", "loose")
 
 
 class OutputTensors(OutputViews[Any]):
@@ -81,12 +101,12 @@ class OutputTensors(OutputViews[Any]):
             return True
         return self._results[place].requires_grad and self.recorded.followed(value)
 
-    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
-        """Only of what requires grad in this call, or what a backward has run of."""
-        missing = self.recorded.missing(value)
-        if missing is None or place is None:
-            return None
-        return missing if self._results[place].requires_grad or missing == "spent" else None
+    def lacks(self, place: int | None, value: Value, output: Output) -> Lacking | None:
+        """A history only if it requires grad in this call, or if a backward has run of it."""
+        lacks = super().lacks(place, value, output)
+        if lacks not in OF_GRADIENTS or place is None:
+            return lacks
+        return lacks if self._results[place].requires_grad else None
 
     def detached(self, of: Any, *, always: bool) -> Any:
         """The same memory."""
@@ -113,6 +133,6 @@ class OutputTensors(OutputViews[Any]):
         """The view, with the result's history."""
         return in_memory(view, self.result(place, value))
 
-    def marked(self, built: Any, missing: MissingHistory) -> Any:
-        """The tensor, which requires grad as in eager."""
-        return MARKS[missing](built)
+    def marked(self, built: Any, lacks: Lacking, base: int | None) -> Any:
+        """The tensor, to autograd as in eager."""
+        return MARKS[lacks](built, *([] if base is None else [self.live(base)]))

@@ -20,6 +20,7 @@ from foretrace.ir.program.effects import (
 )
 from foretrace.ir.program.tensor_effects import (
     ClearGrad,
+    CountWrite,
     MarkOutput,
     Reshape,
     SetRequiresGrad,
@@ -77,6 +78,11 @@ EFFECTS: Final[Mapping[type[Effect], EffectSchema]] = MappingProxyType({
         "reshaped", table(NUMBER, instance_of(TensorType)),
         lambda effects: {each.index: each.type for each in effects},
         lambda types: (Reshape(*item) for item in types.items()),
+    ),
+    CountWrite: EffectSchema(
+        "counted", sequence_of(NUMBER, list),
+        lambda effects: [each.index for each in effects],
+        lambda indices: map(CountWrite, indices),
     ),
     ReturnArgument: EffectSchema(
         "handed", sequence_of(instance_of(ReturnedArgument), list),

@@ -6,13 +6,13 @@ A new class of the tree needs one row, here or in `op_schema.py`.
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import sympy
 import torch
 
 from foretrace.ir.program.call_requirements import ModuleState
-from foretrace.ir.program.interface import Input, Mutation, Output, Role, Target
+from foretrace.ir.program.interface import Input, Mutation, Output, Relation, Role, Target
 from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.origin import Checkpoint
 from foretrace.ir.program.recording import Graph, Overwritten
@@ -102,6 +102,8 @@ ROWS: tuple[NodeSchema, ...] = (
             "separate": TRUTH,
             "through": optional(instance_of(Output)),
             "step": optional(instance_of(ViewStep)),
+            "relation": lambda item: item in {None, *get_args(Relation)},
+            "base": PLACE,
         },
     ),
     NodeSchema(

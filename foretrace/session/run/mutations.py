@@ -12,7 +12,7 @@ from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.interface import Input, Mutation
 from foretrace.ir.program.op import Op, Write
-from foretrace.ir.program.tensor_effects import Reshape
+from foretrace.ir.program.tensor_effects import CountWrite, Reshape
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
@@ -72,6 +72,8 @@ def mutations_of(
             _check_read_once(item, None if kept else inputs.real[index], new, recorder)
             written = new if alias.moved is None else left
             found.append(Mutation(index, written, hidden=not alias.version.count, kept=kept))
+        elif alias.version.count and alias.moved is None:
+            effects.append(CountWrite(index))
     return [*found, *_rebound(recorder, inputs, inputs.placeholders, loan)]
 
 

@@ -10,7 +10,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import FIRST_CALL
-from foretrace.ir.program.interface import Output, Role
+from foretrace.ir.program.interface import Output, Relation, Role
 from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.tensor_effects import MarkOutput
 from foretrace.ir.pydata.containers import Structure, named_leaves
@@ -27,6 +27,7 @@ from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
+DETACH: Final = torch.ops.aten.detach.default
 SIMPLE: Final = frozenset({bool, int, float, str, type(None)})
 """Types of what a tensor that a call returns may have as attributes: none is a container"""
 Mark: TypeAlias = tuple[bool, tuple[tuple[str, Any], ...]]
@@ -146,11 +147,16 @@ class Outputs:
         self, role: Role, placeholder: Abstract, value: Value, view_of: int | None
     ) -> Output:
         """The output that is no input."""
-        if view_of is None:
+        if placeholder.ft_alias is None:
             return Output(value, role)
-        recorder, placeholders = self.recorder, self.stand_ins()
-        owner = alias_of(placeholder).root
-        alias, of = alias_of(placeholder), recorder.types.of
+        alias, recorder, placeholders = alias_of(placeholder), self.recorder, self.stand_ins()
+        relation, owner, below = _relation(alias, value), alias.root, None
+        if relation is None and (below := self._viewed_loosely(alias, value)) is not None:
+            followed = placeholders[below].requires_grad
+            relation = "view" if followed and not value.type.requires_grad else None
+        if view_of is None:
+            return Output(value, role, relation=relation, base=below)
+        of = recorder.types.of
         seen, base = of(placeholder), of(placeholders[view_of])
         retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
         followed = value.type.requires_grad and not placeholder.ft_leaf
@@ -168,8 +174,23 @@ class Outputs:
         if followed and not separate:
             through, step = _taken(alias, value, view_of, base, recorder, placeholders)
         elif not followed and separate and top is not alias:
-            through = _detached(top, view_of, base)
-        return Output(value, role, None, view_of, seen, separate, through, step)
+            through = _detached(top, view_of, base, placeholders)
+        elif not followed and not separate:
+            through = _argument(alias, view_of, placeholders)
+        return Output(
+            value, role, None, view_of, seen, separate, through, step, relation=relation, base=below
+        )
+
+    def _viewed_loosely(self, alias: Alias, value: Value) -> int | None:
+        """The input that it is a view of, if it was taken under no_grad."""
+        history, path = alias.up_to_history()
+        own = any(member.step is not None and member.step.own for member in path)
+        if own or not any(member.loose for member in path):
+            return None
+        first, base = history.tensor(), history.last.type
+        if (value.type.dtype, value.type.lazy) != (base.dtype, base.lazy) or base.wrapped:
+            return None
+        return next((i for i, each in enumerate(self.stand_ins()) if each is first), None)
 
     def _mark(self, role: Role, tensor: Abstract, value: Value) -> Mark | None:
         """Class and attributes of a tensor of the program's own; None for a plain tensor.
@@ -210,9 +231,41 @@ class Outputs:
         )
 
 
-def _detached(top: Alias, view_of: int, base: TensorType) -> Output:
-    """What `detach()` gave of a written input, of which something that is returned is a view."""
-    seen = place(top, top.last)
+def _relation(alias: Alias, value: Value) -> Relation | None:
+    """What it is to autograd otherwise than its value: with another counter, or no view."""
+    if alias.parent is None or value.type.sparse or value.type.wrapped:
+        return None
+    if alias.version is not alias.root.version:
+        top = alias
+        while top.parent is not None and top.parent.version is alias.version:
+            top = top.parent
+        detached = top.step is not None and top.step.func is DETACH
+        return ("data" if top is alias else "view of data") if detached else None
+    reshaped = alias.before_moving.parent is None
+    return "owner" if reshaped and not value.type.requires_grad else None
+
+
+def _argument(alias: Alias, view_of: int, stand_ins: Sequence[Any]) -> Output | None:
+    """The argument that it is a view of, if that is one of several in a memory."""
+    at = alias.parent
+    while at is not None and at.parent is not None:
+        tensor = at.tensor()
+        passed = next((i for i, each in enumerate(stand_ins) if each is tensor), view_of)
+        if passed != view_of:
+            return Output(at.last, Role("output", ""), passed)
+        at = at.parent
+    return None
+
+
+def _detached(top: Alias, view_of: int, base: TensorType, stand_ins: Sequence[Any]) -> Output:
+    """What `detach()` gave of a written input, of which something that is returned is a view.
+
+    `stand_ins`: of the inputs, of which one may be it.
+    """
+    tensor, seen = top.tensor(), place(top, top.last)
+    passed = next((i for i, each in enumerate(stand_ins) if each is tensor), None)
+    if passed is not None:
+        return Output(top.last, Role("output", ""), passed)
     seen = seen.but(offset=seen.offset + base.offset)
     return Output(top.last, Role("output", ""), None, view_of, seen, True)
 

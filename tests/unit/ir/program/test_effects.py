@@ -25,6 +25,7 @@ from foretrace.ir.program.effects import (
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.tensor_effects import (
     ClearGrad,
+    CountWrite,
     MarkOutput,
     Reshape,
     SetRequiresGrad,
@@ -122,6 +123,7 @@ def effects() -> list[Effect]:
         ChangePlace(Change(ENTRY, 5, rebound=True)),
         CallMemo(MemoCall("double(2)", double, (2,), {}, 2, {}, MISSING, 4)),
         Reshape(0, TYPE),
+        CountWrite(1),
     ]
 
 
@@ -200,13 +202,14 @@ def test_generated_code_does_the_same() -> None:
 
 
 def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
-    assert [each.counted for each in ordered(effects())] == [(0,), *[()] * 12]
+    assert [each.counted for each in ordered(effects())] == [(0,), (1,), *[()] * 12]
 
 
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
         (Reshape, "gives an input another shape"),
+        (CountWrite, "gives a view of an input another shape"),
         (FindObject, "returns, or leaves, an object that was there"),
         (ChangePlace, "count is bound on one side"),
         (LeaveState, "x.grad is bound to a tensor beside"),

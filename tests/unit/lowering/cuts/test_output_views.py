@@ -10,7 +10,7 @@ from foretrace.ir.program.op import ViewStep
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.values.value import Value
-from foretrace.lowering.cuts.output_views import OutputViews
+from foretrace.lowering.cuts.output_views import Lacking, OutputViews
 from tests.support.trees import program
 
 TREE = """\
@@ -49,8 +49,8 @@ class Words(OutputViews[str]):
     def joined(self, view: str, place: int | None, value: Value) -> str:
         return f"{view} as result {place}"
 
-    def marked(self, built: str, missing: MissingHistory) -> str:
-        return f"{missing} ({built})"
+    def marked(self, built: str, lacks: Lacking, base: int | None) -> str:
+        return f"{lacks} ({built}{'' if base is None else f', input {base}'})"
 
 
 def written(*outputs: str, missing: MissingHistory | None = None) -> tuple[Any, Recording]:
@@ -71,6 +71,13 @@ def test_a_result_a_constant_and_an_input() -> None:
 def test_a_view_of_a_written_input_is_taken_of_it() -> None:
     _, found = written("row")
     assert Words(found).all() == ["[3] at 3 of (input 1)"]
+
+
+def test_what_is_otherwise_than_its_value() -> None:
+    _, found = program(TREE, ("row", "part"), {})
+    data, view = found.outputs
+    found.outputs = [replace(data, relation="data"), replace(view, relation="view", base=1)]
+    assert Words(found).all() == ["data (result 0)", "view (result 1, input 1)"]
 
 
 def test_a_view_is_taken_by_the_call_that_autograd_has_it_by() -> None:
