@@ -169,7 +169,8 @@ def plain_keys() -> tuple[Any, Any]:
 
 def kernel_for(op: Any, key: str) -> bool:
     """Whether the dispatcher of this build has a kernel of its own for the operator and key."""
-    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+    name = op if isinstance(op, str) else op.name()
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def resolved_below(op: Any, lazy: str) -> bool:

@@ -68,7 +68,8 @@ def test_another_thread_has_no_device_meanwhile() -> None:
 
     device, here = torch.device("cuda"), ask()
     answers = {"getDeviceCount": lambda: 1, "getAccelerator": lambda: device}
-    with torch_api.QUESTIONS(answers, lambda: True, pytest.fail), ThreadPoolExecutor(1) as pool:
+    asking = torch_api.QUESTIONS("cuda", answers, lambda: True, pytest.fail)
+    with asking, ThreadPoolExecutor(1) as pool:
         assert ask() == (True, True, True)
         assert pool.submit(ask).result() == here
     assert ask() == here

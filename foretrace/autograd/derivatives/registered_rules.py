@@ -85,6 +85,16 @@ def fused_rms_norm_backward(call: BackwardCall) -> tuple[Any, ...]:
     return (grads[0],) if weight is None else (grads[0], grads[1])
 
 
+def linear_backward(call: BackwardCall) -> tuple[Any, ...]:
+    """The gradients of `linear`, as derivatives.yaml of torch 2.13 states them.
+
+    Only devices with a kernel for it follow that line, as MPS; others open the op above autograd.
+    """
+    needs = (*call.needs, False, False)[:3]
+    grads = torch.ops.aten.linear_backward.default(call.args[0], call.gradient, call.args[1], needs)
+    return tuple(grads[: len(call.needs)])
+
+
 def pack_backward(call: BackwardCall) -> tuple[Any, ...]:
     """Each packed row's gradient at its step and place in the batch; zeros elsewhere.
 
@@ -115,6 +125,7 @@ REGISTERED_RULES: dict[Any, Registered] = {
     torch.ops.aten._fused_rms_norm.default: Registered(
         fused_rms_norm_backward, "FusedRmsNormBackward0", frozenset({1}), only_whole=True
     ),
+    torch.ops.aten.linear.default: Registered(linear_backward, "LinearBackward0", only_whole=True),
     torch.ops.aten._pack_padded_sequence.default: Registered(
         pack_backward, "PackPaddedSequenceBackward0", frozenset({1})
     ),

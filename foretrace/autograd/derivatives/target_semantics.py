@@ -19,7 +19,7 @@ from foretrace.operators.inference.cpu_kernels import types_in
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.operators.targets.cuda_build import check_generator, check_kernel
+from foretrace.operators.targets.build import check_generator, check_kernel
 from foretrace.operators.targets.may_raise import Raising
 from foretrace.operators.targets.mode_sensitive_bodies import UNTRACED
 from foretrace.operators.targets.sdpa import choose_attention
@@ -81,7 +81,7 @@ class TargetSemantics(Semantics):
                 raise RuntimeError("Cannot access accelerator device when none is available.")
             return super().infer(func, args, kwargs)
         if self.target.device in {t.device for t in types_in((args, kwargs))}:
-            check_kernel(func)
+            check_kernel(func, self.target)
         found = super().infer(func, args, kwargs)
         devices = {t.device.type for t in types_in((args, kwargs, found))}
         if others := devices - {"cpu", "meta", self.target.device.type}:

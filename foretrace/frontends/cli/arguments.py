@@ -25,7 +25,6 @@ LOSS = (
 )
 MODES = "no_grad, inference, autocast, torch_dispatch, fake, functionalize, vmap, python_dispatcher"
 FACTS: dict[str, str] = {
-    "targets": "list the devices to capture for, and by what each is verified",
     "doctor": "print versions, build and switches: what an issue report needs",
 }
 BREAK = (
@@ -102,6 +101,7 @@ def parser() -> Parser:
     _diff(commands)
     _check(commands)
     _dispatch(commands)
+    _targets(commands)
     for name, text in FACTS.items():
         _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
     return whole
@@ -187,6 +187,18 @@ def _dispatch(commands: Any) -> None:
     add("--key", metavar="K", help="OP: what serves this key alone")
     add("--backward", action="store_true", help="PROGRAM: and its backward")
     add("--json", action="store_true", help="print JSON, for programs")
+
+
+def _targets(commands: Any) -> None:
+    text = (
+        "List the devices to capture for, what is known of each, and from where. `add FILE.json`"
+        " adds one of your own, `diff TARGET TARGET` prints what two decide differently."
+    )
+    help_ = "list the devices to capture for, add one, or compare two"
+    targets = commands.add_parser("targets", help=help_, description=text)
+    targets.add_argument("what", metavar="add|diff", nargs="?", help="default: list them")
+    targets.add_argument("names", metavar="NAME", nargs="*", help="a target file; two targets")
+    _json(targets)
 
 
 def _cut_options(command: Any, cut: str) -> None:

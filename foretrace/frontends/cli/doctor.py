@@ -12,7 +12,7 @@ from foretrace.frontends.cli.arguments import Options, version_of
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import capture
 from foretrace.inspect.dispatcher.table import built_with
-from foretrace.operators.targets.cuda_build import read_from
+from foretrace.operators.targets.build import build_named
 
 PACKAGES: Final = ("foretrace", "torch", "numpy", "sympy", "rich", "networkx", "triton")
 PREFIXES: Final = ("TORCH", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "CUBLAS_")
@@ -60,7 +60,8 @@ def _build() -> Iterator[tuple[str, Any]]:
         yield "it is", f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
         yield "cuDNN", torch.backends.cudnn.version()
     elif not built_with("cuda"):
-        yield "CUDA's kernels as data", f"of the CUDA build of torch {read_from()}"
+        known = build_named("cuda").version
+        yield "CUDA's kernels as data", f"of the CUDA build of torch {known}"
     if not torch.version.debug:
         yield "TORCH_SHOW_DISPATCH_TRACE", "compiled out; `foretrace dispatch PROGRAM` prints it"
 

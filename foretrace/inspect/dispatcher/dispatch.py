@@ -21,10 +21,10 @@ from foretrace.inspect.dispatcher.rules import (
     MISSING,
     NESTED,
 )
-from foretrace.inspect.dispatcher.table import Served, Table
+from foretrace.inspect.dispatcher.table import Served, Table, built_with
 from foretrace.ir.program.interface import Target
 from foretrace.ir.source.short_tracebacks import Hiding
-from foretrace.operators.targets.cuda_build import read_from
+from foretrace.operators.targets.build import SHIPPED, Build, build_named, build_of
 from foretrace.operators.targets.profile import target_of
 
 SELECT: Final = "BackendSelect"
@@ -73,7 +73,7 @@ def dispatch(
 ) -> Dispatch:
     """How the dispatcher resolves one call of an operator: its keys, and the kernel of each.
 
-    Nothing runs. In a build without CUDA, a CUDA build's kernels are known as data.
+    Nothing runs. Of a device that the build lacks, the kernels of a build with it are data.
 
     Args:
         op: an OpOverload, or a name: "aten::mul.Tensor", "aten.mul.Tensor", "rms_norm".
@@ -87,7 +87,7 @@ def dispatch(
     Raises:
         Refusal: there is no such operator, mode, key or device; it lists the nearest names.
     """
-    overload, around, kind = named.operator(op), named.modes(mode), _device(device)
+    overload, around, (kind, build) = named.operator(op), named.modes(mode), _device(device)
     plain = args is None and kwargs is None
     sets = sets_for(overload, kind) if plain else sets_of(overload, args or (), kwargs or {})
     for wrapped in (named.WRAPPED[each] for each in around if plain and each in named.WRAPPED):
@@ -96,9 +96,9 @@ def dispatch(
     keys, grad_mode = _keys_in(around, kind, sets)
     if key is not None:
         keys = KeySet((), (named.key(key),), has_tensors=True)
-    table = Table(overload, fallbacks(), kind)
+    table = Table(overload, fallbacks(), build)
     steps = _steps(table, keys, kind, _why_untaped(trains, grad_mode))
-    note = f"kernels of the CUDA build of torch {read_from()}" if table.profile else ""
+    note = "" if build is None else f"kernels of {build}"
     return Dispatch(overload.name(), kind, trains, around, keys.keys, tuple(steps), note)
 
 
@@ -117,16 +117,20 @@ def _why_untaped(trains: bool, grad_mode: bool) -> str:
     return "" if trains else "nothing requires grad"
 
 
-def _device(device: str | torch.device | Target) -> str:
-    """The type of a device, or of a target's device."""
-    if isinstance(device, Target):
-        return device.device.type
-    if isinstance(device, torch.device):
-        return device.type
-    with Attempt(RuntimeError) as attempt:
-        return torch.device(device).type
-    assert attempt.error is not None
-    return target_of(device, torch.device("cpu")).device.type
+def _device(device: str | torch.device | Target) -> tuple[str, Build | None]:
+    """The type of a device, or of a target's; a build that has it where this one does not."""
+    target = device if isinstance(device, Target) else None
+    if not isinstance(device, Target):
+        with Attempt(RuntimeError) as attempt:
+            kind = torch.device(device).type
+        if attempt.error is not None:
+            target = target_of(str(device), torch.device("cpu"))
+    if target is not None:
+        kind = target.device.type
+    if built_with(kind):
+        return kind, None
+    known = build_named(kind) if kind in SHIPPED else None
+    return kind, known if target is None else build_of(target)
 
 
 def _requires_grad(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[bool]:

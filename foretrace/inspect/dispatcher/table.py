@@ -3,15 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import unwrap
-from typing import Any, Final
+from typing import Any
 
 from foretrace import torch_api
 from foretrace.inspect.dispatcher.registrations import Kernel, registered, short
 from foretrace.inspect.dispatcher.rules import AMBIGUOUS, MISSING, rule_at
-from foretrace.operators.targets.cuda_build import cuda_kernels
-
-PROFILE: Final = "cuda"
-"""The device whose kernels are known as data where this build has none"""
+from foretrace.operators.targets.build import Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +43,16 @@ class Table:
     Args:
         op: `torch.ops.aten.mul.Tensor`.
         fallbacks: the kernels that serve a key for every operator.
-        device: with "cuda", the kernels of a CUDA build are among them; see `cuda_kernels`.
+        build: of a target whose device this build of torch lacks: its kernels are among them.
     """
 
-    def __init__(self, op: Any, fallbacks: Mapping[str, Kernel], device: str = "cpu") -> None:
+    def __init__(
+        self, op: Any, fallbacks: Mapping[str, Kernel], build: Build | None = None
+    ) -> None:
         self.op, self.fallbacks = op, fallbacks
         self.kernels = registered(op.name())
-        self.profile = device == PROFILE and not built_with(PROFILE)
-        if self.profile:
-            for key in cuda_kernels().get(op.name(), ()):
-                self.kernels.setdefault(key, Kernel(key, _generated(key), None))
+        for key in build.kernels.get(op.name(), ()) if build is not None else ():
+            self.kernels.setdefault(key, Kernel(key, _generated(key), None))
         self._python = torch_api.python_kernels(op)
 
     def at(self, key: str) -> Served:

@@ -28,7 +28,8 @@ class Target(Printed):
     """A device that a program is captured for; it need not be there.
 
     `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
-    a kernel of the device's own, which eager prefers.
+    a kernel of the device's own, which eager prefers. `build` names the file that says what else is
+    known: one that is shipped or was added, or a path.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Target(Printed):
     capability: tuple[int, int] | None = None
     cudnn: tuple[int, ...] | None = None
     own_kernels: frozenset[str] = frozenset()
+    build: str = ""
 
     def __str__(self) -> str:
         facts = []

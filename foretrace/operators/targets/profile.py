@@ -1,4 +1,4 @@
-"""Target devices as data: capabilities, and the kernels that a device has of its own."""
+"""Target devices by name: a build, with the device's capability and the kernels of its own."""
 
 import re
 from functools import cache
@@ -8,6 +8,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Target
+from foretrace.operators.targets.build import ENDING, Build, build_named, names
 
 aten = torch.ops.aten
 
@@ -17,46 +18,26 @@ BOTH_KINDS = (
     aten.native_channel_shuffle.default,
     aten.silu_backward.default,
 )
-"""All aten operators of torch 2.13 that have a composite kernel and, on some device, their own.
+"""All aten operators of torch 2.13 that have a composite kernel and one of the CPU's or CUDA's.
 
 Where a device has its own, eager keeps the operator whole; elsewhere it decomposes it.
 """
 
-CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
-"""Operators with a CUDA kernel, read from the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
-
 KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
-"""Dispatch keys of the devices that every build has."""
-
-KNOWN = ("cpu", "meta", "cuda", "cuda:sm80", "cuda:sm90", "cuda:smNN")
-ON_CUDA_BUILDS = (
-    "attention: what the C++ of CUDA builds of 2.13.0, 2.14.0 and 2.15.0 picks; kernels: read off"
-    " the dispatchers of these builds; leaves and strides: no record yet"
-)
-VERIFIED_BY: dict[str, str] = {
-    "cpu": "the installed torch, and tests/data/cpu-torch2.13.0.json.xz",
-    "meta": "the installed torch",
-    **dict.fromkeys(
-        ("cuda:sm75", "cuda:sm80", "cuda:sm86", "cuda:sm90", "cuda:sm100"), ON_CUDA_BUILDS
-    ),
-}
-"""What a target is compared with, as in docs/targets.md. Other `cuda:smNN` are not compared"""
-
-CAPABILITIES = (
-    *("50", "52", "53", "60", "61", "62", "70", "72", "75", "80", "86", "87", "88", "89"),
-    *("90", "100", "101", "103", "110", "120", "121"),
-)
-"""Compute capabilities of devices that NVIDIA has built, without the dot"""
-SM = re.compile(r"cuda:sm(\d+)(\d)")
+"""Dispatch keys of the devices that every build has: the installed torch is asked"""
+SPEC = re.compile(r"(\w[\w-]*?)(?::sm(\d+))?")
+CUDA_BY_DEFAULT = "80"
 
 
 def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
     """The target that `spec` names; for None, the device of the inputs.
 
-    FakeTensors may be on a device that this machine does not have: "cuda" is sm80 there.
+    A name is that of a build, of which a file says what is known, or the path of such a file. Of a
+    build with compute capabilities it has one: "cuda:sm90". FakeTensors may be on a device that
+    this machine does not have: "cuda" is sm80 there.
 
     Raises:
-        Refusal: there is no profile for it.
+        Refusal: nothing is known of it.
     """
     if isinstance(spec, Target):
         return spec
@@ -64,14 +45,43 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
         return _cuda_here(inputs_device)
     name = inputs_device.type if spec is None else spec
     if name in KEYS:
-        return Target(name, torch.device(name), own_kernels=_kernels_now(KEYS[name]))
-    found = SM.fullmatch("cuda:sm80" if name == "cuda" else name)
-    if found is None or name.removeprefix("cuda:sm") not in {*CAPABILITIES, "cuda"}:
+        return Target(name, torch.device(name), own_kernels=_kernels_now(KEYS[name]), build=name)
+    build, capability = _named(name)
+    kind = build.device.type
+    device = inputs_device if inputs_device.type == kind else torch.device(kind, 0)
+    if not build.capabilities:
+        return Target(
+            build.name,
+            device,
+            build.capability,
+            build.cudnn,
+            build.own_kernels(),
+            name if name.endswith(ENDING) else build.name,
+        )
+    full = f"{build.name}:sm{capability}"
+    numbers = (int(capability[:-1]), int(capability[-1]))
+    return Target(full, device, numbers, torch_api.PINNED_CUDNN, build.own_kernels(), build.name)
+
+
+def _named(name: str) -> tuple[Build, str]:
+    """The build of a name, and the capability that the name has, or the default."""
+    if name.endswith(ENDING):
+        return build_named(name), ""
+    found = SPEC.fullmatch(name)
+    if found is None or found[1] not in names():
         raise _unknown(name)
-    major, minor = int(found[1]), int(found[2])
-    device = inputs_device if inputs_device.type == "cuda" else torch.device("cuda", 0)
-    name, cudnn = f"cuda:sm{major}{minor}", torch_api.PINNED_CUDNN
-    return Target(name, device, (major, minor), cudnn, CUDA_KERNELS)
+    build, capability = build_named(found[1]), found[2]
+    if not build.capabilities and capability is None:
+        return build, ""
+    if (capability or CUDA_BY_DEFAULT) not in build.capabilities:
+        raise _unknown(name)
+    return build, capability or CUDA_BY_DEFAULT
+
+
+def rows() -> tuple[str, ...]:
+    """The targets to print: each build, and of CUDA those that were compared."""
+    compared = ("cuda:sm75", "cuda:sm80", "cuda:sm86", "cuda:sm90", "cuda:sm100")
+    return tuple(row for name in names() for row in (compared if name == "cuda" else (name,)))
 
 
 def _kernels_now(key: str) -> frozenset[str]:
@@ -87,17 +97,21 @@ def _kernels_of(key: str, registered: int) -> frozenset[str]:
 
 def _cuda_here(device: torch.device) -> Target:
     """The profile of a CUDA device of this machine."""
-    major, minor = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(device)
     version = torch.backends.cudnn.version()
     cudnn = None if version is None else (version // 10000, version // 100 % 100, version % 100)
-    name = f"cuda:sm{major}{minor}"
-    return Target(name, device, (major, minor), cudnn, _kernels_now("CUDA"))
+    name = "cuda:sm{}{}".format(*capability)
+    return Target(name, device, capability, cudnn, _kernels_now("CUDA"), "cuda")
 
 
 def _unknown(name: str) -> Refusal:
-    known = ", ".join(KNOWN)
+    known = ", ".join((*names(), "cuda:sm80", "cuda:sm90", "cuda:smNN"))
     return Refusal(
         f"unknown target: {name}",
-        do=(f"name one of: {known}", "or pass a foretrace.Target"),
+        do=(
+            f"name one of: {known}",
+            "or the path of a target file, which ends with .json (docs/targets.md)",
+            "or pass a foretrace.Target",
+        ),
         kind="unknown target",
     )

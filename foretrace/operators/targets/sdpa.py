@@ -1,24 +1,24 @@
 """The kernel of eager's scaled_dot_product_attention on a target, and the reason."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Target
 from foretrace.ir.program.origin import Choice
-from foretrace.operators.targets.sdpa_call import AttentionCall, Condition, Enabled, Question
-from foretrace.operators.targets.sdpa_conditions import CPU, META
-from foretrace.operators.targets.sdpa_cuda import CUDA
+from foretrace.operators.targets.build import build_of
+from foretrace.operators.targets.sdpa_call import (
+    ALL_ENABLED,
+    ZEROS,
+    AttentionCall,
+    Enabled,
+    Question,
+)
+from foretrace.operators.targets.sdpa_cuda import CONDITIONS
 
 WHAT = "attention kernel"
-ZEROS = "zeros"
-
-TABLES: dict[str, dict[str, tuple[Condition, ...]]] = {"cpu": CPU, "cuda": CUDA, "meta": META}
-ORDERS: dict[str, tuple[str, ...]] = {
-    "cpu": ("flash", "math"),
-    "cuda": ("flash", "efficient", "math", "cudnn"),
-    "meta": ("math",),
-}
 CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
 
 
@@ -38,10 +38,11 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
     if torch_api.NO_ROWS_IS_ZEROS and any(ask.same(size, 0) for size in sizes):
         reason = "query has no rows or value no elements, so the result is zeros"
         return Choice(WHAT, ZEROS, _noting(reason, ask))
-    order, why = _order(target, call.enabled)
+    table = _table(target)
+    order, why = order_of(target, call.enabled)
     rejected: list[tuple[str, str]] = []
     for place, kernel in enumerate(order):
-        reasons = (condition(ask) for condition in TABLES[target.device.type][kernel])
+        reasons = (CONDITIONS[name](ask) for name in table[kernel])
         refused = next((reason for reason in reasons if reason), None)
         if refused is None:
             ask.same(call.key.shape[-2], call.value.shape[-2])  # kernels assume it
@@ -52,22 +53,31 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
     raise _none_left(target, rejected)
 
 
-def _order(target: Target, enabled: Enabled) -> tuple[tuple[str, ...], str]:
-    """The kernels in the order in which eager tries them, and the reason for that order."""
-    kind = target.device.type
-    if kind not in TABLES:
+def _table(target: Target) -> Mapping[str, Sequence[str]]:
+    """The kernels of a target in their order, with the conditions of each."""
+    build = build_of(target)
+    if build is None or build.attention is None:
         raise Refusal(
             f"no attention kernels are known for {target}",
             kind="unknown target",
-            do="capture for a target of type cpu, meta or cuda, or write attention out",
+            do=(
+                "write attention out, or capture for cpu, meta or cuda, whose attention is known",
+                "or name its kernels and their conditions in a target file: docs/targets.md",
+            ),
         )
-    if kind != "cuda":
-        return ORDERS[kind], f"the order on {kind}"
+    return build.attention
+
+
+def order_of(target: Target, enabled: Enabled = ALL_ENABLED) -> tuple[tuple[str, ...], str]:
+    """The kernels in the order in which eager tries them, and the reason for that order."""
+    order, kind = tuple(_table(target)), target.device.type
+    if "cudnn" not in order:
+        return order, f"the order on {kind}"
     if enabled.order is not None:
         return enabled.order, "the user's order"
     if (target.capability or (0, 0))[0] in (9, 10) and (target.cudnn or ()) > (9, 15, 0):
         return CUDNN_FIRST, "cuDNN newer than 9.15.0 on compute capability 9 or 10"
-    return ORDERS[kind], "the order on cuda"
+    return order, f"the order on {kind}"
 
 
 def _noting(reason: str, ask: Question) -> str:

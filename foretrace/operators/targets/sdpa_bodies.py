@@ -1,7 +1,7 @@
-"""The body of scaled_dot_product_attention on CUDA, for builds of torch without CUDA.
+"""The body of scaled_dot_product_attention on a device that the build of torch lacks.
 
 Its C++ asks what is linked into the build, not the device of its operands. The body here calls the
-operators that the C++ of a CUDA build calls, in the same order and with the same arguments.
+operators that the C++ of such a build calls, in the same order and with the same arguments.
 """
 
 import math
@@ -12,8 +12,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.program.origin import Choice
-from foretrace.operators.targets.sdpa import ZEROS
-from foretrace.operators.targets.sdpa_call import BATCHED
+from foretrace.operators.targets.sdpa_call import BATCHED, ZEROS
 
 aten = torch.ops.aten
 
@@ -36,7 +35,7 @@ VECTOR = 8
 
 
 def attention_body(choice: Choice) -> Callable[..., torch.Tensor]:
-    """The body of aten::scaled_dot_product_attention on CUDA, for the kernel of `choice`."""
+    """The body of aten::scaled_dot_product_attention, for the kernel of `choice`."""
     kernel = KERNELS[choice.value]
 
     def body(  # noqa: PLR0913 - the operator's own signature
@@ -118,6 +117,14 @@ def _cudnn(qkv: Operands, options: Options) -> torch.Tensor:
     )[0]
 
 
+def _overrideable(qkv: Operands, options: Options) -> torch.Tensor:
+    """What a device of `PrivateUse1` has in the place of a kernel of torch's own."""
+    mask, dropout, causal, scale, _ = options
+    return aten._scaled_dot_product_fused_attention_overrideable.default(
+        *qkv, mask, dropout, causal, False, scale=scale
+    )[0]
+
+
 def _math(qkv: Operands, options: Options) -> torch.Tensor:
     mask, dropout, causal, scale, gqa = options
     return aten._scaled_dot_product_attention_math.default(
@@ -155,5 +162,6 @@ KERNELS: dict[str, Kernel] = {
     "flash": _flash,
     "efficient": _efficient,
     "cudnn": _cudnn,
+    "overrideable": _overrideable,
     "math": _math,
 }

@@ -10,6 +10,8 @@ import torch
 from foretrace.ir.program.interface import Target
 from foretrace.ir.values.tensor_type import Size, TensorType
 
+ZEROS = "zeros"
+"""In the place of a kernel, where there is nothing to sum"""
 BATCHED = 4
 """The number of dimensions with batch and heads"""
 

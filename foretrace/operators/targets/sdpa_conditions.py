@@ -1,10 +1,12 @@
-"""Conditions of attention kernels that all devices share, and the tables of CPU and meta.
+"""Conditions of attention kernels that devices share.
 
-A condition returns the reason why the kernel cannot take the call, or None where it can. A table
-keeps the order in which eager's C++ checks. Read in `sdp_utils_cpp.h` of torch 2.13.0 and compared
-with the installed build.
+A condition returns the reason why the kernel cannot take the call, or None where it can. A target's
+file names those of a kernel in the order in which eager's C++ checks. Read in `sdp_utils_cpp.h`
+of torch 2.13.0 and compared with the installed build.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -144,14 +146,31 @@ def cpu_dtype(ask: Question) -> str | None:
     return dtype_in(ask, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-CPU: dict[str, tuple[Condition, ...]] = {
-    "flash": (
-        *(is_on("flash"), no_dropout, four_dimensions, equal_batch, equal_or_grouped_heads),
-        *(mask_broadcasts, equal_head_dims, some_positions, dense_last_dimension, cpu_dtype),
-    ),
-    "math": (is_on("math"),),
-}
-META: dict[str, tuple[Condition, ...]] = {"math": ()}
+SWITCHED = ("flash", "efficient", "cudnn", "math")
+SHARED: Mapping[str, Condition] = MappingProxyType(
+    {
+        **{f"{kernel}_is_on": is_on(kernel) for kernel in SWITCHED},
+        **{
+            each.__name__: each
+            for each in (
+                four_dimensions,
+                no_dropout,
+                no_mask,
+                equal_batch,
+                equal_or_grouped_heads,
+                equal_heads,
+                equal_or_dividing_heads,
+                mask_broadcasts,
+                some_positions,
+                dense_last_dimension,
+                dense_or_single_last_dimension,
+                equal_head_dims,
+                cpu_dtype,
+            )
+        },
+    }
+)
+"""By the name that target files have for them"""
 
 
 def listed(items: Any) -> str:

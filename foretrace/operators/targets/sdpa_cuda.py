@@ -4,25 +4,20 @@ Read in `cuda/sdp_utils.cpp`, and compared with the C++ of torch 2.13.0 for CUDA
 and 2.15.0 for CUDA 13.0 and 13.2, on devices from 7.0 to 12.1 with cuDNN from 9.0 to 9.23.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 
 from foretrace import torch_api
 from foretrace.operators.targets.sdpa_call import Condition, Question
 from foretrace.operators.targets.sdpa_conditions import (
-    dense_last_dimension,
-    dense_or_single_last_dimension,
+    SHARED,
     dtype_in,
-    equal_batch,
     equal_head_dims,
     equal_heads,
-    equal_or_dividing_heads,
     equal_or_grouped_heads,
-    four_dimensions,
-    is_on,
     listed,
-    mask_broadcasts,
-    no_mask,
-    some_positions,
     version,
 )
 
@@ -195,26 +190,32 @@ def cudnn_sizes(ask: Question) -> str | None:
     return None
 
 
-LOW_PRECISION = dtype_or_bfloat16(torch.float16)
-"""The matrix units multiply the dtype, and add in float32"""
-EFFICIENT_DTYPE = dtype_or_bfloat16(torch.float16, torch.float32)
-FROM_SM50, FROM_SM80 = capability_from((5, 0)), capability_from((8, 0))
-
-CUDA: dict[str, tuple[Condition, ...]] = {
-    "flash": (
-        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, FROM_SM80),
-        *(flash_backward_head_dim, square_if_causal, LOW_PRECISION, equal_batch),
-        *(equal_or_grouped_heads, some_positions, dense_or_single_last_dimension),
-    ),
-    "efficient": (
-        *(is_on("efficient"), FROM_SM50, four_dimensions, efficient_head_dims, aligned_offsets),
-        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, EFFICIENT_DTYPE),
-    ),
-    "cudnn": (
-        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, LOW_PRECISION),
-        *(mask_broadcasts, FROM_SM80, cudnn_dropout, some_positions),
-        *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
-        *(cudnn_sizes, cudnn_head_dims, cudnn_backward_head_dims, cudnn_decodes, cudnn_gradient),
-    ),
-    "math": (is_on("math"),),
-}
+CONDITIONS: Mapping[str, Condition] = MappingProxyType(
+    {
+        **SHARED,
+        "float16_or_bfloat16": dtype_or_bfloat16(torch.float16),
+        "float16_or_bfloat16_or_float32": dtype_or_bfloat16(torch.float16, torch.float32),
+        "from_sm50": capability_from((5, 0)),
+        "from_sm80": capability_from((8, 0)),
+        **{
+            each.__name__: each
+            for each in (
+                efficient_heads,
+                flash_head_dim,
+                flash_backward_head_dim,
+                square_if_causal,
+                efficient_head_dims,
+                aligned_offsets,
+                cudnn_is_there,
+                cudnn_may_vary,
+                cudnn_dropout,
+                cudnn_head_dims,
+                cudnn_backward_head_dims,
+                cudnn_decodes,
+                cudnn_gradient,
+                cudnn_sizes,
+            )
+        },
+    }
+)
+"""All conditions, by the name that target files have for them"""

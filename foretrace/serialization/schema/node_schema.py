@@ -68,6 +68,7 @@ ROWS: tuple[NodeSchema, ...] = (
             "capability": optional(sequence_of(NUMBER)),
             "cudnn": optional(sequence_of(NUMBER)),
             "own_kernels": sequence_of(text, frozenset),
+            "build": text,
         },
     ),
     NodeSchema(Role, "role", {"kind": text, "name": text}, equal=True),

@@ -21,7 +21,10 @@ def absent(recorder: Recorder, target: Target) -> Iterator[None]:
     refuse = partial(_refuse, recorder, target)
     active = partial(torch_api.is_active, recorder)
     answers = _answers(recorder, target, refuse)
-    with torch_api.lifted_then_moved(), torch_api.QUESTIONS(answers, active, refuse):
+    with (
+        torch_api.lifted_then_moved(),
+        torch_api.QUESTIONS(target.device.type, answers, active, refuse),
+    ):
         yield
 
 
@@ -58,6 +61,8 @@ def _answers(
         "new": partial(_created, refuse),
         "generator": lambda _: generator,
         "version": partial(_version, target),
+        "current_device": current,
+        **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
         # these change no number, and a graph has no time
         **dict.fromkeys(("synchronize", "synchronizeDevice", "emptyCache"), nothing),
         **dict.fromkeys(("emptyHostCache", "rangePushA", "rangePop", "markA"), nothing),
@@ -68,13 +73,14 @@ class Properties:
     """The properties of a device, as far as its target has them."""
 
     def __init__(self, target: Target, refuse: Callable[[str], NoReturn]) -> None:
-        self.major, self.minor = target.capability or (0, 0)
         self._refuse = refuse
+        if target.capability is not None and target.device.type == "cuda":
+            self.major, self.minor = target.capability
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._refuse(f"torch.cuda.get_device_properties().{name}")
+        self._refuse(f"get_device_properties().{name}")
 
 
 def _version(target: Target) -> int | None:
@@ -108,7 +114,7 @@ def _created(refuse: Callable[[str], NoReturn], kind: type, *_: object, **known:
     """In the place of `__new__` of streams, events and graphs; one is the current stream."""
     if known.keys() >= {"stream_id", "device_index"}:
         return CurrentStream(refuse)
-    return refuse(f"a new torch.cuda.{kind.__name__}")
+    return refuse(f"a new {kind.__module__}.{kind.__name__}")
 
 
 class _Generator:

@@ -1,8 +1,9 @@
 """What a program asks torch of a device that is not here: answered, or refused by its name.
 
-`torch.cuda` and `torch.accelerator` are Python above bindings of `torch._C`. A build without CUDA
-has no such bindings, and without a device they fail. Others stand in their places during a run: so
-a function of torch's is right by whatever name the program has it.
+`torch.cuda`, `torch.xpu`, `torch.mps` and `torch.accelerator` are Python above bindings of
+`torch._C`. A build without the device has no such bindings, and without a device they fail. Others
+stand in their places during a run: so a function of torch's is right by whatever name the program
+has it. A device of `PrivateUse1` has a module where its package is imported: without, one is there.
 """
 
 import sys
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
@@ -21,41 +22,60 @@ from torch import _C
 from foretrace import forks
 from foretrace.torch_api.dispatch import TORCH_DIR
 
-PREFIXES: Final = ("_cuda_", "_accelerator_")
-"""Names of the bindings begin with them"""
-ASKING: Final = (f"{TORCH_DIR}cuda/", f"{TORCH_DIR}accelerator/")
+ACCELERATOR: Final = "_accelerator_"
+"""Names of its bindings begin with it; of those of a device, with the type of the device"""
+ASKING: Final = tuple(f"{TORCH_DIR}{name}/" for name in ("cuda", "xpu", "mps", "accelerator"))
 COUNTS: Final = ("getDeviceCount",)
 """Torch's own code asks how many devices there are, too; a program that does has no answer"""
 OBJECTS: Final = ("default_generators", "_cudart", "_nvtx")
 """A generator for each device; the runtime of CUDA; marks for a profiler"""
-# What `torch.cuda` has from C++, or in the place of that: the properties of a device come when CUDA
-# is initialized; whether it is, and what it has counted then.
-OTHERS: Final = (
-    (_C, "_has_cuda"),
-    (_C, "_has_cudnn"),
-    (vars(torch.backends.cudnn)["m"], "version"),
-    (torch.cuda, "_initialized"),
-    (torch.cuda, "_cached_device_count"),
-    (torch.cuda, "default_generators"),
-    (torch.cuda, "_cudart"),
-    (torch.cuda.nvtx, "_nvtx"),
-    (torch.cuda, "_get_device_properties"),
-    (torch.cuda, "_exchange_device"),
-    (torch.cuda, "_maybe_exchange_device"),
-    (torch.cuda.graphs, "_cuda_isCurrentStreamCapturing"),
-    (torch.cuda.Stream, "__new__"),
-    (torch.cuda.Event, "__new__"),
-    (torch.cuda.CUDAGraph, "__new__"),
+INITIALIZED: Final = ("_initialized", "_has_cuda", "_has_cudnn", "_has_xpu", "_has_mps")
+# What the module of a device has from C++, or in the place of that: the properties of a device come
+# when it is initialized; whether it is, and what it has counted then.
+OTHERS: Final[Mapping[str, tuple[tuple[Any, str], ...]]] = MappingProxyType(
+    {
+        "cuda": (
+            (_C, "_has_cuda"),
+            (_C, "_has_cudnn"),
+            (vars(torch.backends.cudnn)["m"], "version"),
+            (torch.cuda, "_initialized"),
+            (torch.cuda, "_cached_device_count"),
+            (torch.cuda, "default_generators"),
+            (torch.cuda, "_cudart"),
+            (torch.cuda.nvtx, "_nvtx"),
+            (torch.cuda, "_get_device_properties"),
+            (torch.cuda, "_exchange_device"),
+            (torch.cuda, "_maybe_exchange_device"),
+            (torch.cuda.graphs, "_cuda_isCurrentStreamCapturing"),
+            (torch.cuda.Stream, "__new__"),
+            (torch.cuda.Event, "__new__"),
+            (torch.cuda.CUDAGraph, "__new__"),
+        ),
+        "xpu": (
+            (_C, "_has_xpu"),
+            (torch.xpu, "_initialized"),
+            (torch.xpu, "_cached_device_count"),
+            (torch.xpu, "default_generators"),
+            (torch.xpu, "_get_device_properties"),
+            (torch.xpu, "_exchange_device"),
+            (torch.xpu, "_maybe_exchange_device"),
+            (torch.xpu.Stream, "__new__"),
+            (torch.xpu.Event, "__new__"),
+        ),
+        "mps": ((_C, "_has_mps"),),
+    }
 )
-MODULES: Final = (
-    torch.cuda,
-    torch.cuda.memory,
-    torch.cuda.random,
-    torch.accelerator,
-    torch.accelerator.memory,
+MODULES: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        "cuda": (torch.cuda, torch.cuda.memory, torch.cuda.random),
+        "xpu": (torch.xpu, torch.xpu.memory, torch.xpu.random),
+        "mps": (torch.mps, torch.backends.mps),
+        ACCELERATOR: (torch.accelerator, torch.accelerator.memory),
+    }
 )
 """Whose code names the bindings"""
 MISSING: Final = object()
+MEMO: Final = type(cache(abs))
 Answers: TypeAlias = Mapping[str, Callable[..., Any]]
 """By the name of a binding, without its prefix"""
 
@@ -68,17 +88,23 @@ class Questions:
 
     def __init__(self) -> None:
         self._thread = 0
+        self._kind = ""
         self._answers: Answers = {}
         self._asks: Callable[[], bool] = bool
         self._refuse: Callable[[str], Any] = str
 
     @contextmanager
     def __call__(
-        self, answers: Answers, asks: Callable[[], bool], refuse: Callable[[str], NoReturn]
+        self,
+        kind: str,
+        answers: Answers,
+        asks: Callable[[], bool],
+        refuse: Callable[[str], NoReturn],
     ) -> Iterator[None]:
         """One capture runs at a time; one inside of it asks as it does.
 
         Args:
+            kind: the type of the device.
             answers: what is known of the device.
             asks: whether the program runs now, and no work of ours.
             refuse: what has no answer, by the name of torch's function.
@@ -86,12 +112,13 @@ class Questions:
         if self._thread:
             yield
             return
-        self._thread = threading.get_ident()
+        self._thread, self._kind = threading.get_ident(), kind
         self._answers, self._asks, self._refuse = answers, asks, refuse
-        places = [(place, name, vars(place).get(name, MISSING)) for place, name in _places()]
+        places = [(place, name, vars(place).get(name, MISSING)) for place, name in _places(kind)]
 
         def undo() -> None:
             self._thread = 0
+            _forget(kind)
             for place, name, item in places:
                 if item is MISSING:
                     delattr(place, name)
@@ -99,6 +126,7 @@ class Questions:
                     setattr(place, name, item)
 
         with forks.undone(undo):
+            _forget(kind)
             for place, name, item in places:
                 setattr(place, name, self._in_place_of(item, name))
             yield
@@ -110,7 +138,9 @@ class Questions:
     def _in_place_of(self, item: Any, name: str) -> Any:
         if name == "_cached_device_count":
             return None
-        if name in ("_initialized", "_has_cuda", "_has_cudnn"):
+        if name == self._kind:
+            return Module(self, name)
+        if name in INITIALIZED:
             return Initialized(self, item)
         if name in OBJECTS:
             return Devices(self, item)
@@ -119,20 +149,20 @@ class Questions:
 
     def answer(self, original: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         """What a binding answers."""
-        for prefix in PREFIXES:
+        for prefix in (f"_{self._kind}_", ACCELERATOR):
             name = name.removeprefix(prefix)
         if self.here():
             answer = self._answers.get(name.strip("_"))
             if answer is not None and not (name in COUNTS and _counts()):
                 return answer(*args, **kwargs)
-            return self._refuse(_function(name)[0])
+            return self._refuse(_function(name, f"torch.{self._kind}'s")[0])
         if name == "__new__":
             return original.__func__(*args, **kwargs)
         if original is not MISSING:
             return original(*args, **kwargs)
         if name in COUNTS:
             return 0
-        raise AssertionError("Torch not compiled with CUDA enabled")
+        raise AssertionError(f"Torch not compiled with {self._kind.upper()} enabled")
 
 
 class Initialized:
@@ -143,6 +173,18 @@ class Initialized:
 
     def __bool__(self) -> bool:
         return self._questions.here() or bool(self._original)
+
+
+class Module:
+    """In the place of the module of a device whose package is not imported."""
+
+    def __init__(self, questions: Questions, kind: str) -> None:
+        self._questions, self._kind = questions, kind
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._questions.here():
+            raise AttributeError(f"module 'torch' has no attribute '{self._kind}'")
+        return partial(self._questions.answer, MISSING, name)
 
 
 class Devices:
@@ -169,28 +211,41 @@ QUESTIONS: Final = Questions()
 
 
 @cache
-def _places() -> tuple[tuple[Any, str], ...]:
+def _places(kind: str) -> tuple[tuple[Any, str], ...]:
     """Where the bindings stand that the Python of MODULES names, and OTHERS."""
-    codes = (code for module in MODULES for code in _codes(vars(module)))
-    names = {name for code in codes for name in code.co_names if name.startswith(PREFIXES)}
-    return (*((_C, name) for name in sorted(names)), *OTHERS)
+    modules = (*MODULES.get(kind, ()), *MODULES[ACCELERATOR])
+    codes = (code for module in modules for code in _codes(vars(module)))
+    prefixes = (f"_{kind}_", ACCELERATOR)
+    names = {name for code in codes for name in code.co_names if name.startswith(prefixes)}
+    others = OTHERS.get(kind, ())
+    if kind not in MODULES and kind not in vars(torch):
+        others = ((torch, kind),)
+    return (*((_C, name) for name in sorted(names)), *others)
+
+
+def _forget(kind: str) -> None:
+    """Empty torch's memos of answers: those of the machine before a run, the target's after it."""
+    for module in MODULES.get(kind, ()):
+        for item in vars(module).values():
+            if isinstance(item, MEMO):
+                item.cache_clear()
 
 
 def _codes(space: Mapping[str, Any]) -> Iterator[CodeType]:
     for item in space.values():
         function = getattr(item, "__wrapped__", item)
-        if isinstance(item, type) and item.__module__.startswith("torch.cuda"):
+        if isinstance(item, type) and item.__module__.startswith(("torch.cuda", "torch.xpu")):
             yield from _codes(vars(item))
         elif isinstance(function, FunctionType):
             yield function.__code__
 
 
-def _function(binding: str, depth: int = 2) -> tuple[str, str]:
-    """The function of `torch.cuda` or `torch.accelerator` that is called, and the file that does.
+def _function(binding: str, of: str = "torch's", depth: int = 2) -> tuple[str, str]:
+    """The function of a device or of `torch.accelerator` that is called, and the file that does.
 
     `depth`: of the frame that calls the binding.
     """
-    frame, found = sys._getframe(depth), f"torch.cuda's {binding}"
+    frame, found = sys._getframe(depth), f"{of} {binding}"
     while (inside := frame.f_code.co_filename).startswith(ASKING) and frame.f_back is not None:
         module = inside.removeprefix(TORCH_DIR).partition("/")[0]
         found, frame = f"torch.{module}.{frame.f_code.co_qualname}", frame.f_back
@@ -199,5 +254,5 @@ def _function(binding: str, depth: int = 2) -> tuple[str, str]:
 
 def _counts() -> bool:
     """Whether a program asks how many devices there are, and not torch's own code."""
-    function, file = _function("", 3)
+    function, file = _function("", depth=3)
     return function.endswith(".device_count") and not file.startswith(TORCH_DIR)

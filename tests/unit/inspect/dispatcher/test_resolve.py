@@ -23,7 +23,7 @@ from foretrace.inspect.dispatcher.rules import (
     rule_at,
 )
 from foretrace.inspect.dispatcher.table import Table, built_with
-from foretrace.operators.targets.cuda_build import cuda_kernels
+from foretrace.operators.targets.build import build_named
 from tests.support.turns import crossed, some
 
 OPERATORS = sorted(torch_api.operator_names())
@@ -133,7 +133,7 @@ def test_the_profile_of_cuda(requires_grad: bool, share: int) -> None:
     for name in ATEN[::share]:
         told = foretrace.dispatch(name, device="cuda", requires_grad=requires_grad)
         last = told.path[-1]
-        if "CUDA" in cuda_kernels().get(name, ()) and last.key == "CUDA":
+        if "CUDA" in build_named("cuda").kernels.get(name, ()) and last.key == "CUDA":
             assert (last.served.rule, last.served.source) == ("direct", "CUDA")
         here = computed(name)
         for step in told.path[:-1]:
@@ -146,7 +146,7 @@ def test_what_a_cuda_build_changes_for_autograd() -> None:
     """Of all operators, those that CUDA keeps whole: autograd sees them there, not on the CPU."""
     changed = {
         name
-        for name in cuda_kernels()
+        for name in build_named("cuda").kernels
         if name in ATEN and _autograd_rule(name, "cuda") != computed(name)["AutogradCUDA"].tag
     }
     assert changed == {"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"}
