@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import foretrace
 from foretrace.frontends.cli import main
-from foretrace.operators.targets.build import build_named, names
+from foretrace.operators.targets.build import build_named, check_kernel, names
+from foretrace.operators.targets.profile import target_of
 
 VERSION = torch.__version__.partition("+")[0]
 CPU = torch.device("cpu")
@@ -107,6 +108,17 @@ def test_an_operator_that_a_file_lacks_is_refused(written: Any) -> None:
     part = written({**without, "complete": False}, "part.json")
     with pytest.raises(foretrace.Refusal, match="has a kernel for aten::sin is not known"):
         foretrace.capture(torch.sin, (x,), target=part)
+
+
+@pytest.mark.skipif(not VERSION.startswith("2.13"), reason="the kernels are of that version")
+def test_a_composite_kernel_serves_where_it_calls_no_form_of_the_devices(written: Any) -> None:
+    """`pixel_shuffle` takes apart what only the CPU has a kernel for; `sin` calls `sin.out`."""
+    kernels = {"PrivateUse1": ["sin.out", "clone", "view"]}
+    mine = target_of(written(npu(kernels=kernels)), CPU)
+    for name in ("pixel_shuffle", "narrow_copy", "sin"):
+        check_kernel(getattr(torch.ops.aten, name).default, mine)
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::cos'"):
+        check_kernel(torch.ops.aten.cos.default, mine)
 
 
 def test_attention_that_no_file_knows_is_refused(written: Any) -> None:

@@ -274,10 +274,15 @@ def check_kernel(op: Any, target: Target) -> None:
 
 
 def _other_form(op: Any, build: Build) -> bool:
-    """Whether the device has the form that a kernel calls; of one that no device has, a view's."""
-    outs = [name for name in op.overloadpacket.overloads() if name.endswith("out")]
-    name = op.name().partition(".")[0]
-    return any(build.has(f"{name}.{out}") for out in outs) or not torch_api.kernel_for(op, "CPU")
+    """Whether a kernel that calls another form serves the device.
+
+    That of a structured operator calls the device's `out`; any other serves all. Devices with a
+    kernel for a structured one have it for each of its forms: so has CUDA, whose build is known.
+    """
+    outs = (each for each in op.overloadpacket.overloads() if each.endswith("out"))
+    packet = op.name().partition(".")[0]
+    has_out = any(build.has(f"{packet}.{each}") for each in outs)
+    return has_out or not build_named("cuda").has(op.name())
 
 
 def check_generator(call: Any, devices: set[str]) -> None:
