@@ -466,8 +466,26 @@ class Turned(nn.Module):
         return x.mT @ x.mH.mT + x.T.sum()
 
 
-def test_nodes_are_called_as_torchs() -> None:
+class Named(nn.Module):
+    """Its arguments are called as the programs that an operator holds are."""
+
+    def forward(self, input, true_graph, body_graph):
+        x = input + true_graph[0] + true_graph[1]
+        for _ in range(2):
+            x = torch.cond(x.sum() > 0, lambda x: x * 2.0, lambda x: x + 2.0, [x])
+        return x + body_graph[0]
+
+
+@pytest.mark.parametrize("name", ["capitals", "programs"])
+def test_nodes_are_called_as_torchs(name: str) -> None:
+    x = torch.randn(3, 3)
+    program = (Turned(), (x,)) if name == "capitals" else (Named(), (x, (x, x), (x,)))
     one, other = (
-        tool(Turned(), (torch.randn(3, 3),)) for tool in (torch.export.export, foretrace.export)
+        [
+            (node.name, str(node.target), node.meta.keys() - {"foretrace"})
+            for node in tool(*program).graph.nodes
+            if node.op in ("get_attr", "call_function")
+        ]
+        for tool in (torch.export.export, foretrace.export)
     )
-    assert [node.name for node in one.graph.nodes] == [node.name for node in other.graph.nodes]
+    assert one == other

@@ -46,13 +46,17 @@ class Names:
         count = self._next.get(base)
         if count is None:
             count = int(base in TAKEN)
-        name = f"{base}_{count}" if count else base
-        while name in self._taken:
+        if not count and base not in self._taken:
+            self._next[base] = 1
+            return self.take(base)
+        return self.numbered(base, count)
+
+    def numbered(self, base: str, count: int) -> str:
+        """The base with this number after it, or with the next that is free, as torch.fx has it."""
+        while (name := f"{base}_{count}") in self._taken:
             count += 1
-            name = f"{base}_{count}"
         self._next[base] = count + 1
-        self._taken.add(name)
-        return name
+        return self.take(name)
 
     def of(self, op: Op) -> str:
         """A name for an op, from that of its target."""

@@ -141,6 +141,7 @@ class ExportEmitter(Emitter):
         for each in node.all_input_nodes:  # `unflatten` asks it of the programs that it takes, too
             if each.op == "get_attr":
                 each.meta.setdefault("nn_module_stack", dict(meta["nn_module_stack"]))
+                each.meta |= {key: meta[key] for key in ("stack_trace",) if key in meta}
         name = target_name(op.target)
         call = f"{name}_{self._calls[name]}"
         meta["torch_fn"] = (call, f"builtin_function_or_method.{name}")

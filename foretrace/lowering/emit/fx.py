@@ -205,11 +205,11 @@ class Emitter(SizeNodes):
 
     def _subgraph(self, subgraph: Subgraph) -> fx.Node:
         """A program that an operator holds: a module, and the node that gets it."""
-        numbers = (n for n in count() if not hasattr(self.root, f"{subgraph.name}_{n}"))
-        name = self.names.new(f"{subgraph.name}_{next(numbers)}")
-        inner = self.inner()
-        self.root.add_module(name, inner.program(subgraph, name))
-        return self.append("get_attr", name, (), {}, name)
+        base = subgraph.name
+        number = next(n for n in count() if not hasattr(self.root, f"{base}_{n}"))
+        target, name = f"{base}_{number}", self.names.numbered(base, number)
+        self.root.add_module(target, self.inner().program(subgraph, target))
+        return self.append("get_attr", target, (), {}, name)
 
     def _attribute(self, item: Any) -> fx.Node:
         """An argument that generated code cannot write."""

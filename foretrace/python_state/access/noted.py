@@ -259,12 +259,9 @@ def reads_state(code: types.CodeType, space: dict[str, Any]) -> bool:
 
 
 def python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
-    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument.
-
-    What pytest puts into an `assert` is none of them.
-    """
+    """Which of Python's IDENTITY_FUNCTIONS a function has: in a global, a cell, an argument."""
     space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
-    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
+    items = [space.get(each, names.get(each)) for each in reads.globals]
     items += local.values() if local is not space else ()
     items += [builtins] if "builtins" in reads.imports else ()
     for item in items:

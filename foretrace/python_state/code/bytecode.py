@@ -75,7 +75,7 @@ def reads_of(code: types.CodeType) -> Reads:
     stored = [word for word in named if word[0] in STORES]
     stored = [(kind, arg) for kind, arg in stored if kind[1] != CELL or arg not in own]
     return Reads(
-        tuple(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
+        written(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
         frozenset(arg for kind, arg in named if kind in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(arg for kind, arg in named if kind == (STORE, GLOBAL)),
@@ -85,6 +85,11 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
         tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
     )
+
+
+def written(names: Iterable[str]) -> tuple[str, ...]:
+    """The names that a program's text can have: pytest's, in an `assert`, begin with an @."""
+    return tuple(name for name in names if name[:1] != "@")
 
 
 def values_of(

@@ -22,6 +22,7 @@ from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.pydata.heap_walk import walk_heap
+from foretrace.ir.pydata.location import Contents
 from foretrace.ir.pydata.members import (
     attributes_of,
     cell_content,
@@ -155,8 +156,9 @@ def _needed(recorded: Recording) -> Iterator[Abstract]:
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
     yield from abstract_in([each for call in saving for each in call.packs.values()])
-    changed = [change.after for change in recorded.changes]
-    yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
+    # a module's attributes, which `module_state.py` looks at; what a container holds is no state
+    bound = (each for each in recorded.changes if not isinstance(each.place, Contents))
+    yield from abstract_in([change.after for change in bound])
 
 
 def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:

@@ -80,8 +80,7 @@ def collect_state_outputs(
         if change.itself or row.again:  # a new container may hold what the old one had
             requires.notes.changed.append(change)
         elif isinstance(change.place, Contents) and not left:  # for `leaks.py`, as it is
-            one = located(replace(change, after=None), lines)
-            others.setdefault(change.place.identity, one)
+            others.setdefault(change.place.identity, located(change, lines))
             continue
         elif not (row.created and change.rebound and same):
             if row.created and not left:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.ir.symbols.builtin_call_sites import CASTS
-from foretrace.python_state.code.bytecode import imported
+from foretrace.python_state.code.bytecode import imported, written
 from foretrace.python_state.code.code_owner import module_of, origin, origin_in
 from foretrace.python_state.snapshot.objects import ATOMS
 from foretrace.python_state.snapshot.states_in_c import OUT_OF_SIGHT, states
@@ -110,7 +110,7 @@ class Mentioned:
 
     def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
         """Note the names in code; gives the functions and classes that they stand for."""
-        names, ops = code.co_names, opcodes(code)
+        names, ops = written(code.co_names), opcodes(code)
         self.names.update(names)
         if ops & BINDS_GLOBAL:
             self.bound += [(space, name) for name in names if name in space or name not in CASTS]

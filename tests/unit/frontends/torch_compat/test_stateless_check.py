@@ -1,10 +1,16 @@
 """A program that changes Python state is recorded twice; what it computes is to be the same."""
 
+import ast
+import logging
+import types
+
 import pytest
 import torch
 from torch import nn
 
 import foretrace
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Counting(nn.Module):
@@ -140,3 +146,58 @@ def test_counted_rows_decide(dynamic):
     shapes = {"x": {0: torch.export.Dim.DYNAMIC}} if dynamic else None
     with pytest.raises(foretrace.Refusal, match="computes something else at its next call"):
         foretrace.export(CountingRows(), (torch.ones(3),), dynamic_shapes=shapes)
+
+
+class Records(logging.Handler):
+    """Keeps what is logged, as a test's handler does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = []
+
+    def emit(self, record):
+        self.kept.append(record)
+
+
+class Telling(nn.Module):
+    def forward(self, x):
+        LOGGER.warning("called")
+        return x * 2
+
+
+def test_a_handler_keeps_what_is_logged():
+    LOGGER.propagate, handler = False, Records()
+    LOGGER.addHandler(handler)
+    try:
+        with pytest.raises(foretrace.Refusal, match="binds kept, and computes something else"):
+            foretrace.export(Telling(), (torch.ones(2),))
+    finally:
+        LOGGER.removeHandler(handler)
+    assert handler.kept == []
+
+
+REWRITTEN = """
+def forward(self, x, y):
+    x is None and told.handler.kept
+    return x * 2 if x.shape[0] == y.shape[0] - 1 else y
+"""
+
+
+def test_what_pytest_writes_into_an_assert_mentions_nothing():
+    """A module of pytest's, which has the handlers of the test that runs: new sizes are logged."""
+    tree = ast.parse(REWRITTEN)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "told":
+            node.id = "@told"
+    logger, handler, auto = logging.getLogger("torch.__trace"), Records(), torch.export.Dim.AUTO
+    space = {"@told": types.SimpleNamespace(handler=handler), "__name__": __name__}
+    exec(compile(tree, __file__, "exec"), space)  # noqa: S102 - as pytest runs its own
+    module = type("Asserting", (nn.Module,), {"forward": space["forward"]})()
+    args, shapes = (torch.ones(4), torch.ones(5)), {"x": (auto,), "y": (auto,)}
+    logger.addHandler(handler)
+    try:
+        exported = foretrace.export(module, args, dynamic_shapes=shapes)
+    finally:
+        logger.removeHandler(handler)
+    assert handler.kept
+    assert exported.module()(torch.ones(7), torch.ones(8)).shape == (7,)
