@@ -89,6 +89,20 @@ def test_batch_of_a_recurrent_net(kind: type[nn.Module], options: dict[str, Any]
     same_as_eager(program, batch(3), dynamic_shapes=sizes, more_args=[batch(6), batch(2)])
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("first", [True, False])
+def test_sequences_of_open_lengths(first: bool, side: str) -> None:
+    def program(*rows: Tensor) -> Tensor:
+        return nn.utils.rnn.pad_sequence([*rows], first, 0.5, side).sin()
+
+    def given(*lengths: int) -> Args:
+        return tuple(inputs(length, 2) for length in lengths)
+
+    sizes = {"rows": tuple({0: torch.export.Dim(name)} for name in "abc")}
+    others = [given(3, 7, 2), given(5, 5, 5)]
+    same_as_eager(program, given(6, 4, 5), loss=None, dynamic_shapes=sizes, more_args=others)
+
+
 DIVIDING = {
     "cancels": lambda x: x.sum() * (x.shape[0] * 4 // x.shape[0]),
     "left over": lambda x: x.sum() + x.shape[0] * 4 % x.shape[0],

@@ -246,7 +246,7 @@ UNTRACED = Quirk(
         " upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec"
         " upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec"
         " _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec"
-        " _upsample_nearest_exact3d.vec _pad_packed_sequence"
+        " _upsample_nearest_exact3d.vec _pad_packed_sequence pad_sequence"
     ),
     "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
     " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp",

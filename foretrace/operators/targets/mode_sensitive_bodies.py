@@ -9,7 +9,7 @@ Source: aten/src/ATen/TensorSubclassLikeUtils.h.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -182,6 +182,31 @@ def _unsafe_chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
     return aten.unsafe_split.Tensor(x, -(-size // chunks), dim)
 
 
+def _pad_sequence(
+    sequences: list[torch.Tensor],
+    batch_first: bool = False,
+    value: float = 0.0,
+    side: str = "right",
+) -> torch.Tensor:
+    """The kernel takes the lengths as numbers.
+
+    Source: pad_sequence in aten/src/ATen/native/PackedSequence.cpp.
+    """
+    if not any(map(_is_open, sequences)) or side not in ("left", "right"):
+        return _traced(aten.pad_sequence.default, sequences, batch_first, value, side)
+    first, lengths = sequences[0], [each.shape[0] for each in sequences]
+    longest = reduce(torch.sym_max, lengths)
+    size = [len(lengths), longest] if batch_first else [longest, len(lengths)]
+    options = {"dtype": first.dtype, "layout": first.layout, "device": first.device}
+    output = aten.full.default([*size, *first.shape[1:]], value, **options)
+    for row, (each, length) in enumerate(zip(sequences, lengths, strict=True)):
+        begin = longest - length if side == "left" else 0
+        place = aten.select.int(output, 0, row) if batch_first else output
+        place = aten.slice.Tensor(place, 0, begin, begin + length)
+        (place if batch_first else aten.select.int(place, 1, row)).copy_(each)
+    return output
+
+
 def _lstm(  # noqa: PLR0913, PLR0917 - the operator's own signature
     x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -239,5 +264,6 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.one_hot.default: _one_hot,
     aten.unsafe_chunk.default: _unsafe_chunk,
     aten._pad_packed_sequence.default: _padded,
+    aten.pad_sequence.default: _pad_sequence,
     **{p.vec: _resized(p.vec, p.default) for p in (getattr(aten, name) for name in RESIZING)},
 }
