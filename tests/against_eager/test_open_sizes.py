@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import foretrace
 from foretrace import Refusal, capture
 from tests.support.compare import same_as_eager
+from tests.support.exporting import as_module
 from tests.support.turns import crossed
 
 aten = torch.ops.aten
@@ -101,6 +102,32 @@ def test_sequences_of_open_lengths(first: bool, side: str) -> None:
     sizes = {"rows": tuple({0: torch.export.Dim(name)} for name in "abc")}
     others = [given(3, 7, 2), given(5, 5, 5)]
     same_as_eager(program, given(6, 4, 5), loss=None, dynamic_shapes=sizes, more_args=others)
+
+
+def padded(x: Tensor, y: Tensor) -> Tensor:
+    n = max(x.shape[0], y.shape[0])
+    return F.pad(x, (0, 0, 0, n - x.shape[0])) + F.pad(y, (0, 0, 0, n - y.shape[0]))
+
+
+def cut_to(x: Tensor, y: Tensor) -> Tensor:
+    n = min(x.shape[0], y.shape[0])
+    return (x[:n] * y[:n]).sin() * max(n, 4)
+
+
+def of_data(x: Tensor, y: Tensor) -> Tensor:
+    return x.sum() * max(x[x > 0].shape[0], y[y > 0].shape[0])
+
+
+@pytest.mark.parametrize("program", [padded, cut_to, of_data])
+def test_the_larger_of_two_sizes(program: Callable[..., Tensor]) -> None:
+    """One capture for all orders, a file of torch.export's, too, which refuses to ask data."""
+    sizes = tuple({0: torch.export.Dim(name)} for name in "ab")
+    given = [(inputs(n, 2), inputs(m, 2)) for n, m in [(6, 4), (3, 7), (5, 5)]]
+    same_as_eager(program, given[0], loss=None, dynamic_shapes=sizes, more_args=given[1:])
+    if program is not of_data:
+        exported = foretrace.export(as_module(program), given[0], dynamic_shapes=(sizes,))
+        for args in given:
+            assert torch.equal(exported.module()(*args), program(*args))
 
 
 DIVIDING = {

@@ -95,13 +95,15 @@ class Steps:
                 as_they_are=self.as_they_are,
             )  # fmt: skip
             self._open.enter_context(self._followed)
-            names = self._casts()
-            self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
-            ours = [(each.space, each.name) for each in names if not each.otherwise]
-            self._open.enter_context(bound(
-                ours, int=self._int, float=self._float,
-                min=self._least, max=self._least, type=_type_of,
-            ))  # fmt: skip
+        names = self._casts()
+        if self._followed is None:  # sizes have these two where no data has an answer
+            names = [each for each in names if each.name in {"min", "max"}]
+        self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
+        ours = [(each.space, each.name) for each in names if not each.otherwise]
+        self._open.enter_context(bound(
+            ours, int=self._int, float=self._float,
+            min=self._least, max=self._least, type=_type_of,
+        ))  # fmt: skip
 
     def __exit__(self, *error: object) -> None:
         self.symbols.floats.ended()
@@ -134,10 +136,12 @@ class Steps:
         return number
 
     def _least(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`min` or `max`: of two floats of which data decides one, a number of the graph."""
+        """`min` or `max` of two numbers: open if one is a size, or a float that data decides."""
         match args:
             case (float(), float()) if not kwargs and any(map(self._follows, args)):
                 return self.step(LEAST[function], *args)  # files of torch.export have this one
+            case (_, _) if not kwargs and _open_among(args):
+                return as_int(LEAST[function](*args))
         return function(*args, **kwargs)
 
     def _number_of(self, argument: Any) -> Any:
@@ -309,3 +313,10 @@ def _size(number: Any) -> int:
 def _is_one(size: Any) -> bool:
     """Whether a size is 1, without a guard on one that is open."""
     return type(size) is int and size == 1
+
+
+def _open_among(sizes: tuple[Any, Any]) -> bool:
+    """Whether two numbers are sizes, and one of them is open."""
+    are_open = [issubclass(type(each), torch.SymInt) for each in sizes]
+    pairs = zip(sizes, are_open, strict=True)
+    return any(are_open) and all(is_open or type(each) is int for each, is_open in pairs)
