@@ -476,15 +476,25 @@ class Named(nn.Module):
         return x + body_graph[0]
 
 
-@pytest.mark.parametrize("name", ["capitals", "programs"])
-def test_nodes_are_called_as_torchs(name: str) -> None:
+class Attending(nn.Module):
+    """Has a submodule whose name begins as torch takes names of modules to begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.self_attn(x)
+
+
+@pytest.mark.parametrize("module", [Turned, Named, Attending])
+def test_nodes_are_called_as_torchs(module: type[nn.Module]) -> None:
     x = torch.randn(3, 3)
-    program = (Turned(), (x,)) if name == "capitals" else (Named(), (x, (x, x), (x,)))
+    program = module(), (x, (x, x), (x,)) if module is Named else (x,)
     one, other = (
         [
             (node.name, str(node.target), node.meta.keys() - {"foretrace"})
             for node in tool(*program).graph.nodes
-            if node.op in ("get_attr", "call_function")
         ]
         for tool in (torch.export.export, foretrace.export)
     )

@@ -45,6 +45,8 @@ PREFIXES: Mapping[InputKind, str] = MappingProxyType(
         InputKind.USER_INPUT: "",
     }
 )
+OF_SELF = ("L__self___", "self_")
+"""What torch takes off the target of a tensor of the module, for its name: of `self_attn`, too"""
 NEW_CONTENT: Mapping[InputKind, OutputKind] = MappingProxyType(
     {
         InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -169,7 +171,10 @@ def names_of(lifted: Sequence[Lifted]) -> list[str]:
     order = sorted(range(len(lifted)), key=lambda i: lifted[i].kind is not InputKind.USER_INPUT)
     for index in order:
         item = lifted[index]
-        plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in item.target.lower())
+        target = item.target
+        if item.kind is not InputKind.USER_INPUT:
+            target = target.removeprefix(next(filter(target.startswith, OF_SELF), ""))
+        plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in target.lower())
         name, count = PREFIXES[item.kind] + plain, 0
         while name in taken:
             count += 1
