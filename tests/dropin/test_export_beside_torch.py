@@ -103,6 +103,7 @@ CASES = {
         lambda: Fn(lambda w, **kw: kw["b"] * w - kw["a"]), (), {"b": X, "a": X + 1}
     ),
     "containers": of(containers, {"x": [X], "scale": 2}, (X, (X.clone(), None))),
+    "a size": of(lambda w, x, size: (x * w).reshape(size), X, torch.Size([4, 3])),
     "None": of(defaults, X, None),
     "None among many": of(lambda w, *xs: xs[0] * w if xs[1] is None else xs[1], X, None, X),
     "None only": of(lambda w, none: w * 2 if none is None else none, None),

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.export import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ArgumentSpec
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.pydata.arguments import positional_names
@@ -32,8 +34,8 @@ def module_calls(
         "": ModuleCallSignature(
             inputs=[],
             outputs=[],
-            in_spec=recorded.requires.in_structure.spec,
-            out_spec=recorded.out_structure.spec,
+            in_spec=_sizes_as_tuples(recorded.requires.in_structure.spec),
+            out_spec=_sizes_as_tuples(recorded.out_structure.spec),
             forward_arg_names=[*positional, *kwargs],
         )
     }
@@ -43,6 +45,15 @@ def module_calls(
     paths = [path for path, _ in mod.named_modules(remove_duplicate=False)]
     again = [path for path in signatures if path not in paths]
     return [ModuleCallEntry(path, signatures.get(path)) for path in (*paths, *again)]
+
+
+def _sizes_as_tuples(spec: torch_api.TreeSpec) -> torch_api.TreeSpec:
+    """The structure as torch.export has it, whose copies of arguments have a tuple for a Size."""
+    if torch.Size not in torch_api.node_types(spec):
+        return spec
+    inside = [_sizes_as_tuples(each) for each in spec.children()]
+    kind = tuple if spec.type is torch.Size else spec.type
+    return torch_api.TreeSpec(kind, spec.context, inside)
 
 
 def _of_site(site: CallSite, exported: Exported) -> ModuleCallSignature:
