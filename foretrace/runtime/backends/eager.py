@@ -1,14 +1,16 @@
 """The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
+from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
@@ -16,10 +18,11 @@ from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import recompute
+from foretrace.lowering.reinplace.early_writes import early_writes
+from foretrace.lowering.reinplace.order import raises
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
-from foretrace.runtime.backends.early_writes import EarlyWrites, early_writes, write_ops
-from foretrace.runtime.backends.inline_guards import Undo, asked_inside
+from foretrace.runtime.backends.inline_guards import ASSERTIONS, Undo, asked_inside
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
 from foretrace.runtime.calls.core import views_after
 from foretrace.runtime.calls.epilogue import (
@@ -141,11 +144,9 @@ def write_body(
     instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
     count_effects(source, recorded, inputs)
-    views, early = _among(run.graph.ops, below or ()), EarlyWrites()
-    if explicit and below is None:
-        early = early_writes(recorded, run.graph.ops, undo)
-    if early:
-        write_ops(straight, recorded, run.graph, inputs, early, undo)
+    views, done = _among(run.graph.ops, below or ()), list[Mutation]()
+    if explicit and not unseen:
+        done = _write_among(straight, recorded, run.graph, inputs, undo)
     else:
         straight.ops(run.graph, views)
     names.update((new, names[old]) for new, old in run.same.items() if old in names)
@@ -154,11 +155,50 @@ def write_body(
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
         straight.run(views, [*names, *(out for op in views for out in op.outs)])
-    if undo is not None and not early:
+    if undo is not None and not done:
         source.lines = undo.around(source.lines)
     source.add(*Ending(source, inputs).lines(recorded, "memory"))
+    _write_back(source, recorded, inputs, names, done)
+    return leaf_texts(source, straight, recorded, inputs, explicit=explicit, unseen=unseen)
+
+
+def _write_among(
+    straight: Straight, recorded: Recording, graph: Graph, inputs: list[str], undo: Undo | None
+) -> list[Mutation]:
+    """Statements for all ops, and the early writes among them; gives these.
+
+    The call is abandoned before the first of them alone.
+    """
+
+    def abandons(op: Op) -> bool:
+        return undo is not None and (op.target in ASSERTIONS or raises(op, undo.may_raise))
+
+    early, begin, source = early_writes(recorded, graph.ops, abandons), 0, straight.source
+    kept = {v for output in graph.outputs for v in values_in(output.value)}
+    kept.update(item.value for item in graph.inputs)
+    for place, mutations in early.items():
+        later = {value for op in graph.ops[place + 1 :] for value in op.operands}
+        straight.run(graph.ops[begin : place + 1], kept | later)
+        if undo is not None and not begin:
+            source.lines = undo.around(source.lines)
+        for mutation in mutations:
+            live, new = inputs[mutation.index], straight.names[mutation.value]
+            write_line(source, recorded, mutation, live, new)
+            straight.names[mutation.value] = live
+        begin = place + 1
+    straight.run(graph.ops[begin:], kept)
+    return [mutation for mutations in early.values() for mutation in mutations]
+
+
+def _write_back(
+    source: Source,
+    recorded: Recording,
+    inputs: list[str],
+    names: dict[Value, str],
+    done: Collection[Mutation],
+) -> None:
+    """The writes that are not done yet."""
     counted = list[str]()
-    done = [mutation for mutations in early.values() for mutation in mutations]
     for mutation in (each for each in recorded.mutations if each not in done):
         live, new = inputs[mutation.index], new_content(mutation, inputs, names)
         if live != new or mutation.rebound:
@@ -166,7 +206,6 @@ def write_body(
         elif not mutation.hidden:
             counted.append(live)
     count_all(source, counted)
-    return leaf_texts(source, straight, recorded, inputs, explicit=explicit, unseen=unseen)
 
 
 def _among(ops: Sequence[Op], wanted: Sequence[Op]) -> list[Op]:

@@ -43,8 +43,7 @@ def mutations_of(
 ) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    `effects` takes those that operators in place gave another shape. `leaves` knows of
-    which the program has set `requires_grad`, and which have other memory now.
+    `effects` takes new shapes; `leaves` knows where `requires_grad` is set, and of other memory.
     """
     found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, inputs.placeholders, strict=True)):

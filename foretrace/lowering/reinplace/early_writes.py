@@ -1,0 +1,49 @@
+"""Writes to inputs that a call of straight-line Python does where the program does them.
+
+What it computes of such an input afterwards has the input's own history, so that a gradient asked
+of the input, or a hook on it, sees what comes by way of the results. The others are done at the
+end: until then a call can be abandoned, and run again as Python.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from foretrace.ir.program.interface import Mutation
+from foretrace.ir.program.op import Op
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.tensor_effects import Reshape
+
+STRIDED = torch.ops.aten.as_strided.default
+EarlyWrites = dict[int, list[Mutation]]
+"""Writes, by the place of the op after which they are"""
+
+
+def early_writes(
+    recorded: Recording, ops: Sequence[Op], abandons: Callable[[Op], bool]
+) -> EarlyWrites:
+    """The writes that autograd follows and that later ops read.
+
+    None after which a call may still be abandoned. `abandons`: whether it may be at an op.
+    """
+    makers = {out: place for place, op in enumerate(ops) for out in op.outs}
+    groups = recorded.requires.inputs.together.items()
+    excluded = {each for memory, views in groups for each in (memory, *views)}
+    excluded.update(effect.index for effect in recorded.effects_of(Reshape))
+    found: EarlyWrites = {}
+    for mutation in recorded.mutations:
+        if mutation.index in excluded or mutation.rebound or not recorded.writes_followed(mutation):
+            continue
+        new, old = mutation.value, recorded.inputs[mutation.index].value
+        after = ops[(place := makers.get(new, len(ops))) + 1 :]
+        read = any(new in op.operands and _followed(op) for op in after)
+        stays = any(old in op.operands for op in after)
+        # where the input begins in its memory, a view by strides would say
+        laid = new.type.stride == old.type.stride and all(op.target is not STRIDED for op in after)
+        if read and laid and not (stays or any(map(abandons, after))):
+            found.setdefault(place, []).append(mutation)
+    return dict(sorted(found.items()))
+
+
+def _followed(op: Op) -> bool:
+    return any(out.type.requires_grad for out in op.outs)
