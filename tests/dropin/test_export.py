@@ -487,7 +487,14 @@ class Attending(nn.Module):
         return self.self_attn(x)
 
 
-@pytest.mark.parametrize("module", [Turned, Named, Attending])
+class Multiplied(nn.Module):
+    """An argument is called as an operator is."""
+
+    def forward(self, mul: torch.Tensor) -> torch.Tensor:
+        return mul * mul
+
+
+@pytest.mark.parametrize("module", [Turned, Named, Attending, Multiplied])
 def test_nodes_are_called_as_torchs(module: type[nn.Module]) -> None:
     x = torch.randn(3, 3)
     program = module(), (x, (x, x), (x,)) if module is Named else (x,)

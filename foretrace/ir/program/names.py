@@ -49,7 +49,7 @@ class Names:
         if not count and base not in self._taken:
             self._next[base] = 1
             return self.take(base)
-        return self.numbered(base, count)
+        return self.numbered(base, count or 1)
 
     def numbered(self, base: str, count: int) -> str:
         """The base with this number after it, or with the next that is free, as torch.fx has it."""
