@@ -97,3 +97,25 @@ refuses("unsupported", "tracer/recorder/error_reports.py:_asks_device").when(
     for_cuda(finds_by_the_operator),
     captured(finds_by_the_binding, X),
 )
+
+LINEAR = torch.nn.Linear(8, 2)
+IN_A_TUPLE = (LINEAR,)
+
+
+def casts(linear: torch.nn.Linear, x: Tensor) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        out: Tensor = linear(x)  # here
+    return out
+
+
+def unpacks_a_module(x: Tensor) -> Tensor:
+    return casts(*IN_A_TUPLE, x)
+
+
+def has_a_module(x: Tensor) -> Tensor:
+    return casts(LINEAR, x)
+
+
+refuses("autocast", "session/run/placement.py:cast_unseen").when(
+    captures(unpacks_a_module, X, target="cuda:sm90"), for_cuda(has_a_module), at=casts
+)

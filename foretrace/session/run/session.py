@@ -275,7 +275,14 @@ class Session:
             return known
         name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
+        if (refusal := self._cast_unseen(tensor, kind)) is not None:
+            refusal.located(self.recorder.sources.here(), (), ())
+            raise self.recorder.refused(refusal)
         return self.placeholder(tensor, kind, name)
+
+    def _cast_unseen(self, tensor: torch.Tensor, kind: str) -> Refusal | None:
+        on = self.places.device is not None and bool(self.recorder.casts.devices)
+        return self.places.cast_unseen(tensor, kind) if on else None
 
     def _gradient(self, tensor: torch.Tensor, name: str, like: TensorType | None) -> Abstract:
         """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""
