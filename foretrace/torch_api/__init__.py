@@ -1,8 +1,7 @@
 """Every private torch name that foretrace touches, each with its reason.
 
 Checked on torch 2.13.0 (CPU wheel), 2.14.0 and 2.15.0 (CUDA wheels without a device). Nothing else
-in the package uses `torch._C` or any other private name, so a new torch version is checked by
-reading this room.
+in the package uses a private name, so a new torch version is checked by reading this room.
 """
 
 from foretrace.torch_api.ambient.absent_device import QUESTIONS as QUESTIONS
@@ -56,6 +55,7 @@ from foretrace.torch_api.compilers.torch_compilers import (
     BackwardSignature as BackwardSignature,
     GraphSignature as GraphSignature,
     TrainingIRVerifier as TrainingIRVerifier,
+    Verifier as Verifier,
     compiling as compiling,
     compiling_later as compiling_later,
     dict_version as dict_version,

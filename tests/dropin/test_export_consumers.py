@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -370,3 +371,40 @@ def test_aot_inductor(tmp_path: Path, *, open_rows: bool) -> None:
         assert torch.allclose(ours, torchs)
     for ours, left in zip(found[0], expected, strict=False):
         assert torch.allclose(ours, left, atol=1e-6)
+
+
+class Swaps(nn.Module):
+    """Each buffer is bound to what the other one was, and the old one is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(2))
+        self.register_buffer("b", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        old = self.a
+        self.a, self.b = self.b + x, self.a
+        return old
+
+
+def test_swapped_buffers() -> None:
+    """What one buffer is bound to is read before the other one is written."""
+    ran, x = Swaps(), torch.ones(2)
+    module = foretrace.export(copy.deepcopy(ran), (x,)).module()
+    for _ in range(3):
+        assert torch.equal(module(x), ran(x))
+        assert all(map(torch.equal, module.buffers(), ran.buffers()))
+
+
+def test_a_float_of_data_in_a_file_that_is_decomposed() -> None:
+    """Who reads the file counts its own symbols from those of the file on."""
+
+    class Scales(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (x.sum().item() + 1.0)
+
+    x, file = torch.randn(3), io.BytesIO()
+    torch.export.save(foretrace.export(Scales(), (x,)), file)
+    file.seek(0)
+    again = torch.export.load(file).run_decompositions()
+    assert torch.equal(again.module()(x), Scales()(x))

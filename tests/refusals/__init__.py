@@ -18,6 +18,7 @@ from tests.refusals import (
     state,
     talking,
     tensors,
+    trained_exports,
     values,
     wrapped,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "state",
     "talking",
     "tensors",
+    "trained_exports",
     "values",
     "wrapped",
 ]

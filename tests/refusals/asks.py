@@ -38,3 +38,8 @@ def exports(fn: Program, *args: Any, **options: Any) -> Ask:
 def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Ask:
     """A cut of a capture, later."""
     return Ask(fn, lambda: foretrace.capture(fn, args).cut(cut, **options))
+
+
+def exports_joint(fn: Program, *args: Any, **options: Any) -> Ask:
+    """`Program.export` of the joint graph, later."""
+    return Ask(fn, lambda: foretrace.capture(fn, args, **options).export("joint", loss=0))

@@ -53,7 +53,7 @@ class OfABatch(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_checks.py:check_plain").when(
+refuses("unknown container", "frontends/program/export_checks.py:check_plain").when(
     exports(OfABatch(), Batch(X)), exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X})
 )
 
@@ -85,7 +85,7 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys").when(
+refuses("unknown container", "frontends/program/export_checks.py:check_keys").when(
     exports(OfAKeyless(), Keyless((X, X))), exported(OfAKeyless(), Keyed((X, X)))
 )
 
@@ -95,7 +95,7 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "frontends/torch_compat/export_checks.py:check_leaf").when(
+refuses("unknown value", "frontends/program/export_checks.py:check_leaf").when(
     exports(OfAType(), X, frozenset({1})), exported(OfAType(), X, 1)
 )
 
@@ -105,7 +105,7 @@ class Grown(nn.Module):
         return x * GROWN
 
 
-refuses("captured history", "lowering/emit/export_inputs.py:_reached").when(
+refuses("captured history", "lowering/emit/export_inputs.py:_check_history").when(
     exports(Grown(), X), exported(lambda x, y: x * y, X, GROWN.detach())
 )
 

@@ -1,11 +1,13 @@
 """Ways out of a refusal, followed: each gives what eager gives."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import foretrace
 from tests.refusals.asks import Calls
@@ -70,5 +72,23 @@ def once_before(fn: Program, *args: Any) -> Callable[[], None]:
     def follow() -> None:
         fn(*args)
         captured(fn, *args)()
+
+    return follow
+
+
+def exported_joint(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
+    """The joint graph is exported, and gives the loss and the gradients of eager."""
+
+    def follow() -> None:
+        with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH):
+            ran = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
+            module = foretrace.capture(fn, args, **options).export("joint", loss=0).module()
+            torch.manual_seed(0)
+            found, gradients = module(*args)
+            torch.manual_seed(0)
+            expected = ran(*args)
+            (gradient,) = torch.autograd.grad(expected, args[0])
+            same(found, expected.detach())
+            same(gradients["x"], gradient)
 
     return follow

@@ -723,7 +723,7 @@ def exported_without_gradients() -> None:
         same(program.module()(W), makes_for_a_file(W))
 
 
-refuses("autograd.Function", "frontends/torch_compat/export_checks.py:_check_op").when(
+refuses("autograd.Function", "frontends/program/export_checks.py:_check_op").when(
     exports(makes_for_a_file, W), exported(double, W), exported_without_gradients
 )
 
@@ -751,7 +751,7 @@ def draws_from_zero(x: Tensor) -> Tensor:
     return x * (x.detach().clone().random_(9) >= 0)
 
 
-refuses("unsupported", "frontends/torch_compat/export_checks.py:_check_op").when(
+refuses("unsupported", "frontends/program/export_checks.py:_check_op").when(
     exports(draws_between, W),
     exported(draws_from_zero, W),
     exported(lambda x: x * (torch.randint_like(x.detach(), 2, 9) > 1), W),

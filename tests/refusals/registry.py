@@ -37,7 +37,7 @@ EXCUSED: dict[str, str] = {
     "tracer/recorder/composite_bodies.py:_check_numbers": "it runs once more: tests/against_eager/"
     "test_operators_of_users.py",
     "runtime/backends/autograd_function.py:check": "tests/against_eager/test_backward_reads.py",
-    "frontends/torch_compat/stateless_check.py:_refuse_memory": "tests/dropin/test_aot_export.py",
+    "frontends/program/other_graphs.py:_refuse_memory": "tests/dropin/test_aot_export.py",
     "frontends/cli/arguments.py:error": "the command line",
     "frontends/cli/load.py:_module": "the command line",
     "frontends/cli/debugging.py:_place": "the command line: tests/unit/frontends/cli",
@@ -158,6 +158,7 @@ EXCUSED: dict[str, str] = {
     "serialization/state/named_tensors.py:__delitem__": (
         "a wrong call: tests/artifact/test_state.py"
     ),
+    "frontends/program/exported.py:check_kind": "a wrong call",
     "frontends/program/program.py:_stored": "a wrong call: tests/artifact/test_loaded.py",
     "autograd/derivatives/formula_tracer.py:_value": (
         "no formula of torch 2.13 is known to come there"

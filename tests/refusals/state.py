@@ -432,7 +432,7 @@ def reshaped_by_the_cut() -> None:
     same([cut(ours), ours], [reshapes(eager), eager])
 
 
-refuses("side effect", "frontends/torch_compat/stateless_check.py:_refuse_shape").when(
+refuses("side effect", "frontends/program/other_graphs.py:_refuse_shape").when(
     exports(reshapes, X), exported(returns_reshaped, X), reshaped_by_the_cut
 )
 
@@ -705,7 +705,7 @@ class TwoNames(nn.Module):
         return x * 2
 
 
-refuses("aliased inputs", "frontends/torch_compat/stateless_check.py:check_shapes_stay").when(
+refuses("aliased inputs", "frontends/program/other_graphs.py:check_shapes_stay").when(
     exports(TwoNames(clone=False), X), exported(TwoNames(clone=True), X)
 )
 

@@ -79,7 +79,7 @@ def asks_its_tensor(x: Tensor) -> Tensor:
     return x if torch.ops.foretrace_refused.agreement(x) else -x
 
 
-refuses("data-dependent", "frontends/torch_compat/stateless_check.py:warn_guarded").when(
+refuses("data-dependent", "frontends/program/other_graphs.py:warn_guarded").when(
     exports(asks_an_operator, X), guarded(asks_its_tensor, X)
 )
 

@@ -406,7 +406,7 @@ def of_what_is_held(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("unsupported tensor", "frontends/torch_compat/export_checks.py:_check_op").when(
+refuses("unsupported tensor", "frontends/program/export_checks.py:_check_op").when(
     exports(TakesApart(), X, Y), exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a)
 )
 
@@ -446,7 +446,7 @@ class OfASide(nn.Module):
         return x * 2
 
 
-refuses("unknown container", "frontends/torch_compat/export_checks.py:check_keys").when(
+refuses("unknown container", "frontends/program/export_checks.py:check_keys").when(
     exports(OfASide(), {Side.LEFT: X}), exported(OfASide(), {"left": X})
 )
 
@@ -480,6 +480,6 @@ class OfADict(nn.Module):
         return held["x"] * 2
 
 
-refuses("unknown container", "frontends/torch_compat/export_checks.py:check_plain").when(
+refuses("unknown container", "frontends/program/export_checks.py:check_plain").when(
     exports(OfAHeld(), Held(X)), exported(OfAHeld(), Registered(X)), exported(OfADict(), {"x": X})
 )

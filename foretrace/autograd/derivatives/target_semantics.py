@@ -133,7 +133,7 @@ class TargetSemantics(Semantics):
             decide=self.symbols.decide if self.symbols.env else None,
         )  # fmt: skip
         choice = choose_attention(self.target, call)
-        linked = self.target.device.type in ("cpu", "meta")
+        linked = self.target.device.type in ("cpu", "meta") and not self.target.portable
         return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice
 
     def ambient(self, func: Any) -> Any:

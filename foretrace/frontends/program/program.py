@@ -4,9 +4,13 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from torch.export import ExportedProgram
+
+from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import STEP, Cut
+from foretrace.frontends.program.exported import check_kind, exported
 from foretrace.frontends.program.make_cut import Form, cut_at, halves_of
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.source.short_tracebacks import Hiding
@@ -98,6 +102,31 @@ class Program(Tree):
         self.calls.inputs(args, kwargs)
         self.calls.check_grad_mode()
         return Captured(self.recorded, self.semantics)
+
+    @Hiding()
+    def export(
+        self, kind: str, *, loss: int | None = None, decompositions: Table | None = None
+    ) -> ExportedProgram:
+        """A graph with its backward in it, as a torch.export.ExportedProgram, for compilers.
+
+        `.module()` of "joint" returns what the program returns, and the gradients by name; that of
+        "step", what the step returns. Both write what the program writes. The graph is functional,
+        and nothing follows it: parameters share their memory with the program's, and require no
+        grad. A gradient that is None, and a `.grad` that a step leaves, are no outputs.
+
+        Args:
+            kind: "joint" or "step".
+            loss: for "joint", the index of the scalar output to differentiate.
+            decompositions: as for a cut.
+
+        Raises:
+            Refusal: as for the cut; no file can have it, or the program leaves state that its next
+                call reads, and no buffer can be.
+        """
+        with self.asked(), torch_api.outside_fake_mode():
+            check_kind(kind, loss)
+            cut = self.cut(kind, loss=loss, decompositions=decompositions)
+            return exported(cut)
 
     @Hiding()
     def pair(

@@ -16,10 +16,10 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.program.later_calls import with_open_numbers
+from foretrace.frontends.program.other_graphs import warn_guarded
 from foretrace.frontends.torch_compat.dynamo_graph import capture_described
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
-    warn_guarded,
     without_hooks,
     without_states,
 )

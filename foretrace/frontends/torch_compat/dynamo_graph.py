@@ -11,8 +11,8 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frontends.program import Program
+from foretrace.frontends.program.other_graphs import check_shapes_stay
 from foretrace.frontends.torch_compat.replay_fx import NodeSources, Replay
-from foretrace.frontends.torch_compat.stateless_check import check_shapes_stay
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.frontend_symbols import Foreign
 from foretrace.ir.symbols.input_symbols import Dynamic

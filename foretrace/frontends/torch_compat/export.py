@@ -16,19 +16,19 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Attempt, Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.capture import of_function
-from foretrace.frontends.program.later_calls import with_open_numbers
-from foretrace.frontends.torch_compat.export_calls import module_calls
-from foretrace.frontends.torch_compat.export_checks import (
+from foretrace.frontends.program.export_checks import (
     check_keys,
     check_leaf,
     check_ops,
     check_plain,
     is_function,
 )
-from foretrace.frontends.torch_compat.export_sizes import Again, SameGraph, Shown, places
+from foretrace.frontends.program.export_sizes import Again, SameGraph, Shown, guard_call
+from foretrace.frontends.program.later_calls import with_open_numbers
+from foretrace.frontends.program.other_graphs import warn_guarded
+from foretrace.frontends.torch_compat.export_calls import module_calls
 from foretrace.frontends.torch_compat.stateless_check import (
     check_settled,
-    warn_guarded,
     without_hooks,
     without_states,
 )
@@ -43,8 +43,14 @@ from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.cuts.writeback import Written, with_writes
 from foretrace.lowering.emit.autocast_regions import in_regions
-from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
-from foretrace.lowering.emit.export_inputs import Interface, interface
+from foretrace.lowering.emit.export_graph import (
+    Exported,
+    Interface,
+    Results,
+    emitter_for,
+    to_export,
+)
+from foretrace.lowering.emit.export_inputs import interface
 from foretrace.lowering.pipelines.kinds import TRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import scalars_as_ops
@@ -250,25 +256,17 @@ def _exported_program(
     named = list(zip(recorded.requires.names, leaves, strict=True))
     inputs = interface(mod, named, recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
-    shown = Shown(SameGraph(recorded, partial(_forward, program, around), leaves, small))
-    exported_program = ExportedProgram(
-        root=exported.root,
-        graph=exported.graph,
-        graph_signature=exported.signature,
-        state_dict=inputs.state,
-        range_constraints=shown.ranges(recorded.symbols.constraints()),
-        module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
-        example_inputs=(args, kwargs),
-        constants=inputs.constants,
-        verifiers=[torch_api.TrainingIRVerifier],
+    same = SameGraph(recorded, partial(_forward, program, around), leaves, small)
+    shown = Shown(recorded, same.holds)
+    exported_program = exported.program(
+        inputs,
+        shown.ranges(recorded.symbols.constraints()),
+        module_calls(recorded, mod, (args, kwargs), sites, exported),
+        (args, kwargs),
+        torch_api.TrainingIRVerifier,
     )
     exported_program.graph_module.meta.update(copied_meta(mod.__dict__.get("meta")))
-    pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
-    paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
-    where = places(recorded, leaves, paths)
-    # torch's own guards do not check that None stays None, nor sizes 1 and 0
-    absent = [f"{path} is None" for path, leaf in paths if leaf is None]
-    torch_api.guard_also(exported_program, [*absent, *shown.conditions(where)])
+    guard_call(exported_program, recorded, leaves, by_name(mod, args, kwargs), shown)
     return exported_program
 
 
@@ -326,4 +324,4 @@ def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface
     modules = {path: f"{kind.__module__}.{kind.__qualname__}" for path, kind in named}
     emitter = emitter_for(recorded.symbols, fakes, needs, modules)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
-    return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)
+    return to_export(inputs.lifted, written.ops, Results(news, written.outputs), emitter)

@@ -5,7 +5,7 @@ Those on tensors are in `tensor_effects.py`.
 A kind is whole when it says how a call does it (`run`), how generated code does it (`lines`), and
 how two runs of one program merge it (`merge`). What a higher wing decides is in a table by class
 there: `EFFECTS` of serialization/schema/effect_schema.py (files) and `IN_OTHER_GRAPHS` of
-frontends/torch_compat/stateless_check.py (graphs that torch's own tools call).
+frontends/program/other_graphs.py (graphs that torch's own tools call).
 tests/unit/ir/program/test_effects.py fails where a kind lacks a side.
 """
 

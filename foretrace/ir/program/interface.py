@@ -23,6 +23,10 @@ NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
 
 
+PORTABLE = "portable"
+"""The name of a target that any device can run"""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Target(Printed):
     """A device that a program is captured for; it need not be there.
@@ -38,6 +42,11 @@ class Target(Printed):
     cudnn: tuple[int, ...] | None = None
     own_kernels: frozenset[str] = frozenset()
     build: str = ""
+
+    @property
+    def portable(self) -> bool:
+        """Whether its graphs are for a device that nothing is known of: no fused kernels."""
+        return self.name == PORTABLE
 
     def __str__(self) -> str:
         facts = []

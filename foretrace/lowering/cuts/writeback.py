@@ -77,6 +77,8 @@ class _ExplicitWrites(OutputViews[Any]):
         """buffers that get the content of another tensor; eager leaves the old one as it is"""
         self.old: dict[Value, Value] = {}
         """copies of the content of such buffers"""
+        self.memory = dict[Value, Value]()
+        """what lies in the memory of an input that is written, and that input"""
 
     def with_copies(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops; one that reads what eager does not see written, or leaves, reads a copy.
@@ -98,12 +100,10 @@ class _ExplicitWrites(OutputViews[Any]):
 
     def of_old(self, ops: list[Op]) -> list[Op]:
         """The ops over copies of the old tensors of bound buffers, where an output shows them."""
-        memory = {value: value for value in self.bound.values()}
-        for op in ops if memory else ():
-            seen = view_positions_of(op)
-            memory |= {op.outs[out]: memory[base] for out, base, _ in seen if base in memory}
+        self.memory = in_memory_of((m.index for m in self.recorded.mutations), self.recorded, ops)
         values = [o.value for o in self.recorded.outputs if isinstance(o.value, Value)]
-        self.old = {memory[v]: Value(memory[v].type) for v in values if v in memory}
+        bound = {self.memory[v] for v in values if v in self.memory} & {*self.bound.values()}
+        self.old = {value: Value(value.type) for value in bound}
         copies = [_op(aten.clone.default, (value,), copy) for value, copy in self.old.items()]
         return [*copies, *(rename(op, self.old) for op in ops)]
 
@@ -183,6 +183,8 @@ class _ExplicitWrites(OutputViews[Any]):
     def content(self, mutation: Mutation) -> Value:
         """The new content under a name that no other output has: torch knows outputs by name."""
         value = mutation.value
+        if self.memory.get(value) not in (None, self.recorded.inputs[mutation.index].value):
+            return self._call(aten.clone.default, (value,), value.type)  # that may be written first
         others = [o.value for o in self.recorded.outputs if o.same_as != mutation.index]
         others += [m.value for m in self.recorded.mutations if m is not mutation]
         others += [item.value for item in self.recorded.inputs]
@@ -199,6 +201,18 @@ class _ExplicitWrites(OutputViews[Any]):
         out = Value(like)
         self.ops.append(_op(func, args, out))
         return out
+
+
+def in_memory_of(
+    inputs: Iterable[int], recorded: Recording, ops: Iterable[Op]
+) -> dict[Value, Value]:
+    """The values that lie in the memory of some inputs, each with that input."""
+    values = [recorded.inputs[index].value for index in inputs]
+    memory = dict(zip(values, values, strict=True))
+    for op in ops if memory else ():
+        seen = view_positions_of(op)
+        memory |= {op.outs[out]: memory[base] for out, base, _ in seen if base in memory}
+    return memory
 
 
 def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHERE) -> Op:

@@ -4,15 +4,18 @@ Inputs are parameters, buffers, constants, then a placeholder for each leaf of t
 Outputs are the new contents of buffers and inputs, then what the program returned.
 """
 
+import inspect
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
+from torch.export import ExportedProgram, ModuleCallEntry
 from torch.export.graph_signature import (
     ArgumentSpec,
     ConstantArgument,
@@ -28,9 +31,11 @@ from torch.export.graph_signature import (
 )
 
 from foretrace import torch_api
+from foretrace.errors import Attempt
 from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.origin import ModuleCall
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
 from foretrace.lowering.emit.fake_vals import Vals
@@ -47,6 +52,12 @@ PREFIXES: Mapping[InputKind, str] = MappingProxyType(
 )
 OF_SELF = ("L__self___", "self_")
 """What torch takes off the target of a tensor of the module, for its name: of `self_attn`, too"""
+GRADIENT: Mapping[InputKind, OutputKind] = MappingProxyType(
+    {
+        InputKind.PARAMETER: OutputKind.GRADIENT_TO_PARAMETER,
+        InputKind.USER_INPUT: OutputKind.GRADIENT_TO_USER_INPUT,
+    }
+)
 NEW_CONTENT: Mapping[InputKind, OutputKind] = MappingProxyType(
     {
         InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
@@ -72,6 +83,33 @@ class Lifted:
     """the expression that an open number is the value of"""
 
 
+@dataclass(slots=True, eq=False)
+class Interface:
+    """The inputs of an exported graph, and the tensors to run it with."""
+
+    lifted: list[Lifted]
+    state: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, value: Value) -> Lifted:
+        """The input that is a value."""
+        return next(item for item in self.lifted if item.value is value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """What an exported graph returns, in order."""
+
+    news: Sequence[tuple[Lifted, Value]]
+    """inputs that get a new content, and that content"""
+    outputs: Sequence[Tree]
+    """what the program returns, flat"""
+    loss: int | None = None
+    """which of them is differentiated"""
+    gradients: Sequence[tuple[Lifted, Value]] = ()
+    """inputs, and the gradient of each"""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
     """The parts of an ExportedProgram."""
@@ -81,6 +119,31 @@ class Exported:
     signature: ExportGraphSignature
     nodes: dict[Value, fx.Node]
     stacks: ModuleStacks
+
+    def program(
+        self,
+        inputs: Interface,
+        ranges: dict[Any, Any],
+        calls: list[ModuleCallEntry],
+        example: tuple[tuple[Any, ...], dict[str, Any]],
+        verifier: Any,
+    ) -> ExportedProgram:
+        """The ExportedProgram, which torch checks: with its calling conventions, and an example."""
+        bound = (node.meta.get("unbacked_bindings", ()) for node in self.graph.nodes)
+        floats = set(chain.from_iterable(bound)) - ranges.keys()
+        # who reads the file counts its own symbols from the last of these on
+        ranges = ranges | dict.fromkeys(floats, torch_api.ValueRanges(-sympy.oo, sympy.oo))
+        return ExportedProgram(
+            root=self.root,
+            graph=self.graph,
+            graph_signature=self.signature,
+            state_dict=inputs.state,
+            range_constraints=ranges,
+            module_call_graph=calls,
+            example_inputs=example,
+            constants=inputs.constants,
+            verifiers=[verifier],
+        )
 
 
 class ExportEmitter(Emitter):
@@ -93,6 +156,8 @@ class ExportEmitter(Emitter):
         self.modules, self.stacks = modules, ModuleStacks(modules)
         self.outermost = {"L__self__": ("", modules[""])}
         self._calls = Counter[str]()
+        self._steps: dict[Any, Any] = {}
+        """what Python computes of floats that data decides, as torch's expressions"""
         self._asserting: ModuleCall | None = None
         """the module in which a condition is asserted, while it is"""
 
@@ -134,7 +199,22 @@ class ExportEmitter(Emitter):
             {},
             self.names.of(op),
         )
-        self._results(op, node, op.result)
+        self.bind_results(op, node, op.result)
+
+    def bind_results(self, op: Op, node: fx.Node, result: Tree) -> None:
+        """Of a step of Python's between floats, `val` is the expression, as torch has it.
+
+        A symbol of its own would be one that data decides, to who reads the file.
+        """
+        super().bind_results(op, node, result)
+        floats = self.symbols.floats.known
+        if isinstance(result, sympy.Symbol) and result in floats and inspect.isroutine(op.target):
+            with Attempt(Exception):  # torch asks of some, whether a number of data is zero
+                args = map_tree(list(op.args), self._number)
+                node.meta["val"] = self._steps[result] = op.target(*args)
+
+    def _number(self, leaf: Any) -> Any:
+        return self._steps[leaf] if leaf in self._steps else self.symbols.symbolic(leaf)
 
     def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
         """Say where a node comes from."""
@@ -187,8 +267,7 @@ def names_of(lifted: Sequence[Lifted]) -> list[str]:
 def to_export(
     lifted: Sequence[Lifted],
     ops: Iterable[Op],
-    news: Sequence[tuple[Lifted, Value]],
-    outputs: Sequence[Tree],
+    results: Results,
     emitter: ExportEmitter,
 ) -> Exported:
     """The graph and its signature.
@@ -196,8 +275,7 @@ def to_export(
     Args:
         lifted: the inputs in order.
         ops: what the graph does.
-        news: inputs that get a new content, and that content.
-        outputs: what the program returns, flat.
+        results: what the graph returns.
         emitter: a new one.
     """
     names = names_of(lifted)
@@ -205,22 +283,32 @@ def to_export(
         emitter.lifted(item, name)
     for op in ops:
         emitter.emit(op)
-    written = emitter.results([*(value for _, value in news), *outputs])
-    by_item = dict(zip(map(id, lifted), names, strict=True))
+    returned = [*_returned(results, dict(zip(map(id, lifted), names, strict=True)))]
+    nodes = emitter.results([value for _, value, _ in returned])
     inputs = [_input_spec(item, name) for item, name in zip(lifted, names, strict=True)]
-    mutations = [
-        OutputSpec(NEW_CONTENT[item.kind], argument_of(node), _named(item, by_item[id(item)]))
-        for (item, _), node in zip(news, written, strict=False)
+    outputs = [
+        OutputSpec(kind, argument_of(node), target)
+        for (kind, _, target), node in zip(returned, nodes, strict=True)
     ]
-    user = [
-        OutputSpec(OutputKind.USER_OUTPUT, argument_of(node), None) for node in written[len(news) :]
-    ]
-    signature = ExportGraphSignature(inputs, [*mutations, *user])
+    signature = ExportGraphSignature(inputs, outputs)
     return Exported(emitter.root, emitter.graph, signature, emitter.nodes, emitter.stacks)
 
 
-def _named(item: Lifted, name: str) -> str:
-    return name if item.kind is InputKind.USER_INPUT else item.target
+def _returned(
+    results: Results, names: Mapping[int, str]
+) -> Iterator[tuple[OutputKind, Tree, str | None]]:
+    """The outputs in torch's order; `names`: of the placeholders, by the id of an input."""
+
+    def target(item: Lifted) -> str:
+        return names[id(item)] if item.kind is InputKind.USER_INPUT else item.target
+
+    for item, new in results.news:
+        yield NEW_CONTENT[item.kind], new, target(item)
+    for place, output in enumerate(results.outputs):
+        loss = place == results.loss
+        yield OutputKind.LOSS_OUTPUT if loss else OutputKind.USER_OUTPUT, output, None
+    for item, gradient in results.gradients:
+        yield GRADIENT[item.kind], gradient, target(item)
 
 
 def _input_spec(item: Lifted, name: str) -> InputSpec:
@@ -250,7 +338,12 @@ def argument_of(output: Any) -> ArgumentSpec:
 
 
 def emitter_for(
-    symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs, modules: Mapping[str, str]
+    symbols: Symbols,
+    fakes: torch_api.FakeTensors,
+    needs: Needs,
+    modules: Mapping[str, str],
+    *,
+    followed: bool = True,
 ) -> ExportEmitter:
-    """An emitter whose fake tensors are followed by autograd as the program's are."""
-    return ExportEmitter(symbols, Vals(fakes, symbols, followed=True), needs, modules)
+    """An emitter; `followed`: autograd follows its fake tensors as it does the program's."""
+    return ExportEmitter(symbols, Vals(fakes, symbols, followed=followed), needs, modules)

@@ -88,10 +88,10 @@ class Emitter(SizeNodes):
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
             place = self._hold(name, as_module())
-            self._results(op, self._append("call_module", place, op.args, {}, name), op.result)
+            self.bind_results(op, self._append("call_module", place, op.args, {}, name), op.result)
         elif calls_target(op):
             node = self._append("call_function", op.target, op.args, op.kwargs, name)
-            self._results(op, node, op.result)
+            self.bind_results(op, node, op.result)
         else:
             self._submodule(op, name)
 
@@ -115,7 +115,7 @@ class Emitter(SizeNodes):
             emit_flat(inner, each)
         place = self._hold(name, inner.finish(op.outs, name))
         node = self._append("call_module", place, (*inputs, *symbols), {}, name)
-        self._results(op, node, tuple(op.outs))
+        self.bind_results(op, node, tuple(op.outs))
 
     def _hold(self, name: str, module: torch.nn.Module) -> str:
         """The attribute of a node's submodule: modules have methods called `to` and `type`."""
@@ -134,7 +134,8 @@ class Emitter(SizeNodes):
         self.unbound -= free_symbols(size)
         self._learn_size(size, self._placeholder(name))
 
-    def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
+    def bind_results(self, op: Op, node: fx.Node, result: Tree) -> None:
+        """Let the values that an op computes be its node, or what is taken of that."""
         meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
             self.unbound -= symbols

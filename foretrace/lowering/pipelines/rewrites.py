@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.functional_forms import functional
 from foretrace.lowering.cuts.scalar_ops import in_file
 from foretrace.lowering.partition.partition import partition
 from foretrace.lowering.partition.recompute import recomputed
@@ -30,6 +31,12 @@ def open_by_table(graph: Graph, context: Context) -> Graph:
 def scalars_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of what Python computes of numbers of data."""
     return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
+
+
+@as_pass("functional forms")
+def without_writes(graph: Graph, _: Context) -> Graph:
+    """Put an operator that returns a new tensor in the place of one that writes to its operand."""
+    return replace(graph, ops=list(functional(graph.ops)))
 
 
 @as_pass("recompute")

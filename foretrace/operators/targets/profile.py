@@ -7,7 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program.interface import Target
+from foretrace.ir.program.interface import PORTABLE, Target
 from foretrace.operators.targets.build import ENDING, Build, build_named, names
 
 aten = torch.ops.aten
@@ -44,6 +44,8 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
     if spec is None and inputs_device.type == "cuda" and torch.cuda.is_available():
         return _cuda_here(inputs_device)
     name = inputs_device.type if spec is None else spec
+    if name == PORTABLE:
+        return Target(name, inputs_device, build=inputs_device.type)
     if name in KEYS:
         return Target(name, torch.device(name), own_kernels=_kernels_now(KEYS[name]), build=name)
     build, capability = _named(name)

@@ -71,6 +71,8 @@ def _table(target: Target) -> Mapping[str, Sequence[str]]:
 def order_of(target: Target, enabled: Enabled = ALL_ENABLED) -> tuple[tuple[str, ...], str]:
     """The kernels in the order in which eager tries them, and the reason for that order."""
     order, kind = tuple(_table(target)), target.device.type
+    if target.portable:
+        return ("math",), "no fused kernel is portable"
     if "cudnn" not in order:
         return order, f"the order on {kind}"
     if enabled.order is not None:

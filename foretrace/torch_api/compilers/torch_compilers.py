@@ -14,9 +14,12 @@ from torch import _C
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
 from torch._dispatch.python import enable_python_dispatcher
 
-# The verifier that torch.export gives its own programs: graphs that are to be trained, and may
-# write in place.
-from torch._export.verifier import TrainingIRVerifier as TrainingIRVerifier
+# The verifiers that torch.export gives its own programs: graphs that are to be trained, and may
+# write in place; and functional ones.
+from torch._export.verifier import (
+    TrainingIRVerifier as TrainingIRVerifier,
+    Verifier as Verifier,
+)
 
 # What `aot_export_module` returns beside its graph: the result of our drop-in is torch's own.
 from torch._functorch._aot_autograd.schemas import (

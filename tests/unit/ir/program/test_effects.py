@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.frontends.torch_compat.stateless_check import IN_OTHER_GRAPHS
+from foretrace.frontends.program.other_graphs import IN_OTHER_GRAPHS
 from foretrace.ir.program.effect import Call, Effect
 from foretrace.ir.program.effects import (
     KINDS,
@@ -52,7 +52,7 @@ TABLES: dict[str, Collection[type[Effect]]] = {
         *IN_STATE,
         *LEFT_OUT,
     },
-    "IN_OTHER_GRAPHS of frontends/torch_compat/stateless_check.py (torch's tools)": IN_OTHER_GRAPHS,
+    "IN_OTHER_GRAPHS of frontends/program/other_graphs.py (torch's tools)": IN_OTHER_GRAPHS,
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from foretrace.frontends.torch_compat.export_sizes import AtSizes
+from foretrace.frontends.program.export_sizes import AtSizes
 from foretrace.ir.program.interface import Input, Output, Role
 from foretrace.ir.program.op import AS_STRIDED, ViewStep
 from foretrace.ir.program.origin import Choice

@@ -1,5 +1,6 @@
 """Refuses arguments, results and ops that an ExportedProgram cannot store."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -11,6 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.names import called_like_a_keyword
 from foretrace.ir.program.op import Op, Subgraph
 from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.walk import subgraphs_of
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
 from foretrace.ir.values.value import Tree, Value
@@ -85,9 +87,16 @@ def check_leaf(leaf: Any, what: str) -> None:
 @as_pass("check file")
 def check_ops(graph: Graph, _: Context) -> Graph:
     """Refuse ops that an ExportedProgram cannot store."""
-    for op in graph.ops:
+    for op in _emitted(graph.ops):
         _check_op(op)
     return graph
+
+
+def _emitted(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops, and those of the programs that they hold."""
+    for op in ops:
+        yield op
+        yield from _emitted(inner for program in subgraphs_of(op) for inner in program.ops)
 
 
 def _check_op(op: Op) -> None:
@@ -122,9 +131,8 @@ def _check_op(op: Op) -> None:
         ), op)  # fmt: skip
     for leaf in torch_api.tree_leaves((op.args, op.kwargs)):
         if isinstance(leaf, Subgraph):
-            for inner in leaf.ops:
-                _check_op(inner)
-        elif type(leaf) not in LITERAL_TYPES and not isinstance(leaf, STORED_TYPES):
+            continue
+        if type(leaf) not in LITERAL_TYPES and not isinstance(leaf, STORED_TYPES):
             raise locate(Refusal(
                 f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
                 kind="unknown value", do="use tensors, numbers, strings and None",

@@ -198,14 +198,18 @@ def _called(op: Op) -> bool:
 
 
 class Shown:
-    """Which open sizes of a graph may be 1, and which 0."""
+    """Which open sizes of a graph may be 1, and which 0.
 
-    def __init__(self, graph: SameGraph) -> None:
-        recorded = graph.recorded
+    Args:
+        recorded: its recording.
+        holds: whether the graph holds with numbers for some sizes.
+    """
+
+    def __init__(self, recorded: Recording, holds: Callable[[Numbers], bool]) -> None:
         self.least = recorded.symbols.reaches_down()
         ranges = recorded.symbols.ranges().items()
         self.groups = _groups(recorded, {symbol for symbol, (low, _) in ranges if low == MANY})
-        self._holds = graph.holds
+        self._holds = holds
         self.allowed = [self._alone(group) for group in self.groups]
 
     def _alone(self, group: Group) -> list[int]:
@@ -261,7 +265,30 @@ def _groups(recorded: Recording, small: set[sympy.Symbol]) -> list[Group]:
     return [tuple(group) for group in found.values()]
 
 
-def places(
+def guard_call(
+    program: torch.export.ExportedProgram,
+    recorded: Recording,
+    leaves: Sequence[Any],
+    named: dict[str, Any],
+    shown: Shown,
+) -> None:
+    """Let `.module()` check of a call what torch's own guards do not: sizes 1 and 0, and None.
+
+    Args:
+        program: the program.
+        recorded: its recording.
+        leaves: the arguments of the example, in order.
+        named: the same, nested, by the names of the arguments.
+        shown: which sizes it is for.
+    """
+    pairs, _ = torch_api.tree_flatten_with_path(named)
+    paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
+    absent = [f"{path} is None" for path, leaf in paths if leaf is None]
+    conditions = shown.conditions(_places(recorded, leaves, paths))
+    torch_api.guard_also(program, [*absent, *conditions])
+
+
+def _places(
     recorded: Recording, leaves: Sequence[Any], paths: Iterable[tuple[str, Any]]
 ) -> dict[sympy.Symbol, str]:
     """The expression of each open size in the arguments of a call.
