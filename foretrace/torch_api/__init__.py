@@ -1,7 +1,6 @@
 """Every private torch name that foretrace touches, each with its reason.
 
-Checked on torch 2.13.0 (CPU wheel), 2.14.0 and 2.15.0 (CUDA wheels without a device). Nothing else
-in the package uses a private name, so a new torch version is checked by reading this room.
+Checked on 2.13.0, 2.14.0 and 2.15.0: nothing else in the package uses a private name of torch's.
 """
 
 from foretrace.torch_api.ambient.absent_device import QUESTIONS as QUESTIONS
@@ -37,6 +36,7 @@ from foretrace.torch_api.communication import (
     SILENCE as SILENCE,
     may_talk as may_talk,
 )
+from foretrace.torch_api.compilers.core import core_decompositions as core_decompositions
 from foretrace.torch_api.compilers.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,

@@ -1,4 +1,4 @@
-"""The command line: `foretrace show`, `explain`, `diff`, `check`, `dispatch` and others."""
+"""The command line: `foretrace show`, `ops`, `explain`, `diff`, `check`, `dispatch` and others."""
 
 import sys
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ DONE, DIFFERENT, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 COMMANDS: dict[str, str] = {
     "show": "foretrace.frontends.cli.show",
+    "ops": "foretrace.frontends.cli.show",
     "explain": "foretrace.frontends.cli.explain",
     "check": "foretrace.frontends.cli.check",
     "diff": "foretrace.frontends.cli.diff",

@@ -35,6 +35,7 @@ PASSES = (
     "print what each pass of the cut changed, in the place of its graph: how many ops it added,"
     " removed and replaced, and their lines"
 )
+LEVEL = "core: torch's core ATen set, all else opened by torch's decompositions"
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 DTYPES = ("f16", "bf16", "f32", "f64")
 SIDE_OPTIONS = (
@@ -55,6 +56,7 @@ class SideAsked:
     open: tuple[str, ...] = ()
     policy: str = POLICIES[0]
     loss: int | str | None = AUTO
+    level: str | None = None
 
     @property
     def captured(self) -> tuple[object, ...]:
@@ -97,6 +99,7 @@ def parser() -> Parser:
     whole.add_argument("--version", action=Version, nargs=0, help=versions)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _show(commands)
+    _ops(commands)
     _explain(commands)
     _diff(commands)
     _check(commands)
@@ -112,6 +115,13 @@ def _show(commands: Any) -> None:
     show.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     show.add_argument("--passes", action="store_true", help=PASSES)
     _cut_options(show, "export")
+
+
+def _ops(commands: Any) -> None:
+    text = "Print the operators of a cut with counts and tags, and which have no core form."
+    ops = commands.add_parser("ops", help="count the operators of a cut", description=text)
+    ops.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    _cut_options(ops, "joint")
 
 
 def _explain(commands: Any) -> None:
@@ -210,6 +220,7 @@ def _cut_options(command: Any, cut: str) -> None:
     add("--dynamic", action="store_true", help="leave every input size open")
     add("--eval", action="store_true", help="call eval() first; default: as the program is")
     add("--policy", choices=POLICIES, default=POLICIES[0], help=POLICY)
+    add("--level", metavar="L", help=LEVEL)
     add("--loss", metavar="N", type=loss, default=AUTO, help=LOSS)
     _json(command)
 

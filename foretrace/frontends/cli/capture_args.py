@@ -59,10 +59,11 @@ def cut_of(fn: Any, program: Program, asked: Options | SideAsked) -> Cut:
     """A cut of a program; of a file, the stored one if it has the same options."""
     kind, loss, keep, open = asked.cut, asked.loss, asked.keep, asked.open
     stored = fn.cut(kind) if isinstance(fn, Loaded) and kind in fn.cuts else None
-    if stored is not None and loss in {AUTO, stored.loss} and not (keep or open):
+    level: Any = asked.level
+    if stored is not None and loss in {AUTO, stored.loss} and not (keep or open or level):
         return stored
     chosen: Any = loss_of(program.recorded) if loss == AUTO else loss
-    return program.cut(kind, policy=asked.policy, loss=chosen, keep=keep, open=open)
+    return program.cut(kind, policy=asked.policy, loss=chosen, keep=keep, open=open, level=level)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""`foretrace show`: print a cut."""
+"""`foretrace show`: print a cut; `foretrace ops`: its operators, and which have no core form."""
 
+from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,7 +13,9 @@ from foretrace.frontends.cli.capture_args import TimedCut, timed_cut
 from foretrace.frontends.cli.render import Screen
 from foretrace.inspect.explain.fx_nodes import call_text, type_text
 from foretrace.inspect.explain.pass_changes import PassChange, pass_changes
-from foretrace.ir.program.op import Op
+from foretrace.ir.program.op import Op, target_name
+from foretrace.ir.program.walk import leaves_that_run
+from foretrace.lowering.cuts.decomposition_tracer import CORE, core_form
 from foretrace.lowering.partition.partition import Saved
 
 LINES: Final = 24
@@ -22,6 +25,8 @@ STYLES: Final = MappingProxyType({"-": "red", "+": "green"})
 
 def run(options: Options, screen: Screen) -> int:
     """Print the graph in torch's readable form, its guards, a summary and the times."""
+    if options.command == "ops":
+        return count_operators(options, screen)
     with timed_cut(options, screen) as found:
         changes = pass_changes(found.cut.passes) if options.passes else ()
         if screen.json:
@@ -124,3 +129,34 @@ def _node(node: fx.Node) -> dict[str, Any]:
         "line": line,
         "backward": isinstance(op, Op) and op.late,
     }
+
+
+def count_operators(options: Options, screen: Screen) -> int:
+    """Print each operator with its count, its tags, and how it comes to the core ATen set."""
+    with timed_cut(options, screen) as found:
+        rows = _rows(Counter(op.target for op in leaves_that_run(found.cut.graph.ops)))
+        if screen.json:
+            screen.data({**found.to_dict(), "level": options.level, "ops": rows})
+            return 0
+        width = max((len(row["op"]) for row in rows), default=0)
+        for row in rows:
+            style = "" if row["core"] in (CORE, "opened") else "yellow"
+            line = f"{row['count']:>5}  {row['op']:<{width}}  {row['core']}"
+            screen.line(f"{line}  {', '.join(row['tags'])}".rstrip(), style)
+        screen.line()
+        whole = sum(row["core"] not in (CORE, "opened") for row in rows)
+        kinds = counted(len(rows), "operator")
+        screen.line(f"{kinds}, {whole} without a core form; `opened`: at --level core", "bold")
+    return 0
+
+
+def _rows(counts: "Counter[Any]") -> list[dict[str, Any]]:
+    return [
+        {
+            "op": target_name(target),
+            "count": count,
+            "tags": sorted(str(tag).rpartition(".")[2] for tag in getattr(target, "tags", ())),
+            "core": core_form(target),
+        }
+        for target, count in counts.most_common()
+    ]

@@ -15,7 +15,7 @@ from foretrace.frontends.program.make_cut import Form, cut_at, halves_of
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.lowering.cuts.cut import Level
-from foretrace.lowering.cuts.decomposition_tracer import Table
+from foretrace.lowering.cuts.decomposition_tracer import Table, table_at
 from foretrace.lowering.cuts.selectors import Selector, check_selectors
 from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.lowering.partition.step_parts import parts_of
@@ -44,6 +44,7 @@ class Program(Tree):
         open: Iterable[Selector] = (),
         policy: Policy | None = None,
         decompositions: Table | None = None,
+        level: Literal["core"] | None = None,
     ) -> Cut:
         """A graph of the program; the program does not run again.
 
@@ -57,24 +58,23 @@ class Program(Tree):
             open: ops to decompose where the cut would leave them whole.
             policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what its
                 forward saves for its backward; None: "save_all", as eager.
-            decompositions: functions by OpOverload, such as torch.export.default_decompositions();
-                every op of the cut that has an entry is opened by it, as far down as that goes.
+            decompositions: functions by OpOverload, which open every op that has an entry, as far
+                down as that goes; such as torch.export.default_decompositions().
+            level: "core": torch's core ATen set by tag, all else opened by torch's decompositions.
 
         Raises:
-            Refusal: an op on the way of a gradient has no derivative, the loss is no scalar, or a
-                decomposition raises.
+            Refusal: a gradient has no derivative, the loss is no scalar, a decomposition raises.
         """
+        table = table_at(level, decompositions)
         if kind in HALVES:
-            pair = self.pair(
-                loss=loss, policy=policy or MIN_CUT, keep=keep, open=open,
-                decompositions=decompositions,
-            )  # fmt: skip
+            chosen = policy or MIN_CUT
+            pair = self.pair(loss=loss, policy=chosen, keep=keep, open=open, decompositions=table)
             return pair[HALVES.index(kind)]
-        level = Level(kind == "export", tuple(keep), tuple(open))
-        if level.keep or level.open:
+        whole = Level(kind == "export" and level is None, tuple(keep), tuple(open))
+        if whole.keep or whole.open:
             with self.asked():
-                check_selectors(self.recorded.ops, (*level.keep, *level.open))
-        return cut_at(self, Form(kind, level, loss, decompositions, policy or SAVE_ALL))
+                check_selectors(self.recorded.ops, (*whole.keep, *whole.open))
+        return cut_at(self, Form(kind, whole, loss, table, policy or SAVE_ALL))
 
     def compile(self, backend: Backend = "eager") -> Compiled:
         """A callable for calls like the captured one, which trains through autograd.
@@ -105,7 +105,12 @@ class Program(Tree):
 
     @Hiding()
     def export(
-        self, kind: str, *, loss: int | None = None, decompositions: Table | None = None
+        self,
+        kind: str,
+        *,
+        loss: int | None = None,
+        decompositions: Table | None = None,
+        level: Literal["core"] | None = None,
     ) -> ExportedProgram:
         """A graph with its backward in it, as a torch.export.ExportedProgram, for compilers.
 
@@ -118,6 +123,7 @@ class Program(Tree):
             kind: "joint" or "step".
             loss: for "joint", the index of the scalar output to differentiate.
             decompositions: as for a cut.
+            level: as for a cut.
 
         Raises:
             Refusal: as for the cut; no file can have it, or the program leaves state that its next
@@ -125,7 +131,7 @@ class Program(Tree):
         """
         with self.asked(), torch_api.outside_fake_mode():
             check_kind(kind, loss)
-            cut = self.cut(kind, loss=loss, decompositions=decompositions)
+            cut = self.cut(kind, loss=loss, decompositions=decompositions, level=level)
             return exported(cut)
 
     @Hiding()

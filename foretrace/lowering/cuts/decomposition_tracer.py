@@ -1,9 +1,10 @@
-"""Semantics of operators where a decomposition table comes before the target."""
+"""Semantics of operators where a decomposition table comes before the target; `level="core"`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, TypeAlias
 
 import torch
 
@@ -144,3 +145,52 @@ def _quiet() -> Iterator[None]:
         torch.no_grad(),
     ):
         yield
+
+
+# ---- torch's core ATen set -----------------------------------------------------------------------
+
+CORE: Final = "core"
+LEVELS: Final = (None, CORE)
+WHOLE: Final[Mapping[Any, str]] = MappingProxyType(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu.default: (
+            "torch's decomposition gives no logsumexp, which the backward reads; target='portable'"
+            " takes math attention"
+        ),
+        aten.mkldnn_rnn_layer.default: "a kernel of oneDNN; torch.backends.mkldnn.enabled = False",
+        aten.mkldnn_rnn_layer_backward.default: (
+            "a kernel of oneDNN; torch.backends.mkldnn.enabled = False"
+        ),
+    }
+)
+"""Operators that stay whole, and why; of any other one torch has no decomposition"""
+
+
+def table_at(level: Any, table: Table | None) -> Table | None:
+    """The decompositions of a level, those of the caller first.
+
+    Raises:
+        Refusal: there is no such level.
+    """
+    if level is None:
+        return table
+    if level != CORE:
+        raise Refusal(
+            f"there is no level {level!r:.60}",
+            kind="unknown level",
+            do='use level="core": torch\'s core ATen set; or None, the operators of the cut',
+        )
+    found = torch_api.core_decompositions()
+    opened = {op: function for op, function in found.items() if op not in WHOLE}
+    return opened if table is None else {**opened, **table}
+
+
+def core_form(target: Any) -> str:
+    """The word "core", or "opened" at the level, or why an operator has no core form."""
+    if not isinstance(target, torch_api.OpOverload):
+        return "no operator of ATen"
+    if torch.Tag.core in target.tags:
+        return CORE
+    if target in WHOLE:
+        return WHOLE[target]
+    return "opened" if target in torch_api.core_decompositions() else "torch has no decomposition"
