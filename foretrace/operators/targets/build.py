@@ -149,13 +149,14 @@ def read(path: str) -> Build:
 
 
 def _kernels(found: Mapping[str, Sequence[str]] | str) -> Mapping[str, frozenset[str]]:
+    """The keys of each operator that this torch has: the file may be of another."""
     if isinstance(found, str):
         return build_named(found).kernels
     keys: dict[str, set[str]] = {}
     for key, lines in found.items():
         for name in _full(lines):
             keys.setdefault(name, set()).add(key)
-    return {name: frozenset(found) for name, found in keys.items()}
+    return {name: frozenset(of) for name, of in keys.items() if torch_api.is_registered(name)}
 
 
 def _full(lines: Sequence[str]) -> Iterator[str]:
@@ -179,7 +180,7 @@ def _complaints(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{found['target']!r} is no name: small letters, digits, - and _"
     yield from _wrong_device(found["device"])
     yield from _wrong_numbers(found)
-    yield from _wrong_kernels(found["kernels"])
+    yield from _wrong_kernels(found["kernels"], found["torch"])
     yield from _wrong_attention(found.get("attention", {}))
 
 
@@ -204,7 +205,8 @@ def _wrong_numbers(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"'capabilities' are {found['capabilities']}: digits without the dot"
 
 
-def _wrong_kernels(found: Mapping[str, Any] | str) -> Iterator[str]:
+def _wrong_kernels(found: Mapping[str, Any] | str, version: str) -> Iterator[str]:
+    """Another torch may have others than the file's."""
     if isinstance(found, str):
         if found not in SHIPPED:
             yield f"kernels are those of {found!r}, which is none of {', '.join(SHIPPED)}"
@@ -216,7 +218,7 @@ def _wrong_kernels(found: Mapping[str, Any] | str) -> Iterator[str]:
             yield f"the kernels of {key} are no list of names"
             return
         missing = [name for name in _full(lines) if not torch_api.is_registered(name)]
-        if missing and torch.__version__.startswith(str(found.get("torch", ""))):
+        if missing and torch.__version__.startswith(version):
             yield f"torch has no operator {missing[0]}"
 
 
