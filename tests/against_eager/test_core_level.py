@@ -119,5 +119,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["level"] == "core"
     assert {row["core"] for row in found["ops"]} == {"core"}
+    assert "aten.mul.Tensor" in [row["op"] for row in found["ops"]]
     assert main(["ops", "examples/attention.py"]) == 0
     assert "without a core form" in capsys.readouterr().out

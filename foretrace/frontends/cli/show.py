@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import fx
 
+from foretrace import torch_api
 from foretrace.errors import counted
 from foretrace.frontends.cli.arguments import Options
 from foretrace.frontends.cli.capture_args import TimedCut, timed_cut
@@ -153,7 +154,7 @@ def count_operators(options: Options, screen: Screen) -> int:
 def _rows(counts: "Counter[Any]") -> list[dict[str, Any]]:
     return [
         {
-            "op": target_name(target),
+            "op": str(target) if isinstance(target, torch_api.OpOverload) else target_name(target),
             "count": count,
             "tags": sorted(str(tag).rpartition(".")[2] for tag in getattr(target, "tags", ())),
             "core": core_form(target),
