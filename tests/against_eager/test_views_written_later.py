@@ -236,9 +236,24 @@ def written_twice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return early, a * b, b.sum()
 
 
-@pytest.mark.parametrize(
-    "fn", [written, written_and_seen, written_twice], ids=lambda fn: fn.__name__
-)
+def written_and_hooked(a: Tensor) -> Tensor:
+    a.mul_(2)
+    a.register_hook(lambda gradient: gradient * 10)
+    return a + 1
+
+
+def written_before_what_may_raise(a: Tensor) -> Tensor:
+    a.mul_(2)
+    found: Tensor = torch.linalg.cholesky(torch.eye(2) + a.sum().square()) * a.sum()
+    return found
+
+
+FOLLOWED = (
+    written, written_and_seen, written_twice, written_and_hooked, written_before_what_may_raise
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", FOLLOWED, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("seen", SEEN[:4] + SEEN[5:6])
 def test_the_gradient_of_a_written_input_itself(
     fn: Callable[..., Any], seen: Callable[[Tensor], Tensor]
@@ -264,3 +279,30 @@ def test_the_gradient_of_a_written_input_itself(
         found = gradients(compiled)
         pairs = zip(found, expected, strict=True)
         assert all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
+def written_and_raised(a: Tensor, matrix: Tensor) -> Tensor:
+    a.mul_(2)
+    try:
+        found: Tensor = torch.linalg.cholesky(matrix).sum()
+    except RuntimeError:
+        found = matrix.sum()
+    return found * a
+
+
+def test_an_early_write_is_taken_back_where_the_call_is_abandoned() -> None:
+    """The program then runs as Python, on what the argument held before, with its history."""
+
+    def called(call: Callable[..., Tensor], sign: int) -> list[Tensor]:
+        leaf = torch.arange(1.0, 5).view(2, 2).requires_grad_()
+        passed = leaf * 1
+        total = call(passed, torch.eye(2) * sign).sum()
+        own = torch.autograd.grad(total, passed, retain_graph=True)
+        total.backward()
+        assert leaf.grad is not None
+        return [total.detach(), *own, leaf.grad, passed.detach()]
+
+    compiled = foretrace.compile(written_and_raised, fullgraph=True)
+    for sign in (1, -1, 1, -1):
+        pairs = zip(called(compiled, sign), called(written_and_raised, sign), strict=True)
+        assert all(torch.equal(found, expected) for found, expected in pairs)

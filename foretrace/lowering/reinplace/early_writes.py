@@ -2,7 +2,7 @@
 
 What it computes of such an input afterwards has the input's own history, so that a gradient asked
 of the input, or a hook on it, sees what comes by way of the results. The others are done at the
-end: until then a call can be abandoned, and run again as Python.
+end: until then a call can be abandoned at a question of data, and run again as Python.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ EarlyWrites = dict[int, list[Mutation]]
 
 
 def early_writes(
-    recorded: Recording, ops: Sequence[Op], abandons: Callable[[Op], bool]
+    recorded: Recording, ops: Sequence[Op], possible: Callable[[Sequence[Op]], bool]
 ) -> EarlyWrites:
     """The writes that autograd follows and that later ops read.
 
-    None after which a call may still be abandoned. `abandons`: whether it may be at an op.
+    `possible`: whether there may be one before these ops, at which a call may be abandoned.
     """
     makers = {out: place for place, op in enumerate(ops) for out in op.outs}
     groups = recorded.requires.inputs.together.items()
@@ -40,7 +40,7 @@ def early_writes(
         stays = any(old in op.operands for op in after)
         # where the input begins in its memory, a view by strides would say
         laid = new.type.stride == old.type.stride and all(op.target is not STRIDED for op in after)
-        if read and laid and not (stays or any(map(abandons, after))):
+        if read and laid and not stays and possible(after):
             found.setdefault(place, []).append(mutation)
     return dict(sorted(found.items()))
 

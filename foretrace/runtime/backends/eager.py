@@ -39,6 +39,7 @@ from foretrace.runtime.calls.epilogue import (
 from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.runtime.guards.cut_guards import follows
 from foretrace.runtime.guards.guarded_entry import Entry, Guards
+from foretrace.tracer.recorder.autograd_hooks import HookCall
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -167,27 +168,50 @@ def _write_among(
 ) -> list[Mutation]:
     """Statements for all ops, and the early writes among them; gives these.
 
-    The call is abandoned before the first of them alone.
+    Where the call is abandoned after the first of them, they are taken back.
     """
 
-    def abandons(op: Op) -> bool:
-        return undo is not None and (op.target in ASSERTIONS or raises(op, undo.may_raise))
+    def may_raise(after: Sequence[Op]) -> bool:
+        return undo is not None and any(raises(op, undo.may_raise) for op in after)
 
-    early, begin, source = early_writes(recorded, graph.ops, abandons), 0, straight.source
+    def possible(after: Sequence[Op]) -> bool:
+        asked = any(op.target in ASSERTIONS for op in after)
+        hooked = any(isinstance(op.target, HookCall) for op in after)  # on the caller's tensor
+        return undo is None or not (asked or (hooked and may_raise(_unhooked(after))))
+
+    early, begin, source = early_writes(recorded, graph.ops, possible), 0, straight.source
     kept = {v for output in graph.outputs for v in values_in(output.value)}
     kept.update(item.value for item in graph.inputs)
+    done = [mutation for mutations in early.values() for mutation in mutations]
+    back, start = list[str](), 0
     for place, mutations in early.items():
         later = {value for op in graph.ops[place + 1 :] for value in op.operands}
         straight.run(graph.ops[begin : place + 1], kept | later)
         if undo is not None and not begin:
             source.lines = undo.around(source.lines)
+            if may_raise(_unhooked(graph.ops[place + 1 :])):
+                back = _keep(source, [inputs[mutation.index] for mutation in done])
+            start = len(source.lines)
         for mutation in mutations:
             live, new = inputs[mutation.index], straight.names[mutation.value]
             write_line(source, recorded, mutation, live, new)
             straight.names[mutation.value] = live
         begin = place + 1
     straight.run(graph.ops[begin:], kept)
-    return [mutation for mutations in early.values() for mutation in mutations]
+    if undo is not None and back:
+        source.lines[start:] = undo.around(source.lines[start:], back)
+    return done
+
+
+def _unhooked(ops: Sequence[Op]) -> list[Op]:
+    return [op for op in ops if not isinstance(op.target, HookCall)]
+
+
+def _keep(source: Source, inputs: Sequence[str]) -> list[str]:
+    """Lines that keep what inputs hold, with their histories; gives those that take it back."""
+    names = [source.names.new("kept") for _ in inputs]
+    source.add(*(f"{name} = {live}.clone()" for name, live in zip(names, inputs, strict=True)))
+    return [f"{live}.copy_({name})" for name, live in zip(names, inputs, strict=True)]
 
 
 def _write_back(

@@ -91,16 +91,20 @@ class Undo:
             self.states = source.names.new("states")
             self._begin = [f"{self.states} = {source.bind(States(generators), 'generators')}()"]
 
-    def around(self, lines: Iterable[str]) -> list[str]:
-        """The lines of the graph, which abandon the call where they raise."""
-        if not (lines := [*lines]) or self._goes_on:
+    def around(self, lines: Iterable[str], back: Sequence[str] | None = None) -> list[str]:
+        """The lines of the graph, which abandon the call where they raise.
+
+        `back`: of a later part, the lines that first take back what earlier ones have done.
+        """
+        if not (lines := [*lines]) or (self._goes_on and not back):
             return lines
         return [
-            *self._begin,
+            *(self._begin if back is None else ()),
             "try:",
             *(INDENT + line for line in lines),
             f"except {self._passed_on}: raise",
             f"except Exception as {self._error}:",
+            *(INDENT + line for line in back or ()),
             f"{INDENT}return {self.abandon}.raised({self._error}, {self.states})",
         ]
 
