@@ -77,7 +77,7 @@ EXCUSED: dict[str, str] = {
     "lowering/partition/policies.py:check_policy": "a wrong call",
     "lowering/cuts/selectors.py:check_selectors": "a wrong call",
     "frontends/program/capture.py:rule_name": "a wrong call",
-    "runtime/backends/by_name.py:building": "a wrong call",
+    "runtime/backends/by_name.py:compiler_named": "a wrong call",
     "runtime/calls/run_cut.py:run_half": "a wrong call",
     "runtime/calls/tangents.py:_number": (
         "strides of what no size of a tangent tells; `agree` follows"

@@ -35,6 +35,11 @@ PASSES = (
     "print what each pass of the cut changed, in the place of its graph: how many ops it added,"
     " removed and replaced, and their lines"
 )
+BACKEND = (
+    "instead: both halves as a backend of torch's, or module:function, compiles them; where"
+    " one is off, the first node that differs"
+)
+SCRIPTS = "with --backend: where to write a script and its inputs for each half that is off"
 LEVEL = "core: torch's core ATen set, all else opened by torch's decompositions"
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 DTYPES = ("f16", "bf16", "f32", "f64")
@@ -179,6 +184,8 @@ def _check(commands: Any) -> None:
         action="store_true",
         help="in pieces: what runs as Python and why, and how much is captured around it",
     )
+    check.add_argument("--backend", metavar="NAME", help=BACKEND)
+    check.add_argument("--scripts", metavar="FOLDER", help=SCRIPTS)
     _json(check)
 
 

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.text import Text
 
 from foretrace.errors import Refusal, counted
 from foretrace.frontends.cli import graph_breaks as pieces
 from foretrace.frontends.cli.arguments import Options
-from foretrace.frontends.cli.load import user_program
+from foretrace.frontends.cli.load import function_named, user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import capture
-from foretrace.inspect.check.check import Item, Report, check
+from foretrace.inspect.check.backend import Checked, Off, check_backend
+from foretrace.inspect.check.check import Item, Report, check, loss_of
+from foretrace.runtime.backends.by_name import compiler_named
 
 SHOWN = 12
 VERIFIED = partial(capture, verify=True)
@@ -36,6 +40,8 @@ def run(options: Options, screen: Screen) -> int:
     Returns:
         0: all is equal; 1: a difference was found; 2: one of several programs was refused.
     """
+    if options.backend:
+        return run_backend(options, screen)
     if options.partial:
         return pieces.run(options, screen)
     found: list[dict[str, Any]] = []
@@ -57,6 +63,59 @@ def run(options: Options, screen: Screen) -> int:
     if screen.json:
         screen.data({"equal": code == 0, "checks": found})
     return code
+
+
+def run_backend(options: Options, screen: Screen) -> int:
+    """Print how far each half of each program is from eager by a backend, and where that begins.
+
+    Returns:
+        0: within the tolerance; 1: a half is off, or does not compile.
+    """
+    found: list[dict[str, Any]] = []
+    for spec in options.programs:
+        with screen.busy(f"compiling {spec}"), user_program(spec) as user:
+            named = function_named(options.backend)
+            compiler = named if callable(named) else compiler_named(options.backend)
+            program = capture(user.fn, user.args, user.kwargs)
+            halves = check_backend(
+                program,
+                user.args,
+                user.kwargs,
+                compiler,
+                loss=loss_of(program.recorded),
+                name=options.backend,
+            )
+        found += [{"program": spec, **half.to_dict()} for half in halves]
+        for half in halves:
+            if options.scripts and half.off:
+                several = f"_{options.programs.index(spec)}" if len(options.programs) > 1 else ""
+                _write(Path(options.scripts), f"{half.half}{several}", half.off)
+            if not screen.json:
+                _print_half(spec, half, screen)
+    equal = all(each["equal"] for each in found)
+    if screen.json:
+        screen.data({"equal": equal, "backend": options.backend, "checks": found})
+    return 0 if equal else 1
+
+
+def _write(folder: Path, half: str, off: Off) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{half}.py").write_text(off.script)
+    torch.save(off.values, folder / f"{half}.pt")
+
+
+def _print_half(spec: str, half: Checked, screen: Screen) -> None:
+    worst = max(half.errors, default=0.0), max(half.ulps, default=0.0)
+    result = half.raised or "largest error {:.3g}, {:.3g} ulps".format(*worst)
+    screen.line(f"{spec}, {half.half}: {result}", "green" if half.equal else "bold red")
+    if half.off is None:
+        return
+    screen.line(f"first off: {half.off.node} = {half.off.call}", "red")
+    screen.line(f"  {half.off.line}")
+    screen.line(f"  inputs {', '.join(half.off.inputs)}")
+    screen.line(f"  eager {half.off.eager!r}, the backend {half.off.found!r}")
+    for line in half.off.script.splitlines():
+        screen.line(f"  | {line}")
 
 
 def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:

@@ -102,6 +102,16 @@ def _from_module(place: str) -> ModuleType:
         return importlib.import_module(place)
 
 
+def function_named(spec: str) -> Any:
+    """What package.module:name is, or None; imported in the context of `user_program`."""
+    place, _, name = spec.rpartition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    if _spec_of(place) is None:
+        return None
+    with raised(f"{place} raised", "mend it: Python cannot import it either"):
+        return getattr(importlib.import_module(place), name, None)
+
+
 def _spec_of(place: str) -> Any:
     try:
         return importlib.util.find_spec(place)

@@ -74,13 +74,22 @@ def building(backend: Backend, policy: Policy | None = None) -> Building:
     kept = policy or SAVE_ALL
     if callable(backend):
         return pair_with(lambda: ByBackend(backend, kept))
-    known = [*BACKENDS, *torch_api.torch_backends()]
-    if backend in known:
-        compile = _retracing(torch_api.torch_backend(backend))
-        return pair_with(lambda: ByBackend(compile, kept, backend))
-    near = difflib.get_close_matches(str(backend), known, n=3)
+    compile = compiler_named(backend)
+    return pair_with(lambda: ByBackend(compile, kept, backend))
+
+
+def compiler_named(name: Any) -> Compiler:
+    """What compiles a graph by a name that torch knows.
+
+    Raises:
+        Refusal: there is no such backend.
+    """
+    known = list(dict.fromkeys([*BACKENDS, *torch_api.torch_backends()]))
+    if name in known:
+        return _retracing(torch_api.torch_backend(name))
+    near = difflib.get_close_matches(str(name), known, n=3)
     raise Refusal(
-        f"there is no backend {backend!r}",
+        f"there is no backend {name!r}",
         kind="unknown backend",
         do=(
             *(f"did you mean {each}?" for each in near),
