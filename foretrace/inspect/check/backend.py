@@ -5,6 +5,7 @@ a graph is compiled with eager's values as its inputs, and gives what is read ou
 shortest beginning that differs ends in the node, and the shortest end of that is what shows it.
 """
 
+import copy
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from foretrace.errors import Attempt
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.runtime.backends.compiled_half import Compiler
 from foretrace.runtime.guards.cut_guards import CallGuards
@@ -167,13 +169,14 @@ class Parts:
         self.module, self.compiler = module, compiler
         self.values = dict(_run(module, inputs))
         (outputs,) = module.graph.output_node().args
-        self.outputs = _flat(outputs)
+        self.outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         self.returned = [node for node in self.outputs if isinstance(node, fx.Node)]
         called = module.graph.nodes
         self.ops = [n for n in called if n.op == "call_function" and _repeats(n)]
 
     def compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-        """What the compiled function gives; inputs are copies, which it may write to."""
+        """What the compiled function gives; it may change the graph and write to its inputs."""
+        module = fx.GraphModule(module, copy.deepcopy(module.graph))
         copies = [each.clone() if isinstance(each, Tensor) else each for each in inputs]
         with torch.no_grad():
             found = self.compiler(module, copies)(*copies)
@@ -229,7 +232,9 @@ class Parts:
         distance = _distances(eager, found)
         at = None if distance is None else int(distance.argmax())
         node = self.ops[end]
-        trace = str(node.meta.get("stack_trace", "")).strip()
+        op = node.meta.get("foretrace")
+        frame = op.origin.frame if isinstance(op, Op) else None
+        trace = str(frame or node.meta.get("stack_trace", "")).strip()
         shapes = tuple(str(list(v.shape)) if _tensor(v) else repr(v) for v in values)
         ours, theirs = _number(eager, at), _number(found, at)
         script = _script(graph, name)
@@ -252,9 +257,9 @@ class Part(torch.nn.Module):
 {code}
 
 inputs = torch.load(__file__.removesuffix("py") + "pt")
-graph = torch.fx.symbolic_trace(Part())
-found = backend(graph, inputs)(*inputs)
-for eager, other in zip(graph(*inputs), found):
+expected = Part()(*inputs)
+found = backend(torch.fx.symbolic_trace(Part()), inputs)(*inputs)
+for eager, other in zip(expected, found):
     print((eager - other).abs().max())
 """
 
@@ -274,10 +279,6 @@ def _run(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[fx.Nod
     with torch.no_grad():
         interpreter.run(*copies)
     yield from interpreter.env.items()
-
-
-def _flat(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
 def _repeats(node: fx.Node) -> bool:
