@@ -53,25 +53,21 @@ class Checked:
     """the largest error of each output"""
     ulps: tuple[float, ...]
     raised: str = ""
+    differs: bool = False
+    """whether an output is off; no part may show it"""
     off: Off | None = None
 
     @property
     def equal(self) -> bool:
         """Whether it is within the tolerance."""
-        return not self.raised and self.off is None
+        return not (self.raised or self.differs)
 
     def to_dict(self) -> dict[str, Any]:
         """A dict for JSON; the values of the script are left out."""
         names = [field.name for field in fields(Off) if field.name != "values"]
         off = self.off and {name: getattr(self.off, name) for name in names}
-        return {
-            "half": self.half,
-            "equal": self.equal,
-            "errors": self.errors,
-            "ulps": self.ulps,
-            "raised": self.raised,
-            "off": off,
-        }
+        own = {name: getattr(self, name) for name in ("half", "equal", "errors", "ulps", "raised")}
+        return own | {"off": off}
 
 
 def check_half(
@@ -102,8 +98,9 @@ def check_half(
     ]
     errors = tuple(map(largest_error, expected, found))
     ulps = tuple(map(largest_ulps, expected, found))
-    off = parts.first_off(name) if any(map(differs, expected, found)) else None
-    return Checked(half, errors, ulps, off=off), expected
+    different = any(map(differs, expected, found))
+    off = parts.first_off(name) if different else None
+    return Checked(half, errors, ulps, differs=different, off=off), expected
 
 
 class Captured(Protocol):
