@@ -9,9 +9,10 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import Output
 from foretrace.ir.program.names import called_like_a_keyword
 from foretrace.ir.program.op import Op, Subgraph
-from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import subgraphs_of
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.source.state_change_lines import attribute
@@ -82,6 +83,17 @@ def check_leaf(leaf: Any, what: str) -> None:
             kind="unknown value",
             do="use tensors, numbers, strings and None",
         )
+
+
+def check_interface(recorded: Recording, outputs: Iterable[Output]) -> None:
+    """Refuse arguments and results that an ExportedProgram cannot store."""
+    check_plain(recorded.requires.in_structure, "an argument")
+    check_keys(recorded.requires.in_structure)
+    check_plain(recorded.out_structure, "what the program returns")
+    for name, leaf in recorded.requires.constants.items():
+        check_leaf(leaf, f"the argument {name}")
+    for output in outputs:
+        check_leaf(output.value, f"the output {output.role.name}")
 
 
 @as_pass("check file")

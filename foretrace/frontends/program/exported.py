@@ -9,12 +9,7 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
 from foretrace.frontends.program.cut import STEP, Cut
-from foretrace.frontends.program.export_checks import (
-    check_keys,
-    check_leaf,
-    check_ops,
-    check_plain,
-)
+from foretrace.frontends.program.export_checks import check_interface, check_ops
 from foretrace.frontends.program.export_sizes import Shown, guard_call
 from foretrace.frontends.program.other_graphs import carried, check_shapes_stay, warn_guarded
 from foretrace.ir.program.interface import Input
@@ -98,13 +93,7 @@ def _check(recorded: Recording) -> None:
     check_shapes_stay(recorded)
     check_begins(recorded)
     warn_guarded(recorded, stacklevel=5)
-    check_plain(recorded.requires.in_structure, "an argument")
-    check_keys(recorded.requires.in_structure)
-    check_plain(recorded.out_structure, "what the program returns")
-    for name, leaf in recorded.requires.constants.items():
-        check_leaf(leaf, f"the argument {name}")
-    for output in recorded.returned:
-        check_leaf(output.value, f"the output {output.role.name}")
+    check_interface(recorded, recorded.returned)
 
 
 def _check_attention(graph: Graph) -> None:

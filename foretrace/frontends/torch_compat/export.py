@@ -16,13 +16,7 @@ from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Attempt, Refusal
 from foretrace.frontends.program import Program
 from foretrace.frontends.program.capture import of_function
-from foretrace.frontends.program.export_checks import (
-    check_keys,
-    check_leaf,
-    check_ops,
-    check_plain,
-    is_function,
-)
+from foretrace.frontends.program.export_checks import check_interface, check_ops, is_function
 from foretrace.frontends.program.export_sizes import Again, SameGraph, Shown, guard_call
 from foretrace.frontends.program.later_calls import with_open_numbers
 from foretrace.frontends.program.other_graphs import warn_guarded
@@ -292,13 +286,7 @@ def _at_sizes(
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     """The export cut with explicit writes, checked for what an ExportedProgram cannot store."""
     recorded = program.recorded
-    check_plain(recorded.requires.in_structure, "an argument")
-    check_keys(recorded.requires.in_structure)
-    check_plain(recorded.out_structure, "what the program returns")
-    for name, leaf in recorded.requires.constants.items():
-        check_leaf(leaf, f"the argument {name}")
-    for output in recorded.outputs:
-        check_leaf(output.value, f"the output {output.role.name}")
+    check_interface(recorded, recorded.outputs)
     context = Context(recorded, program.semantics, LEVEL, around=around, also=seen)
     graph = make_graph((*TRAINED, check_ops, scalars_as_ops), "export", context)
     written = with_writes(recorded, graph.ops, context.overwritten.hidden)

@@ -17,6 +17,8 @@ from foretrace.ir.values.value import Tree, Value
 T = TypeVar("T")
 Lacking: TypeAlias = MissingHistory | Relation
 """What an output lacks"""
+VIEWED: Final = ("loose", "view")
+"""What is a view of an input, taken under no_grad"""
 RESULTS: Final = (None, "leaf")
 """How an output that is no view may lack a history, so that it is the graph's result"""
 
@@ -54,7 +56,8 @@ class OutputViews(ABC, Generic[T]):
         else:
             built = self._view(place, value, output, output.view_of, output.view_type)
         lacks = self.lacks(place, value, output)
-        built = built if lacks is None else self.marked(built, lacks, output.base)
+        base = output.base if lacks in VIEWED else None
+        built = built if lacks is None else self.marked(built, lacks, base)
         self.views[value] = built = self.named(value, built)
         return built
 

@@ -23,11 +23,11 @@ from foretrace.python_state.effects.leaks import check_no_number
 from foretrace.session.run.mutations import line_of, maker_of
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import returned_value, value_of
+from foretrace.tracer.functionalization.builder import DETACH
 from foretrace.tracer.functionalization.self_overlap import place
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
-DETACH: Final = torch.ops.aten.detach.default
 SIMPLE: Final = frozenset({bool, int, float, str, type(None)})
 """Types of what a tensor that a call returns may have as attributes: none is a container"""
 Mark: TypeAlias = tuple[bool, tuple[tuple[str, Any], ...]]
