@@ -1,7 +1,4 @@
-"""Every private torch name that foretrace touches, each with its reason.
-
-Checked on 2.13.0, 2.14.0 and 2.15.0: nothing else in the package uses a private name of torch's.
-"""
+"""Every private name of torch 2.13 to 2.15 that foretrace uses, each with its reason."""
 
 from foretrace.torch_api.ambient.absent_device import QUESTIONS as QUESTIONS
 from foretrace.torch_api.ambient.modes import (
@@ -310,6 +307,7 @@ from foretrace.torch_api.tensors import (
     node_name as node_name,
     node_of as node_of,
     non_persistent_buffers as non_persistent_buffers,
+    of_one_history as of_one_history,
     plain_call as plain_call,
     put_module_call as put_module_call,
     put_off as put_off,

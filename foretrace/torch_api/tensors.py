@@ -182,6 +182,24 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if base is None else base
 
 
+def _followed_base(tensor: torch.Tensor) -> torch.Tensor:
+    """The same; a view of what does not require grad has a history of its own, if it does."""
+    base = base_of(tensor)
+    return tensor if tensor.requires_grad and not base.requires_grad else base
+
+
+def of_one_history(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd follows no tensor, or each to one, from which `detach()` took the rest."""
+    followed = [each for each in tensors if each.requires_grad]
+    bases = [_followed_base(each) for each in followed[:1]]
+    return all(_followed_base(each) is bases[0] for each in followed) and all(
+        base_of(each) is not base and counted_together(base, each)
+        for base in bases
+        for each in tensors
+        if not each.requires_grad
+    )
+
+
 def accumulated_by(node: Any) -> torch.Tensor | None:
     """The leaf whose gradient a node accumulates; None of any other (`AccumulateGrad`, 2.13)."""
     found: torch.Tensor | None = getattr(node, "variable", None)

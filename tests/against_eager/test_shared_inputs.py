@@ -151,11 +151,72 @@ def test_no_memory_in_common() -> None:
         cut(torch.zeros(3, 4), torch.zeros(4))
 
 
-def test_one_that_requires_grad() -> None:
-    """No: gradients go through each by its own way."""
+def of_counted(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    b.mul_(2)
+    return a * 3, b, b[0] * 2
+
+
+def of_counted_unseen(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        a.add_(1)
+    return a * b.sum(), b * 2, b[:1]
+
+
+def of_a_history(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    first = b * 2
+    a.mul_(2)
+    return a * 1, first, b + 1
+
+
+@pytest.mark.parametrize("program", [of_counted, of_counted_unseen, of_a_history])
+@pytest.mark.parametrize("backend", ["eager", "graphs"])
+@pytest.mark.parametrize(
+    "detached", [Tensor.detach, lambda t: t.detach()[1:], lambda t: t[1:].detach()]
+)
+def test_one_that_is_detached(
+    program: Callable[..., Any], backend: str, detached: Callable[[Tensor], Tensor]
+) -> None:
+    """A gradient goes through the other alone."""
+
+    def facts(call: Callable[..., Any]) -> list[Any]:
+        leaf = torch.arange(1.0, 13).reshape(3, 4).clone().requires_grad_()
+        passed = [a := leaf * 1, detached(a)]
+        results = call(*passed)
+        sum(each.square().sum() for each in results if each.requires_grad).backward()
+        known = [*passed, *results]
+        bases = [[i for i, each in enumerate(known) if each is t._base] for t in known]
+        same = [[i for i, each in enumerate(known) if each is t] for t in known]
+        seen = [(t.tolist(), t.requires_grad, t._is_view(), t._version) for t in known]
+        assert leaf.grad is not None
+        return [seen, bases, same, leaf.grad.tolist()]
+
+    how = {} if backend == "eager" else {"backend": lambda module, inputs: module}
+    compiled = foretrace.compile(program, fullgraph=True, **how)  # type: ignore[call-overload]
+    assert [facts(compiled) for _ in range(2)] == [facts(program)] * 2
+
+
+def test_one_without_the_version_counter() -> None:
+    """No: `.data` has one of its own. Later calls see it, too."""
     a = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(foretrace.Refusal, match="shares"):
-        foretrace.capture(lambda a, b: b.data.add_(1) * a, (a, a.detach()[0]))
+        foretrace.capture(lambda a, b: b.add_(1) * a, (a, a.data[0]))
+    cut = foretrace.capture(of_counted, (a, a.detach())).cut("export")
+    with pytest.raises(foretrace.Refusal, match="share no memory now, as they did"):
+        cut(a, a.data)
+
+
+def test_leaves_of_one_memory() -> None:
+    """No: each has a history of its own."""
+    memory = torch.arange(8.0)
+    first, second = memory[2:].requires_grad_(), memory.view(2, 4).requires_grad_()
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        with torch.no_grad():
+            a.mul_(2)
+        return b.sum() + a.sum()
+
+    with pytest.raises(foretrace.Refusal, match="whose memory another input shares"):
+        foretrace.capture(program, (first, second))
 
 
 @pytest.mark.filterwarnings("ignore:.*is not captured whole")

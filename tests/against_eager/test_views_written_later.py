@@ -35,7 +35,7 @@ IN_GRAPH = "This view is the output of a function that returns multiple views"
 SAVED = "variables needed for gradient computation has been modified"
 SEEN: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda t: t, lambda t: t.view(-1), lambda t: t.t(), lambda t: t[1:], lambda t: t[0],
-    lambda t: t.view(3, 3), lambda t: t[:, :2],
+    lambda t: t.view(3, 3), lambda t: t[:, :2], lambda t: t.detach(), lambda t: t[1:].detach(),
 )  # fmt: skip
 BACKENDS = {
     "eager": "eager",

@@ -39,7 +39,9 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """
     base, count = torch_api.base_of(tensor), tensor.untyped_storage().nbytes()
     whole = (base.dtype, base.nbytes) == (tensor.dtype, count) and base.is_contiguous()
-    if tensor.requires_grad or (whole and not base.requires_grad):
+    if tensor.requires_grad:
+        return base if base.requires_grad else tensor  # a leaf has a history of its own
+    if whole and not base.requires_grad:
         return base
     with torch.no_grad():
         return tensor.as_strided((count // tensor.element_size(),), (1,), 0)

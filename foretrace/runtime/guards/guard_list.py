@@ -319,7 +319,6 @@ def unlike_then(reads: BackwardGuards) -> Callable[[], Broken | None]:
 
 
 def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors share memory; those that autograd follows, a history, too."""
-    followed = {id(torch_api.base_of(each)) for each in tensors if each.requires_grad}
+    """Whether tensors share memory, and those that autograd follows, a history."""
     one = len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-    return one and len(followed) <= 1
+    return one and torch_api.of_one_history(tensors)

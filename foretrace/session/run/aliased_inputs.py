@@ -9,7 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.call_requirements import CallRequirements, memory_of
 from foretrace.ir.program.op import GradientCall, Op
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.members import own_items
@@ -193,13 +193,15 @@ def check_one_history(
     """
     for memory, views in requires.inputs.together.items():
         members = views if run.inputs[memory].memory else [memory, *views]
-        bases = {id(torch_api.base_of(run.inputs.real[index])) for index in members}
+        real = [run.inputs.real[index] for index in members]
+        bases = {id(torch_api.base_of(each)) for each in real}
+        plain = not any(each.requires_grad for each in real)
         switched = (
             current[index].requires_grad and not run.inputs.real[index].requires_grad
             for index in views
         )
         bound = (getattr(current[index], "ft_grad", None) is not None for index in views)
-        separate = len(bases) > 1 if memory in followed else any(switched)
+        separate = len(bases) > 1 if plain and memory in followed else any(switched)
         roots = {id(alias_of(current[index]).root) for index in (memory, *views)}
         if separate or any(bound) or len(roots) > 1:
             name = run.inputs[views[0]].role.name
@@ -215,7 +217,8 @@ def check_one_history(
 def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Tensor]]]:
     """Tensors that share memory, and that one tensor in a row may stand for.
 
-    All are of one dtype. A gradient goes through none, or they are views of one that has it.
+    All are of one dtype. A gradient goes through none, or those that have one are views of one
+    tensor, and `detach()` gave the others.
     """
     groups = dict[int, dict[int, tuple[str, torch.Tensor]]]()
     for name, leaf in leaves:
@@ -234,12 +237,14 @@ def _of_one_form(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _of_one_history(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether autograd follows none, or all to the same tensor, which they lie in."""
-    if not any(each.requires_grad for each in tensors):
+    """Whether all lie in one tensor, of which each has the history, or none."""
+    followed = [each for each in tensors if each.requires_grad]
+    if not followed:
         return True
-    base = torch_api.base_of(tensors[0])
-    followed = all(each.requires_grad and torch_api.base_of(each) is base for each in tensors)
-    return followed and _has_memory(base) and base.dtype == tensors[0].dtype
+    base = memory_of(followed[0])
+    whole = len(followed) == len(tensors) or base.nbytes == base.untyped_storage().nbytes()
+    one = _has_memory(base) and base.dtype == tensors[0].dtype
+    return one and whole and torch_api.of_one_history(tensors)
 
 
 def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -126,8 +126,10 @@ class Arguments:
         """One input for the memory of arguments, of which they are views."""
         ids = {id(tensor) for _, tensor in group}
         indices = [i for i, real in enumerate(self.run.inputs.real) if id(real) in ids]
-        bases, count = [id(torch_api.base_of(each)) for _, each in group], len(self.run.inputs)
-        name, first = max(group, key=lambda each: bases.count(id(torch_api.base_of(each[1]))))
+        count = len(self.run.inputs)
+        followed = [(name, tensor) for name, tensor in group if tensor.requires_grad] or group
+        bases = [id(torch_api.base_of(tensor)) for _, tensor in followed]
+        name, first = followed[bases.index(max(bases, key=bases.count))]
         memory = self.run.placeholder(memory_of(first), "input", f"memory_of_{name}")
         if len(self.run.inputs) > count:
             argument = next(
@@ -154,6 +156,8 @@ class Arguments:
         memory, real = self._views[id(argument)]
         self._begins()
         view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
+        if view.requires_grad and not real.requires_grad:
+            view = view.detach()
         copy_attributes(view, real)
         view.ft_leaf = argument.ft_leaf
         index = self.run.inputs.place_of(argument)
