@@ -15,12 +15,12 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import VersionCounters
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.ir.values.tensor_type import Size, TangentStrides
 from foretrace.ir.values.value import Value
+from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
 from foretrace.lowering.partition.partition import Pair
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING
@@ -74,7 +74,7 @@ class TrainableCall:
         backward: runs the second.
         rewritten: values whose memory the call writes to with a history: of what is saved of them,
             a copy is, as eager has it.
-        views: those that are taken of what it gives.
+        views: those that are taken outside of it.
     """
 
     early: ClassVar = NOTHING
@@ -82,7 +82,7 @@ class TrainableCall:
 
     def __init__(
         self, recorded: Recording, pair: Pair, forward: Flat, backward: BackwardHalf,
-        *, rewritten: Collection[Value] = (), views: Sequence[Op] = (),
+        *, rewritten: Collection[Value] = (), views: OuterViews = NO_VIEWS,
     ) -> None:  # fmt: skip
         self.inputs, self.forward, self.views = recorded.inputs, forward, views
         self.backward = backward

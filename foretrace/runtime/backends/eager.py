@@ -14,6 +14,7 @@ from foretrace.ir.values.value import Value, values_in
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import INDENT, Source
+from foretrace.lowering.partition.outer_views import outer_views
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
@@ -24,7 +25,6 @@ from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_i
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.runtime.backends.inline_guards import ASSERTIONS, Undo, asked_inside
 from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, found_early
-from foretrace.runtime.calls.core import views_after
 from foretrace.runtime.calls.epilogue import (
     Ending,
     check_changes,
@@ -74,7 +74,7 @@ def eager_entry(
     ops = (*early.ops, *graph.ops)
     undo = Undo(source, ops, abandoned, captured.semantics.may_raise, inside)
     early.write(body, recorded, guards.inputs, undo)
-    below = views_after(recorded, captured.semantics, again=True) if alone else None
+    below = outer_views(recorded, captured.semantics, trained=False).after if alone else None
     leaves = write_body(body, recorded, run, guards.inputs, explicit=trains, below=below, undo=undo)
     last = () if trains else register_hooks(body, recorded, guards.inputs, leaves)
     body.add(*last, *end_lines(body, recorded, guards.inputs, leaves))

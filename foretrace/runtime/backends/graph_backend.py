@@ -9,7 +9,6 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.ir.program.interface import Input
-from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in
 from foretrace.ir.symbols.symbols import Symbols
@@ -20,6 +19,7 @@ from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.emit.graph_module import interpretable
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.partition.outer_views import OuterViews, outer_views
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.forward import unmark_leaves
@@ -38,7 +38,7 @@ from foretrace.runtime.backends.compiled_half import LABELS, STEP, WHOLE, Compil
 from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
-from foretrace.runtime.calls.core import check_leaves, core_of, views_after
+from foretrace.runtime.calls.core import check_leaves, core_of
 from foretrace.runtime.calls.epilogue import (
     CoreCall,
     check_changes,
@@ -106,8 +106,8 @@ def join(
     """
     check_leaves(recorded)
     alone = not core_of(recorded).gives_followed  # no gradient has to add up as in eager
-    views = views_after(recorded, semantics, again=alone)
-    core = core_of(recorded, views)
+    views = outer_views(recorded, semantics, trained=not alone)
+    core = core_of(recorded, views.all)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core, views)
     check_kept(recorded)
@@ -213,7 +213,7 @@ class InferenceCall:
 
     reads: ClassVar[None] = None
 
-    def __init__(self, whole: InferenceGraph, recorded: Recording, views: Sequence[Op]) -> None:
+    def __init__(self, whole: InferenceGraph, recorded: Recording, views: OuterViews) -> None:
         self.views = views
         self.forward, self.early, self.written = whole.run, whole.early, whole.written
         trains = any(item.value.type.requires_grad for item in recorded.inputs)

@@ -19,6 +19,7 @@ from foretrace.lowering.cuts.output_views import Lacking, OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
+from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
 from foretrace.runtime.calls.core import core_of, is_output
 from foretrace.runtime.calls.output_tensors import MARKS, in_memory, put_there
 from foretrace.runtime.calls.run_cut import count_write, write_back
@@ -34,25 +35,28 @@ class CoreCall:
         recorded: the program.
         inputs: names of its inputs.
         written: the inputs that the core writes to itself: it does not give their new contents.
-        views: what is taken of what it gives.
+        views: those that are taken outside of it.
     """
 
     def __init__(
         self, source: Source, recorded: Recording, inputs: Sequence[str],
-        written: Collection[int] = (), views: Sequence[Op] = (),
+        written: Collection[int] = (), views: OuterViews = NO_VIEWS,
     ) -> None:  # fmt: skip
         self.source, self.recorded, self.inputs = source, recorded, inputs
         self.written, self.views = written, views
         self._left = [m for m in recorded.mutations if m.rebound or m.index not in written]
-        self._values = [o.value for o in core_of(recorded, views).outputs]
+        self._values = [o.value for o in core_of(recorded, views.all).outputs]
         self._values += [m.value for m in self._left if not (m.rebound or is_output(recorded, m))]
         named = (isinstance(value, Value) for value in self._values)
         pairs = zip(self._values, named, strict=True)
+        self._names = {i.value: name for i, name in zip(recorded.inputs, inputs, strict=True)}
+        self._straight = Straight(source, recorded.symbols, self._names)
         self._results = [source.names.new("result") if name else str(v) for v, name in pairs]
 
     def begin(self, call: str, numbers: Sequence[str] = ()) -> None:
         """The call: of what it is, with the inputs and numbers."""
         results = self._results
+        self._take(self.views.before)
         assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
         count_effects(self.source, self.recorded, self.inputs)
         self.source.add(f"{assigned}{call}({', '.join([*self.inputs, *numbers])})")
@@ -60,7 +64,7 @@ class CoreCall:
     def end(self) -> list[str]:
         """What follows, with the writes to inputs; expressions of the program's outputs."""
         source, recorded, inputs = self.source, self.recorded, self.inputs
-        names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+        names = self._names
         names.update(zip(self._values, self._results, strict=True))
         for value, name in zip(self._values, self._results, strict=True):
             if recorded.is_new_leaf(value):
@@ -70,9 +74,12 @@ class CoreCall:
             new = new_content(mutation, inputs, names)
             write_line(source, recorded, mutation, inputs[mutation.index], new)
         count_all(source, [inputs[index] for index in sorted(self.written)])
-        straight = Straight(source, recorded.symbols, names)
-        straight.run(self.views, [*names, *(out for op in self.views for out in op.outs)])
-        return leaf_texts(source, straight, recorded, inputs)
+        self._take(self.views.after)
+        return leaf_texts(source, self._straight, recorded, inputs)
+
+    def _take(self, views: Sequence[Op]) -> None:
+        """The lines that take views; all are kept."""
+        self._straight.run(views, [*self._names, *(out for op in views for out in op.outs)])
 
 
 def new_content(mutation: Mutation, inputs: Sequence[str], names: Mapping[Value, str]) -> str:
