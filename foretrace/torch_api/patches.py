@@ -15,7 +15,7 @@ import torch
 # What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
 from torch import _C
 
-# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
+# By which `torch.func.linearize` calls its tracer.
 from torch._functorch import eager_transforms
 
 # What `torch.cond` and its like compile themselves by.
@@ -212,8 +212,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "saving": (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     "saved": (torch.autograd.graph.saved_tensors_hooks, "__exit__"),
     "no saving": (_C._autograd, "_saved_tensors_hooks_disable"),  # what forbids them calls it
-    # `torch.func.grad` and its like begin here
-    "func.grad": (eager_transforms, "_grad_increment_nesting"),
+    # what it switches in C++ cannot be read
+    "materialize": (torch.autograd.function.FunctionCtx, "set_materialize_grads"),
     # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
     "hop": (hop_utils, "_hop_compile_and_call"),
@@ -248,7 +248,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "dispatch mode": (python_dispatch, "_push_mode"),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
-    "nonzero": (torch, "nonzero"),  # its binding takes a guard of the tensor's device
     # what switches torch's ambient state
     **{name: place for name, (_, place, _) in SETTERS.items()},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too

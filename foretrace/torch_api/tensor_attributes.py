@@ -43,10 +43,7 @@ CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
 SAYS_DEVICE = ("device", "is_cpu", "is_cuda", "is_meta", "is_xpu", "is_mps")
 """Attributes by which a tensor says where it is"""
-GUARDED = ("__getitem__", "__setitem__", "__int__", "__float__", "__complex__", "__index__")
-"""Methods of Python's whose bindings take a guard of the tensor's device"""
-NAMED = ("get_device", "contiguous", "copy_", "new", "new_tensor", "nonzero", "record_stream")
-OF_DEVICE = (*SAYS_DEVICE, *GUARDED, *NAMED, "__invert__")
+OF_DEVICE = (*SAYS_DEVICE, "get_device", "new", "record_stream")
 """All attributes and methods of a tensor that ask for its device"""
 HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods that have autograd do something with a gradient"""

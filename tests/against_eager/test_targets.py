@@ -42,17 +42,14 @@ for program in (
     lambda x: torch.func.grad(lambda t: (t.sin() * t).sum())(x).sum(),
     lambda x: torch.autograd.grad((x * x).sum(), x)[0].sum(),
 ):
-    try:
-        foretrace.capture(program, (x,), target="cuda:sm90")
-        print("answered")
-    except foretrace.Refusal:
-        print("refused")
+    foretrace.capture(program, (x,), target="cuda:sm90")
+    print("answered")
 """
 
 
 def test_autograd_inside_a_cuda_program_does_not_abort() -> None:
     done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True)  # noqa: PLW1510
-    assert (done.returncode, done.stdout.split()) == (0, ["refused", "answered"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["answered", "answered"]), done.stderr
 
 
 APPLYING = """

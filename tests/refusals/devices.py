@@ -4,10 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import (
-    Tensor,
-    nonzero as nonzero_of_c,  # the binding itself, in whose place nothing stands
-)
+from torch import Tensor
 
 import foretrace
 from tests.refusals.asks import captures
@@ -83,19 +80,18 @@ for asking in ASKING:
     )
 
 
-def finds_by_the_binding(x: Tensor) -> Tensor:
-    return nonzero_of_c(x)  # here
+def casts_by_a_type(x: Tensor) -> Tensor:
+    return x.type("torch.cuda.HalfTensor")  # here
 
 
-def finds_by_the_operator(x: Tensor) -> Tensor:
-    found: Tensor = torch.ops.aten.nonzero(x)
-    return found
+def casts_by_a_dtype(x: Tensor) -> Tensor:
+    return x.to(torch.float16)
 
 
 refuses("unsupported", "tracer/recorder/error_reports.py:_asks_device").when(
-    captures(finds_by_the_binding, X, target="cuda:sm90"),
-    for_cuda(finds_by_the_operator),
-    captured(finds_by_the_binding, X),
+    captures(casts_by_a_type, X, target="cuda:sm90"),
+    for_cuda(casts_by_a_dtype),
+    captured(casts_by_a_dtype, X),
 )
 
 LINEAR = torch.nn.Linear(8, 2)

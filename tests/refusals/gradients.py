@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -595,22 +596,51 @@ def asks_for_a_gradient(w: Tensor) -> Tensor:
     return torch.autograd.grad((w * w).sum(), w)[0]
 
 
-def asks_torch_func(w: Tensor) -> Any:
-    return torch.func.grad(squares)(w)  # here
+def hooks_in_a_level(x: Tensor) -> Any:
+    def hooked(y: Tensor) -> Tensor:
+        z = y.sin()
+        z.register_hook(lambda g: g * 2)  # here
+        return z.sum()
+
+    return torch.func.grad(hooked)(x)
 
 
-def grad_of_compiled() -> None:
-    same(
-        torch.autograd.grad(foretrace.compile(squares, fullgraph=True)(W), W),
-        torch.autograd.grad(squares(W), W),
-    )
+def scales_what_it_gives(x: Tensor) -> Any:
+    return torch.func.grad(lambda y: y.sin().sum())(x) * 2
 
 
-refuses("autograd inside", "session/patches/torch_patches.py:_no_gradient").when(
-    captures(asks_torch_func, X, target="cuda:sm90"),
-    trained(squares, W),
-    grad_of_compiled,
+def of_the_target() -> None:
+    assert foretrace.capture(scales_what_it_gives, (X,), target="cuda:sm90").cut("aten").nodes
+
+
+refuses("autograd inside", "session/run/placement.py:check_no_hook").when(
+    captures(hooks_in_a_level, X, target="cuda:sm90"),
+    of_the_target,
+    captured(hooks_in_a_level, X),
     captured(asks_for_a_gradient, W),
+)
+
+
+def attends_to_each(x: Tensor) -> Any:
+    def one(row: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(row, row, row)  # here
+
+    return torch.vmap(one)(x[:, None, None])
+
+
+def attends_by_math(x: Tensor) -> Any:
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        return attends_to_each(x)
+
+
+def by_math_on_the_target() -> None:
+    assert foretrace.capture(attends_by_math, (X,), target="cuda:sm90").cut("aten").nodes
+
+
+refuses("unsupported", "tracer/forward_ad/jvp_queries.py:attention_by_math").when(
+    captures(attends_to_each, X, target="cuda:sm90"),
+    by_math_on_the_target,
+    captured(attends_to_each, X),
 )
 
 

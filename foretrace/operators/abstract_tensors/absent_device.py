@@ -1,8 +1,7 @@
 """Abstract tensors on a device that is not here.
 
-The binding of some methods takes a guard of the tensor's device, and raises where torch has none:
-here these methods are the operators that they call. Source: `OptionalDeviceGuard` in
-tools/autograd/templates/python_variable_methods.cpp; torch/csrc/utils/tensor_new.cpp.
+A device guard that does nothing serves their bindings (`torch_api.QUESTIONS`), but for two methods.
+Source: torch/csrc/utils/tensor_new.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,38 +14,8 @@ from foretrace import torch_api
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.metaclass import AsParameter, AsTensor, copy_names
-from foretrace.operators.indexing.items import get_item, set_item
 
 aten = torch.ops.aten
-
-
-def _get_item(tensor: Any, index: Any) -> Any:
-    if torch_api.function_modes():  # they see it before the binding takes its guard
-        return torch_api.attribute_of(tensor, "__getitem__")(index)
-    return get_item(tensor, index)
-
-
-def _copy(tensor: Any, other: Any, non_blocking: bool = False) -> Any:
-    if isinstance(other, torch.Tensor):
-        return aten.copy_.default(tensor, other, non_blocking)
-    return aten.fill_.Scalar(tensor, other)
-
-
-def _nonzero(tensor: Any, *, as_tuple: bool = False) -> Any:
-    return tuple(aten.nonzero_numpy.default(tensor)) if as_tuple else aten.nonzero.default(tensor)
-
-
-def _new_tensor(
-    tensor: Any,
-    data: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    requires_grad: bool = False,
-    **_: Any,
-) -> Any:
-    options: Any = {"dtype": dtype or tensor.dtype, "device": device or tensor.device}
-    return torch.tensor(data, **options, requires_grad=requires_grad)
 
 
 def _new_sparse(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -72,36 +41,13 @@ def _new(tensor: Any, *args: Any, device: Any = None) -> Any:
     return torch.as_tensor(one, **options)
 
 
-def _index(tensor: Any) -> int:
-    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    if not whole or tensor.numel() != 1:
-        raise TypeError("only integer tensors of a single element can be converted to an index")
-    return int(tensor.item())
-
-
 METHODS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
-        "__getitem__": _get_item,
-        "__setitem__": set_item,
-        "__invert__": Abstract.__invert__,
-        "contiguous": Abstract.contiguous,
-        "copy_": _copy,
-        "nonzero": _nonzero,
-        "new_tensor": _new_tensor,
-        "new": _new,
+        "new": _new,  # the binding asks for the device that is the current one
         "record_stream": lambda tensor, stream: None,  # memory is for one stream, which a graph is
-        "__int__": lambda tensor: int(tensor.item()),
-        "__float__": lambda tensor: float(tensor.item()),
-        "__complex__": lambda tensor: complex(tensor.item()),
-        "__index__": _index,
     }
 )
 """By name, what the method is of a tensor on a device that is not here"""
-
-
-def nonzero(input: Any, *, as_tuple: bool = False, **out: Any) -> Any:
-    """As `torch.nonzero`, whose binding takes such a guard, too."""
-    return input.nonzero(as_tuple=as_tuple, **out)
 
 
 class Absent(Abstract, metaclass=AsTensor):

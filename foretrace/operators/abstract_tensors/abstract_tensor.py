@@ -271,19 +271,6 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """The numbers, where they follow from constants."""
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
-    def contiguous(  # the binding takes a device guard, which an absent device lacks
-        self, memory_format: torch.memory_format = torch.contiguous_format
-    ) -> torch.Tensor:
-        """As `Tensor.contiguous`."""
-        result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
-        return result
-
-    def __invert__(self) -> torch.Tensor:  # the same
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            raise TypeError("~ is for integers and booleans")
-        result: torch.Tensor = torch.ops.aten.bitwise_not.default(self)
-        return result
-
     def __getitem__(self, index: Any) -> torch.Tensor:
         if open_number(index) and not torch_api.function_modes():
             return get_item(self, index)

@@ -23,7 +23,7 @@ def absent(recorder: Recorder, target: Target) -> Iterator[None]:
     answers = _answers(recorder, target, refuse)
     with (
         torch_api.lifted_then_moved(),
-        torch_api.QUESTIONS(target.device.type, answers, active, refuse),
+        torch_api.QUESTIONS(target.device.type, answers, active, refuse, target.own_kernels),
     ):
         yield
 

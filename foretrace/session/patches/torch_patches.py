@@ -10,12 +10,11 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.backward.pack_hooks import Packing
-from foretrace.errors import OUTSIDE, Refusal, Remedy
+from foretrace.errors import OUTSIDE, Refusal
 from foretrace.ir.program.interface import Target
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.sym_int import sizes_as_integers
-from foretrace.operators.abstract_tensors.absent_device import nonzero
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.effects.inner_reads import PartsOfRun
@@ -32,17 +31,9 @@ from foretrace.tracer.recorder.modes_inside import guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
 
-BACKWARD = (
-    "return the loss, and ask for its gradient outside of the captured program",
-    "or use torch.autograd.grad, of what the program has computed",
-)
-
 
 def refusing(recorder: Recorder, here: bool) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for functions of torch that no graph can repeat.
-
-    `here`: the target is there; if not, an autograd node would abort the process.
-    """
+    """Stand-ins for functions of torch that no graph can repeat."""
     stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= random_stand_ins(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
@@ -54,7 +45,7 @@ def refusing(recorder: Recorder, here: bool) -> dict[str, Callable[..., Any]]:
     packing = Packing(recorder)
     stand_ins |= {"saving": packing.enter, "saved": packing.leave, "no saving": packing.disable}
     if not here:
-        stand_ins |= {"func.grad": partial(_absent, recorder), "nonzero": nonzero}
+        stand_ins |= {"materialize": torch_api.note_materialized}
     return stand_ins
 
 
@@ -109,13 +100,17 @@ INPUTS = 4
 """Where the engine has what gradients are wanted of: after outputs, gradients, two switches"""
 
 
-def _engine(engine: Engine, switches: Switches) -> Callable[..., Any]:
-    """Torch's engine for `torch.func`, which brings its own levels of autograd; else ours."""
+def _engine(engine: Engine, switches: Switches, here: bool) -> Callable[..., Any]:
+    """Torch's engine for `torch.func`, which brings its own levels of autograd; else ours.
+
+    `here`: torch has the target's device; if not, its engine asks in vain for a stream there.
+    """
+    of_levels = engine.original if here else torch_api.level_gradients
 
     def run(*args: Any, **kwargs: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
         if inputs and all(map(_followed_by_level, inputs)):
-            return engine.original(*args, **kwargs)
+            return of_levels(*args, **kwargs)
         switches.check("the program computes a gradient")
         return engine(*args, **kwargs)
 
@@ -124,23 +119,6 @@ def _engine(engine: Engine, switches: Switches) -> Callable[..., Any]:
 
 def _followed_by_level(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and torch_api.followed_by_level(tensor)
-
-
-def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
-    raise Refusal(
-        "the program computes a gradient itself",
-        kind="autograd inside",
-        at=asking_line(),
-        do=(Remedy('let cut("joint") compute it', ("capture",)), *BACKWARD),
-    )
-
-
-def _absent(recorder: Recorder, *_: object) -> NoReturn:
-    """Refuse a level; torch leaves it nevertheless, and raises an error of its own."""
-    try:
-        _no_gradient()
-    except Refusal as refusal:
-        raise recorder.refused(refusal) from None
 
 
 @contextmanager
@@ -198,7 +176,7 @@ def running(
     here = target.device.type in torch_api.device_types_here()
     stand_ins, ambient = refusing(recorder, here), Switches(recorder)
     stand_ins |= ambient.stand_ins(target.device.type) if switches else {}
-    stand_ins["engine"] = _engine(engine, ambient)
+    stand_ins["engine"] = _engine(engine, ambient, here)
     stand_ins |= {"first vmap": engine.batches, "checkpoint": checkpoints.around}
     stand_ins |= engine.edges.stand_ins()
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()

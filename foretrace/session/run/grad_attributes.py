@@ -31,7 +31,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 from foretrace.python_state.access.monitor import AccessMonitor
-from foretrace.session.run.placement import Placement
+from foretrace.session.run.placement import Placement, check_no_hook
 from foretrace.tracer.functionalization.builder import Unmonitored
 from foretrace.tracer.recorder.run_inputs import RunInputs
 
@@ -230,6 +230,7 @@ class Gradients:
         if name in ABOVE and wraps(type(tensor)) and not answering:
             return self._of_wrapping(tensor, name)
         if answering or name == "retain_grad" or _another(tensor):
+            check_no_hook(tensor, name)
             return torch_api.attribute_of(tensor, name)
         return self.get(self._index(tensor)) if name == "grad" else getattr(self.lift(tensor), name)
 

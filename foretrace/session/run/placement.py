@@ -15,10 +15,13 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.source.call_site import asking_line
 from foretrace.operators.abstract_tensors.absent_device import METHODS
 
 STAYS = "step"
 """What an optimizer counts in, on the CPU. Source: `_process_value_according_to_param_policy`"""
+HOOKED = ("grad_fn", *torch_api.HOOKING)
+"""What a tensor gives a hook by"""
 BY_KERNELS = ("capturable", "fused")
 """Options of a group with which it counts on the device"""
 
@@ -67,10 +70,8 @@ class Placement:
         It may wrap abstract tensors in a level of `torch.func`. `labelled`: it is where it says.
         """
         if name in METHODS:
-            label = torch_api.attribute_of(tensor, "device").type
-            here = label in torch_api.device_types_here()
-            method = METHODS[name]
-            return torch_api.attribute_of(tensor, name) if here else partial(method, tensor)
+            own = _here(tensor) or torch_api.of_a_level(tensor)
+            return torch_api.attribute_of(tensor, name) if own else partial(METHODS[name], tensor)
         if labelled:
             return torch_api.attribute_of(tensor, name)
         device = self.of(tensor)
@@ -86,6 +87,27 @@ class Placement:
             self._looked += 1
             self._moved.update(map(id, _moved(each)))
         return id(tensor) in self._moved
+
+
+def _here(tensor: torch.Tensor) -> bool:
+    """Whether torch has the device that a tensor says in C++."""
+    return torch_api.attribute_of(tensor, "device").type in torch_api.device_types_here()
+
+
+def check_no_hook(tensor: torch.Tensor, name: str) -> None:
+    """Refuse hooks on a level's tensors where nothing of torch's runs the level's backward.
+
+    Raises:
+        Refusal: the program asks for the node of one, or for a hook.
+    """
+    if name in HOOKED and torch_api.of_a_level(tensor) and not _here(tensor):
+        raise Refusal(
+            f"the program asks for {name} inside a transform of torch.func, for a device that is"
+            " not here: hooks run in torch's engine, which asks for the device",
+            kind="autograd inside",
+            at=asking_line(),
+            do=("use the gradient that torch.func gives", "or capture where the device is"),
+        )
 
 
 def _moved(item: Any) -> Iterator[torch.Tensor]:

@@ -6,9 +6,10 @@ stand in their places during a run: so a function of torch's is right by whateve
 has it. A device of `PrivateUse1` has a module where its package is imported: without, one is there.
 """
 
+import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from types import CodeType, FunctionType, MappingProxyType
@@ -20,7 +21,9 @@ import torch
 from torch import _C
 
 from foretrace import forks
-from foretrace.torch_api.dispatch import TORCH_DIR
+from foretrace.errors import Attempt
+from foretrace.torch_api.dispatch import TORCH_DIR, kernel_for
+from foretrace.torch_api.dispatcher import backend_key
 
 ACCELERATOR: Final = "_accelerator_"
 """Names of its bindings begin with it; of those of a device, with the type of the device"""
@@ -74,6 +77,8 @@ MODULES: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     }
 )
 """Whose code names the bindings"""
+GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
+"""The table of guards in libc10, by the type of a device: `DeviceGuardImplInterface.h`"""
 MISSING: Final = object()
 MEMO: Final = type(cache(abs))
 Answers: TypeAlias = Mapping[str, Callable[..., Any]]
@@ -100,6 +105,7 @@ class Questions:
         answers: Answers,
         asks: Callable[[], bool],
         refuse: Callable[[str], NoReturn],
+        own: Iterable[str] = (),
     ) -> Iterator[None]:
         """One capture runs at a time; one inside of it asks as it does.
 
@@ -108,16 +114,19 @@ class Questions:
             answers: what is known of the device.
             asks: whether the program runs now, and no work of ours.
             refuse: what has no answer, by the name of torch's function.
+            own: composite operators that the device has a kernel of its own for.
         """
         if self._thread:
-            yield
-            return
+            return (yield)
         self._thread, self._kind = threading.get_ident(), kind
         self._answers, self._asks, self._refuse = answers, asks, refuse
         places = [(place, name, vars(place).get(name, MISSING)) for place, name in _places(kind)]
+        unguard, close = _guarded(kind, refuse), _with_kernels(kind, own)
 
         def undo() -> None:
             self._thread = 0
+            unguard()
+            close()
             _forget(kind)
             for place, name, item in places:
                 if item is MISSING:
@@ -221,6 +230,41 @@ def _places(kind: str) -> tuple[tuple[Any, str], ...]:
     if kind not in MODULES and kind not in vars(torch):
         others = ((torch, kind),)
     return (*((_C, name) for name in sorted(names)), *others)
+
+
+def _with_kernels(kind: str, names: Iterable[str]) -> Callable[[], None]:
+    """Let torch have kernels of a device for operators of aten; gives what takes them away.
+
+    In a level of `torch.func` C++ opens a composite operator before it is recorded, unless the
+    device has a kernel of its own. None of these is called.
+    """
+    key = backend_key(kind)
+    library = torch.library.Library("aten", "IMPL", key)
+    for name in names:
+        if name.startswith("aten::") and not kernel_for(name, key):
+            library.impl(name.removeprefix("aten::"), _never)
+    return library._destroy
+
+
+def _never(*_: object, **__: object) -> NoReturn:
+    raise NotImplementedError("no device that is not here runs a kernel")
+
+
+def _guarded(kind: str, refuse: Callable[[str], NoReturn]) -> Callable[[], None]:
+    """Give a device the guard of `meta`, which does nothing; gives what puts back what was there.
+
+    With none torch raises, or ends the process where it does so in C++ that may not raise: where it
+    makes a node of autograd's for a tensor there (`InputMetadata`). torch does the same in a build
+    for CUDA without a device, for FakeTensor, and leaves it so (`ensureCUDADeviceGuardSet`).
+    """
+    kinds = {name.lower(): each.value for name, each in _C._autograd.DeviceType.__members__.items()}
+    with Attempt(ValueError) as attempt:  # the name is another where C++ is compiled by MSVC
+        table = (ctypes.c_void_p * len(kinds)).in_dll(ctypes.CDLL(_C.__file__), GUARDS)
+    if attempt.error is not None:
+        refuse("a guard, of which c10 here has no table by the known name")
+    at = kinds.get(kind, kinds["privateuse1"])
+    before, table[at] = table[at], table[kinds["meta"]]
+    return partial(table.__setitem__, at, before)
 
 
 def _forget(kind: str) -> None:

@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 import sympy
 
 from foretrace.errors import Refusal
+from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.tensor_type import Size, TensorType, reach
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.operators.targets.sdpa_call import Enabled
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.op_call import Call
@@ -89,3 +91,27 @@ def _of_owner(recorder: RecorderBase, owner: Abstract | None, type: TensorType) 
     if owner is None:
         return needed
     return types.queries.answers.storage_size(owner, needed, types.symbols.hint(needed))
+
+
+def attention_by_math(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Refuse attention in a level for a device that is not here, where another kernel may be taken.
+
+    C++ opens the op before it is recorded, and a build without the device knows math alone.
+    So what math alone calls comes as an op of the program's own, not in the body of another.
+    """
+    now = Enabled.now()
+    fused = now.flash or now.efficient or now.cudnn
+    if recorder.semantics.here or recorder.scope.depth or not fused:
+        return NotImplemented
+    raise recorder.refused(
+        Refusal(
+            "attention inside a transform of torch.func, for a device that is not here: which"
+            " kernel it takes there is decided in C++ that asks for the device",
+            kind="unsupported",
+            at=asking_line(),
+            do=(
+                "choose: with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around the call",
+                "or capture where the device is",
+            ),
+        )
+    )

@@ -135,7 +135,7 @@ def _asks_device(what: str) -> Refusal:
         f"a function of torch's in C++ asks for the device itself, which is not here ({what})",
         kind="unsupported",
         do=(
-            "call the operator: torch.ops.aten.nonzero(x) for `from torch import nonzero`",
+            "call what takes a dtype and a device: x.to(torch.float16) for x.type(name)",
             "or capture where the device is",
         ),
     )

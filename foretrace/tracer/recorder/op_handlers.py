@@ -28,6 +28,7 @@ from foretrace.operators.schemas.dispatch_result import Outcome, ReturnedOperand
 from foretrace.operators.schemas.quirks import READS_NUMBERS
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.forward_ad.jvp_queries import (
+    attention_by_math,
     refuse_dual,
     same_memory,
     same_size,
@@ -285,6 +286,9 @@ HANDLERS: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten._new_zeros_with_same_feature_meta.default: Handler(
             "zeros in memory as long as that of the second operand, and that lie there as it does",
             procedure=zeros_like_in_memory,
+        ),
+        aten._safe_softmax.default: Handler(
+            "attention's math has it, which C++ takes in a level", attention_by_math
         ),
         aten._make_dual.default: Handler(DUAL, procedure=refuse_dual),
         aten._unpack_dual.default: Handler(DUAL, procedure=refuse_dual),
