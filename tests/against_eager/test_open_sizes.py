@@ -257,3 +257,24 @@ def test_sizes_that_a_kernel_takes_alone_are_fixed(batch: Any, targets: list[int
         sides.append((found.tolist(), x.grad.tolist()))
     assert sides[0] == sides[1]
     assert foretrace.capture(loss, (x, labels), dynamic_shapes=True).recorded.guards
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_sizes_of_two_inputs_that_are_equal_by_a_guard(loss: str) -> None:
+    """Each has symbols of its own: the gradient of a loss is contiguous, as both have one shape."""
+    attend = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def step(x: Tensor, wanted: Tensor) -> Tensor:
+        lost: Tensor = getattr(nn.functional, loss)(attend(x, x, x, need_weights=False)[0], wanted)
+        lost.backward()
+        return lost
+
+    sides = []
+    for call in (step, foretrace.compile(step, fullgraph=True, dynamic=True)):
+        torch.manual_seed(0)
+        for size in (2, 5, 3):
+            lost = call(torch.randn(size, 4, 6), torch.randn(size, 4, 6))
+            sides.append([lost, *(p.grad.clone() for p in attend.parameters())])
+            attend.zero_grad()
+    for eager, here in zip(sides[:3], sides[3:], strict=True):
+        assert all(map(torch.equal, eager, here))

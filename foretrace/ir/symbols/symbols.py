@@ -1,6 +1,6 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -304,6 +304,10 @@ class Symbols:
             return True
         first, second = (self.settled(self.simplify(sympy.sympify(n))) for n in (one, other))
         return bool(first == second)
+
+    def same(self, one: Sequence[Size], other: Sequence[Size]) -> bool:
+        """Whether two shapes are the same, by what the guards say."""
+        return len(one) == len(other) and all(map(self.equal, one, other))
 
     def guards(self) -> tuple[Guard, ...]:
         """What the program has assumed of its symbols so far.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree
@@ -33,7 +34,7 @@ CHANNELS_LAST: dict[int, tuple[int, ...]] = {4: (4, 1, 3, 2), 5: (5, 1, 4, 3, 2)
 """By the number of dimensions, strides in the order of a channels-last tensor"""
 
 
-def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
+def as_eager(func: Any, args: Tree, result: Tree, symbols: Symbols) -> Tree:
     """The types of eager's results, where torch's meta kernel says otherwise.
 
     One example without a batch has one loss, whatever the reduction. The output of batch norm is
@@ -48,7 +49,7 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     if func in MIXED:
         result = _with_full_statistics(args, result)
     angle = func in COMPLEX_IN_ORDER and args[0].dtype.is_complex
-    loss = func in LOSSES and result.shape == args[1].shape
+    loss = func in LOSSES and symbols.same(result.shape, args[1].shape)
     if func in IN_ORDER or angle or loss:
         return map_tree(result, _in_order)
     if func in SUGGESTED:
@@ -58,7 +59,7 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     if "batch_norm" in func.name():
         input = args[schema_of(func).arguments.index("input")]
         out, *rest = result if isinstance(result, tuple) else (None,)
-        if isinstance(out, TensorType) and out.shape == input.shape:
+        if isinstance(out, TensorType) and symbols.same(out.shape, input.shape):
             return _suggested(out, input), *rest
     return result
 

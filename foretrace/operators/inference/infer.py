@@ -147,7 +147,7 @@ class Inference:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._meta_kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
         run = self._of_compressed if compressed_in((args, kwargs)) else self._run
-        found = as_eager(func, args, found or run(func, args, kwargs))
+        found = as_eager(func, args, found or run(func, args, kwargs), self.symbols)
         call, found = map_tree(((args, kwargs), found), self._settled)
         return self.cpu_kernels.laid_out(func, call, found)
 
