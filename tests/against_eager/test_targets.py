@@ -322,3 +322,28 @@ def test_a_sparse_gradient_is_built_there_as_on_the_cpu() -> None:
     assert (
         cuda(step, ids).code.replace("device(type='cuda', index=0)", "device(type='cpu')") == here
     )
+
+
+ROWS = (
+    (lambda a, b: torch._foreach_mul_([a, b], [a, b]), True),
+    (lambda a, b: torch._foreach_add_([a, b], [a.detach(), b.view(-1)]), True),
+    (lambda a, b: torch._foreach_add_([a, b], [b, a]), False),
+    (lambda a, b: torch._foreach_add_([a, a], [b, b]), False),
+)
+"""Writes to lists in place, and whether a kernel of all rows at once reads before it writes"""
+
+
+@pytest.mark.parametrize(("write", "alike"), ROWS)
+def test_a_list_written_in_its_own_rows(write: Any, alike: bool) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> Any:
+        a, b = a.clone(), b.clone()
+        write(a, b)
+        return torch.stack([a, b])
+
+    args = torch.randn(3), torch.randn(3)
+    assert torch.equal(foretrace.capture(program, args).cut("aten")(*args), program(*args))
+    if alike:
+        assert "_foreach_" in cuda(program, *args, cut="aten").code
+    else:
+        with pytest.raises(foretrace.Refusal, match="writes to a list whose tensors overlap"):
+            cuda(program, *args)

@@ -267,8 +267,8 @@ def write_one_by_one(call: Call, *, followed: bool) -> bool:
             do=("call it under torch.no_grad()", "or the operator for each of the tensors"),
         )
     kernel, env = recorder.semantics.list_kernel(func), call.by_value
-    shared, met = _shared(call)
-    if met and (followed or kernel is None):
+    shared, met, by_another = _shared(call)
+    if (met and followed) or (by_another and kernel is None):
         raise overlapping(f"{func} writes to a list whose tensors overlap")
     at_once = schema.functional is not None and shared and _derivable(*call.functional)
     if kernel is None or (not met and (at_once or not followed)):
@@ -295,10 +295,12 @@ def _derivable(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
     return not any(torch_api.node_name(t).endswith("NotImplemented") for t in results)
 
 
-def _shared(call: Call) -> tuple[bool, bool]:
-    """Whether others see memory that is written, and whether any see the very same elements.
+def _shared(call: Call) -> tuple[bool, bool, bool]:
+    """Whether others see memory that is written, whether any see the very same elements.
 
-    The same tensor does, also where it has none: eager counts its writes.
+    The same tensor does, also where it has none: eager counts its writes. The third: whether one
+    does in another row, where a kernel that takes all rows at once may read what it has written. In
+    its own row it has read the element before: `_foreach_mul_([a, b], [a, b])`.
     """
     recorder, aliases = call.recorder, list(map(alias_of, call.tensors))
     places = [place(alias, current(alias, recorder)) for alias in aliases]
@@ -309,7 +311,23 @@ def _shared(call: Call) -> tuple[bool, bool]:
         for at, other in enumerate(aliases)
         if index != at and alias.root is other.root and id(alias) in written
     ]
-    return bool(pairs), any(
-        aliases[one] is aliases[two] or meet(recorder, places[one], places[two])
+    met = [
+        (one, two)
         for one, two in pairs
-    )
+        if aliases[one] is aliases[two] or meet(recorder, places[one], places[two])
+    ]
+    rows = _rows(call)
+    by_another = (rows[one] != rows[two] or places[one] != places[two] for one, two in met)
+    return bool(pairs), bool(met), any(by_another)
+
+
+def _rows(call: Call) -> list[tuple[int, int]]:
+    """Each tensor's place in its list, and the number of the list: 0 of those that are read."""
+    rows = list[tuple[int, int]]()
+    for number, each in enumerate((*call.args, *call.kwargs.values())):
+        if isinstance(each, (list, tuple)):
+            of = number if len(rows) < len(call.targets) else 0  # written lists are the first
+            rows += [(row, of) for row, _ in enumerate(values_in(each))]
+        elif isinstance(each, Value):
+            rows.append((-1, number))
+    return rows
