@@ -14,6 +14,7 @@ from foretrace.ir.program.interface import Target
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.values.value import Tree, Value, values_in
+from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import types_in
 from foretrace.operators.inference.infer import Inference
@@ -80,8 +81,9 @@ class TargetSemantics(Semantics):
             if func is PINNED and not torch.accelerator.is_available():
                 raise RuntimeError("Cannot access accelerator device when none is available.")
             return super().infer(func, args, kwargs)
-        if self.target.device in {t.device for t in types_in((args, kwargs))}:
-            check_kernel(func, self.target)
+        there = [t for t in types_in((args, kwargs)) if t.device == self.target.device]
+        if there:
+            check_kernel(func, self.target, {layout_of(t.sparse) for t in there})
         found = super().infer(func, args, kwargs)
         devices = {t.device.type for t in types_in((args, kwargs, found))}
         if others := devices - {"cpu", "meta", self.target.device.type}:

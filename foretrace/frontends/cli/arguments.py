@@ -39,6 +39,10 @@ BACKEND = (
     "instead: both halves as a backend of torch's, or module:function, compiles them; where"
     " one is off, the first node that differs"
 )
+ON_TARGET = (
+    "instead: each node's kernel on this target, which need not be there, and its types on meta;"
+    " of a file, or of the program captured for it"
+)
 SCRIPTS = "with --backend: where to write a script and its inputs for each half that is off"
 LEVEL = "core: torch's core ATen set, all else opened by torch's decompositions"
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
@@ -184,6 +188,7 @@ def _check(commands: Any) -> None:
         action="store_true",
         help="in pieces: what runs as Python and why, and how much is captured around it",
     )
+    check.add_argument("--target", metavar="T", help=ON_TARGET)
     check.add_argument("--backend", metavar="NAME", help=BACKEND)
     check.add_argument("--scripts", metavar="FOLDER", help=SCRIPTS)
     _json(check)

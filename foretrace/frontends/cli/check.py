@@ -1,5 +1,6 @@
 """`foretrace check`: every cut, the pair and the compiled callable against eager."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,14 @@ from rich.text import Text
 from foretrace.errors import Refusal, counted
 from foretrace.frontends.cli import graph_breaks as pieces
 from foretrace.frontends.cli.arguments import Options
+from foretrace.frontends.cli.capture_args import of_file
 from foretrace.frontends.cli.load import function_named, user_program
 from foretrace.frontends.cli.render import Screen
-from foretrace.frontends.program import capture
+from foretrace.frontends.program import Cut, Program, capture
 from foretrace.inspect.check.backend import Checked, Off, check_backend
 from foretrace.inspect.check.check import Item, Report, check, loss_of
+from foretrace.inspect.dispatcher.on_target import NodeThere, nodes_there
+from foretrace.operators.targets.profile import target_of
 from foretrace.runtime.backends.by_name import compiler_named
 
 SHOWN = 12
@@ -40,6 +44,8 @@ def run(options: Options, screen: Screen) -> int:
     Returns:
         0: all is equal; 1: a difference was found; 2: one of several programs was refused.
     """
+    if options.target:
+        return run_for_target(options, screen)
     if options.backend:
         return run_backend(options, screen)
     if options.partial:
@@ -63,6 +69,57 @@ def run(options: Options, screen: Screen) -> int:
     if screen.json:
         screen.data({"equal": code == 0, "checks": found})
     return code
+
+
+def run_for_target(options: Options, screen: Screen) -> int:
+    """Print which kernel each node has on a target, and whether `meta` gives its types.
+
+    Returns:
+        0: each has one, of the same types; 1: a node has none, or others.
+    """
+    found: list[dict[str, Any]] = []
+    wrong = False
+    for spec in options.programs:
+        program, cuts = _for_target(spec, options.target, screen)
+        for name, cut in cuts.items():
+            hint = program.semantics.symbols.hint
+            nodes = list(nodes_there(cut.graph_module, program.target, hint))
+            wrong |= any(node.wrong for node in nodes)
+            found.append({"program": spec, "cut": name, "nodes": [n.to_dict() for n in nodes]})
+            if not screen.json:
+                _print_there(spec, name, nodes, screen)
+    if screen.json:
+        screen.data({"target": options.target, "served": not wrong, "checks": found})
+    return int(wrong)
+
+
+def _for_target(spec: str, name: str, screen: Screen) -> tuple[Program, dict[str, Cut]]:
+    """The stored cuts of a file, which is of the target's device; or those of a program."""
+    file = of_file(spec, asked=False)
+    if file is not None:
+        loaded: Any = file.fn
+        own, asked = loaded.program.target, target_of(name, torch.device("cpu"))
+        if own.device.type != asked.device.type:
+            raise Refusal(
+                f"{spec} is captured for {own.name}, not for {name}",
+                kind="wrong use",
+                do=(f"use  --target {own.name}", "or capture it for that target, and save it"),
+            )
+        return loaded.program, {cut: loaded.cut(cut) for cut in loaded.cuts}
+    with screen.busy(f"capturing {spec}"), user_program(spec) as user:
+        program = capture(user.fn, user.args, user.kwargs, target=name)
+    cuts = {"export": program.cut("export"), "aten": program.cut("aten")}
+    if any(each.value.type.requires_grad for each in program.recorded.outputs):
+        cuts["joint"] = program.cut("joint", loss=loss_of(program.recorded))
+    return program, cuts
+
+
+def _print_there(spec: str, name: str, nodes: Sequence[NodeThere], screen: Screen) -> None:
+    served = ", ".join(f"{kernel} {n}" for kernel, n in Counter(n.kernel for n in nodes).items())
+    style = "bold red" if any(node.wrong for node in nodes) else "green"
+    screen.line(f"{spec}, {name}: {counted(len(nodes), 'node')}: {served}", style)
+    for (op, said), count in Counter((node.op, node.said) for node in nodes if node.said).items():
+        screen.line(f"  {op}, {counted(count, 'node')}: {said}", "yellow")
 
 
 def run_backend(options: Options, screen: Screen) -> int:

@@ -3,9 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -243,10 +243,35 @@ def wrong_file(path: str, why: str) -> Refusal:
 # ---- what eager raises for want of a kernel ------------------------------------------------------
 
 
-def check_kernel(op: Any, target: Target) -> None:
+def key_at(build: Build, layouts: Collection[torch.layout]) -> str:
+    """The dispatch key of a call with operands of these layouts there."""
+    if torch.sparse_coo in layouts:
+        return f"Sparse{build.key}"
+    return build.key if {*layouts} <= {torch.strided} else f"SparseCsr{build.key}"
+
+
+def served_by(op: Any, build: Build, key: str) -> str:
+    """The dispatch key of the kernel that serves an operator there; empty where none does."""
+    if not build.version:  # the installed torch is asked
+        return key if torch_api.has_computed_kernel(op.name(), key) else ""
+    if key in build.kernels.get(op.name(), ()):
+        return key
+    for alias in (OTHER_FORM, *COMPOSITES):
+        serves = torch_api.kernel_for(op, alias) and torch_api.is_included(key, alias)
+        if serves and (alias != OTHER_FORM or _other_form(op, build)):
+            return alias
+    return ""
+
+
+def check_kernel(op: Any, target: Target, layouts: Collection[torch.layout] = ()) -> None:
     """Raise what eager raises on a device of an operator of aten that has no kernel there.
 
     Of the torch that the kernels were read from; what others have is not known.
+
+    Args:
+        op: the operator.
+        target: where it is called.
+        layouts: of its operands there.
 
     Raises:
         NotImplementedError: there is none.
@@ -255,9 +280,8 @@ def check_kernel(op: Any, target: Target) -> None:
     build = build_of(target)
     if build is None or op.namespace != "aten" or not torch.__version__.startswith(build.version):
         return
-    if op.name() in build.kernels or any(map(partial(torch_api.kernel_for, op), COMPOSITES)):
-        return
-    if torch_api.kernel_for(op, OTHER_FORM) and _other_form(op, build):
+    key = key_at(build, layouts)
+    if served_by(op, build, key):
         return
     if not build.complete:
         raise Refusal(
@@ -270,7 +294,7 @@ def check_kernel(op: Any, target: Target) -> None:
             ),
         )
     raise NotImplementedError(
-        f"Could not run '{op.name()}' with arguments from the '{build.key}' backend: torch"
+        f"Could not run '{op.name()}' with arguments from the '{key}' backend: torch"
         f" {build.version} has no kernel of it for {target.device.type}"
     )
 
