@@ -44,10 +44,7 @@ from foretrace.torch_api.compilers.graphs import (
     set_meta as set_meta,
     tensor_metadata as tensor_metadata,
 )
-from foretrace.torch_api.compilers.inductor import (
-    Inductor as Inductor,
-    boxed as boxed,
-)
+from foretrace.torch_api.compilers.inductor import Inductor as Inductor, boxed as boxed
 from foretrace.torch_api.compilers.torch_compilers import (
     BackwardSignature as BackwardSignature,
     GraphSignature as GraphSignature,
@@ -297,6 +294,7 @@ from foretrace.torch_api.tensors import (
     counted_together as counted_together,
     disable_saving as disable_saving,
     first_hooked as first_hooked,
+    graph_is_kept as graph_is_kept,
     grouped as grouped,
     has_hooks as has_hooks,
     hooks_of as hooks_of,

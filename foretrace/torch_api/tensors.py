@@ -155,6 +155,11 @@ def counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:
         return bool(other._version != before)
 
 
+# What a node holds in attributes is let go of as what it has saved: torch 2.13 and 2.15.
+graph_is_kept: Callable[[], bool] = _C._autograd._get_current_graph_task_keep_graph
+"""Whether the backward that runs may run again: by `retain_graph` or `create_graph`"""
+
+
 def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The places and the elements that a sparse tensor stores, coalesced or not."""
     with _C._DisableTorchDispatch(), torch.no_grad():

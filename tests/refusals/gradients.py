@@ -846,19 +846,95 @@ def by_graphs(graph: Any, inputs: object) -> Any:
     return graph
 
 
-def cubes(w: Tensor) -> Tensor:
-    return (w**3).sum()
+def twice(ask: Any, w: Tensor = W) -> Any:
+    (slope,) = torch.autograd.grad(ask(w), w, create_graph=True)  # here
+    return torch.autograd.grad(slope.sum(), w)
 
 
-def twice(ask: Any) -> Any:
-    (slope,) = torch.autograd.grad(ask(W), W, create_graph=True)  # here
-    return torch.autograd.grad(slope.sum(), W)
+def at_once(ask: Any) -> Any:
+    """A gradient of a gradient, under the autocast that the caller is in."""
+    result = ask(W)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (slope,) = torch.autograd.grad(result, W, create_graph=True)  # here
+    return slope
+
+
+def outside(ask: Any) -> Any:
+    return twice(ask)
+
+
+def makes_a_leaf(w: Tensor) -> Tensor:
+    own = torch.ones_like(w).requires_grad_()
+    return ((w + own) ** 3).sum()
+
+
+def by_eager(fn: Any, ask: Any = twice) -> Any:
+    return lambda: same(ask(foretrace.compile(fn, fullgraph=True)), ask(fn))
+
+
+def by_graphs_of(fn: Any) -> Any:
+    return foretrace.compile(fn, backend=by_graphs, fullgraph=True)
 
 
 refuses("double backward", "runtime/backends/autograd_function.py:_twice").when(
-    lambda: twice(foretrace.compile(cubes, backend=by_graphs, fullgraph=True)),
-    lambda: same(twice(foretrace.compile(cubes, fullgraph=True)), twice(cubes)),
+    lambda: twice(by_graphs_of(makes_a_leaf)),
+    by_eager(makes_a_leaf),
     at=twice,
+)
+
+
+def noisy(w: Tensor) -> Tensor:
+    return ((w + torch.randn_like(w)) ** 3).sum()  # here
+
+
+def seeded(ask: Any) -> Any:
+    torch.manual_seed(0)
+    return twice(ask)
+
+
+def by_compilers(fn: Any, policy: str | None = None) -> Any:
+    backend = foretrace.aot_autograd(fw_compiler=by_graphs)
+    return foretrace.compile(fn, backend=backend, fullgraph=True, policy=policy)
+
+
+refuses("double backward", "lowering/pipelines/counterparts.py:_drawn").when(
+    lambda: seeded(by_compilers(noisy)),
+    by_eager(noisy, seeded),
+    lambda: same(seeded(by_compilers(noisy, "save_all")), seeded(noisy)),
+    at=noisy,
+)
+
+
+def raised(w: Tensor) -> Tensor:
+    return ((w + GAIN @ X) ** 3).sum()
+
+
+GAIN = torch.ones(6, 6)
+
+
+def written_between(ask: Any) -> Any:
+    result = ask(W)
+    GAIN.mul_(1)
+    (slope,) = torch.autograd.grad(result, W, create_graph=True)  # here
+    return slope
+
+
+def matmul_sum(w: Tensor) -> Tensor:
+    return (w @ w.t()).sin().sum()
+
+
+AGAIN = "runtime/backends/double_backward.py:_refused"
+refuses("double backward", AGAIN).when(
+    lambda: at_once(by_graphs_of(matmul_sum)),
+    lambda: same(outside(by_graphs_of(matmul_sum)), outside(matmul_sum)),
+    by_eager(matmul_sum, at_once),
+    at=at_once,
+)
+refuses("double backward", AGAIN).when(
+    lambda: written_between(by_compilers(raised)),
+    lambda: same(twice(by_compilers(raised)), twice(raised)),
+    by_eager(raised, written_between),
+    at=written_between,
 )
 
 

@@ -26,7 +26,7 @@ from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.partition.partitioned_halves import check_draws, separate_results
-from foretrace.lowering.pipelines.kinds import DERIVED
+from foretrace.lowering.pipelines.kinds import DERIVED, Pipeline
 from foretrace.lowering.pipelines.passes import make_graph, run_passes
 from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap
@@ -46,7 +46,7 @@ class WithPartitioner(TorchCompilers):
     saves_written: ClassVar[bool] = True
 
     def halves(
-        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics, then: Pipeline = ()
     ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair of the partitioner.
 
@@ -54,7 +54,7 @@ class WithPartitioner(TorchCompilers):
         reaches gets None.
         """
         context = self.context(recorded, semantics)
-        joint = run_passes(self.passes, joint, context)
+        joint = run_passes((*self.passes, *then), joint, context)
         edges = Edges(joint, gradient_counts(joint))
         cut = Cut(Program(recorded, semantics), edges.graph, None)
         found = flat_joint_module(cut) if edges.wraps else joint_module(cut)

@@ -73,6 +73,7 @@ class Straight:
         for statement, dead in zip(statements, _dying(statements, kept), strict=True):
             if statement.frame is not None and statement.frame != frame:
                 frame = statement.frame
+                self.source.frames[len(self.source.lines)] = frame
                 self.source.add(f"# {frame}")
             self.source.add(statement.text)
             if dead:

@@ -3,9 +3,11 @@
 import linecache
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
+from foretrace.errors import Frame
 from foretrace.ir.program.names import Names
 from foretrace.lowering.emit.python_sizes import SPACE
 
@@ -23,6 +25,8 @@ class Source:
         self.space: dict[str, Any] = {} if outer is None else outer.space
         self.bound: dict[int, str] = {} if outer is None else outer.bound
         self.lines: list[str] = []
+        self.frames: dict[int, Frame] = {}
+        """the user's lines, by the place of the first line that is of one"""
 
     def bind(self, item: Any, wish: str) -> str:
         """A global name for an object; the same one each time."""
@@ -51,7 +55,7 @@ class Source:
         """More lines of the body."""
         self.lines += lines
 
-    def function(self, name: str, parameters: str) -> Callable[..., Any]:
+    def function(self, name: str, parameters: str) -> FunctionType:
         """The function; pdb and tracebacks show its lines for as long as it lives."""
         return compiled(name, parameters, self.lines, dict(self.space))
 
@@ -65,7 +69,7 @@ def _names() -> Names:
 
 def compiled(
     name: str, parameters: str, body: Iterable[str], space: dict[str, Any]
-) -> Callable[..., Any]:
+) -> FunctionType:
     """A function of these lines with the globals `space`, and those of `python_sizes`."""
     space.update(SPACE)
     lines = [f"def {name}({parameters}):", *(INDENT + line for line in body)]
@@ -75,7 +79,7 @@ def compiled(
     file = f"<foretrace {name} {id(space):x}>"
     # Straight-line code is what the callable is asked to be: pdb steps through it.
     exec(compile(text, file, "exec"), space)  # noqa: S102
-    function: Callable[..., Any] = space.pop(name)
+    function: FunctionType = space.pop(name)
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     weakref.finalize(function, linecache.cache.pop, file, None)
     return function

@@ -6,22 +6,19 @@ output, sums over it run in another order. So the backward is differentiated aga
 that there are; the forward has run already, and what it saved is all there is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.equality import ValueNumbers
-from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.program.rewriter import Rewriter
 from foretrace.ir.program.walk import rename
-from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value, substitute
-from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, missing_sizes, second
+from foretrace.lowering.partition.partition import Pair, missing_sizes, second
 from foretrace.lowering.partition.placement import Sides
+from foretrace.lowering.pipelines.counterparts import WithNumbers, counterparts, original
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import Context, Pass, make_graph
 
@@ -45,8 +42,8 @@ def partial_backward(
     recorded, semantics, strides = context.recorded, context.semantics, context.tangents or ()
     part = make_graph((*DERIVED, *then), "joint", context)
     halves = Sides(part, recorded, semantics)
-    meant, numbers = _counterparts(part.ops, joint.ops)
-    saved = set(map(_original, pair.saved))
+    meant, numbers = counterparts(part.ops, joint.ops)
+    saved = set(map(original, pair.saved))
     kept = {v: meant[v] for op in part.ops for v in op.outs if meant.get(v) in saved}
     ops, handed = second(halves, dict.fromkeys(kept, WHY))
     known: dict[Value, Any] = {v: kept.get(v, v if v in saved else None) for v in handed}
@@ -58,82 +55,13 @@ def partial_backward(
     tangents = [next(there) if s is not None else i for i, s in zip(late, strides, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
     passed = {numbers.get(i.size, i.size): i.size for i in inputs if i.size in numbers}
-    copies = _WithNumbers({own: passed.get(one, one) for own, one in numbers.items()})
+    copies = WithNumbers({own: passed.get(one, one) for own, one in numbers.items()})
     ops = [rename(op, known) for op in ops]
     ops = copies.ops(ops) if numbers else ops
     for size in {*missing_sizes(halves, ops, [i.value for i in inputs])} - {i.size for i in inputs}:
         raise _not_saved(size, recorded)
     outputs = [replace(o, value=copies.tree(substitute(o.value, known))) for o in halves.gradients]
     return Graph([*inputs, *tangents], ops, outputs, "backward", part.reads)
-
-
-def _original(saved: Saved) -> Any:
-    """The value itself, by which the backward has it, where a copy of it is handed over."""
-    op = saved.op
-    copied = op is not None and op.choice is not None and op.choice.what == SAVED_COPY
-    return op.args[-1] if op is not None and copied else saved.value
-
-
-Numbers: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
-
-
-def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> tuple[dict[Value, Value], Numbers]:
-    """For each value of `ops`, the equal one among `others`; for each number of both, one of these.
-
-    It is what the same call of equal operands gives. Each derivation has symbols of its own for
-    the numbers that a formula computes in Python of those that data decides.
-    """
-    numbers, known, found = ValueNumbers(), dict[int, Op](), dict[Value, Value]()
-    same: Numbers = {}
-    copies = _WithNumbers(same)
-
-    def number(op: Op) -> int:
-        arguments = op.args, op.kwargs
-        return numbers.call(op.target, copies.tree(arguments) if same else arguments)
-
-    for op in others:
-        first = known.setdefault(number(op), op)
-        if isinstance(op.result, sympy.Symbol):
-            same[op.result] = first.result
-        found.update((out, out) for out in op.outs)
-    for op in ops:
-        other = known.get(number(op))
-        if other is None or len(other.outs) != len(op.outs) or not found.keys().isdisjoint(op.outs):
-            continue
-        if isinstance(op.result, sympy.Symbol):
-            same[op.result] = other.result
-        for out, its in zip(op.outs, other.outs, strict=True):
-            found[out], numbers.known[out] = its, numbers.of(its)
-    return found, same
-
-
-class _WithNumbers(Rewriter):
-    """Copies ops of the same values with other symbols."""
-
-    def __init__(self, numbers: Numbers) -> None:
-        super().__init__()
-        self.numbers = numbers
-
-    def leaf(self, leaf: Any) -> Any:
-        """A number by its other symbol."""
-        return leaf.xreplace(self.numbers) if isinstance(leaf, sympy.Basic) else leaf
-
-    def out(self, value: Value) -> Value:
-        """The value itself, or one whose sizes have the other symbols."""
-        other = self.type(value.type)
-        return value if other is value.type else super().out(value)
-
-    def type(self, type: TensorType) -> TensorType:
-        """The type with the other symbols."""
-        if type.symbols.isdisjoint(self.numbers):
-            return type
-        shape, stride, offset = self.tree((type.shape, type.stride, type.offset))
-        return type.but(shape=shape, stride=stride, offset=offset)
-
-    def below(self, op: Op) -> list[Op] | None:
-        """The body in the values of this call."""
-        body = op.body
-        return self.ops(body) if body else body
 
 
 def _not_saved(value: Value | sympy.Symbol, recorded: Recording) -> Refusal:

@@ -2,11 +2,11 @@
 
 What eager's autograd has is kept: a gradient is None where no gradient arrives, and the backward is
 that of the outputs whose gradients arrived, as they lie; a saved tensor that was written to since
-is an error. What one node cannot have is refused: a gradient of a gradient.
+is an error. For a gradient of a gradient the backward is a call of a pair in its turn (`Again`).
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import sympy
 import torch
@@ -32,6 +32,20 @@ Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
 Partial = Callable[[TangentStrides], Flat]
 """Builds the backward, called like the pair's own, for some tangents (the others are None)"""
+KeptInputs = Sequence[tuple[Any, int | None]]
+"""Inputs, each with the count of writes to it; None of what cannot be written to, or is checked"""
+
+
+class Again(Protocol):
+    """The gradients of a call once more, as a program that autograd follows."""
+
+    def keep(self, inputs: Sequence[Any]) -> KeptInputs:
+        """What is kept of the inputs of a call until then."""
+
+    def __call__(
+        self, kept: KeptInputs, saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None] | None:
+        """The gradients of the inputs that require grad; None: autograd would follow none."""
 
 
 class BackwardHalf:
@@ -75,6 +89,7 @@ class TrainableCall:
         rewritten: values whose memory the call writes to with a history: of what is saved of them,
             a copy is, as eager has it.
         views: those that are taken outside of it.
+        again: gives the gradients with a history; None: a gradient of them is refused.
     """
 
     early: ClassVar = NOTHING
@@ -83,9 +98,10 @@ class TrainableCall:
     def __init__(
         self, recorded: Recording, pair: Pair, forward: Flat, backward: BackwardHalf,
         *, rewritten: Collection[Value] = (), views: OuterViews = NO_VIEWS,
+        again: Again | None = None,
     ) -> None:  # fmt: skip
         self.inputs, self.forward, self.views = recorded.inputs, forward, views
-        self.backward = backward
+        self.backward, self.again = backward, again
         self.reads = pair.forward.reads
         self._unlike = None if self.reads is None else unlike_then(self.reads)
         outputs = [o.value for o in recorded.outputs]
@@ -104,10 +120,12 @@ class TrainableCall:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the first half; the second when autograd gets there."""
         anchor = torch.zeros((), requires_grad=True) if self.alone else None
+        kept = () if self.again is None else self.again.keep(inputs)
         if self.unreached:
             hidden = self.unreached
             inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
-        results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
+        apply: Any = _Run.apply
+        results: Sequence[Any] = apply(self, anchor, kept, *inputs)
         return results
 
     def check(self) -> None:
@@ -202,7 +220,9 @@ class _Run(torch.autograd.Function):
     """The autograd Function behind one call of a TrainableCall."""
 
     @staticmethod
-    def forward(ctx: Any, trained: TrainableCall, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
+    def forward(
+        ctx: Any, trained: TrainableCall, anchor: Any, kept: Any, *inputs: Any
+    ) -> tuple[Any, ...]:
         # Some kernels do another thing under no_grad, so the grad mode is eager's (decision 009).
         plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad():
@@ -218,18 +238,41 @@ class _Run(torch.autograd.Function):
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
         ctx.trained, ctx.numbers = trained, [each for each, number in both if number]
+        ctx.kept = kept
         ctx.sizes = trained.sizes(inputs, outputs) if trained.backward.open else {}
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise _twice()
         trained: TrainableCall = ctx.trained
         trained.check()
         arrived = [tangents[place] for place in trained.wanting]
-        gradients = iter(_gradients(ctx, trained, arrived))
-        return None, None, *(next(gradients) if wanted else None for wanted in trained.wanted)
+        if torch.is_grad_enabled():
+            gradients = iter(_followed(ctx, trained, arrived))
+        else:
+            gradients = iter(_gradients(ctx, trained, arrived))
+            if not torch_api.graph_is_kept():
+                ctx.kept = ()
+        found = (next(gradients) if wanted else None for wanted in trained.wanted)
+        return None, None, None, *found
+
+
+def _followed(
+    ctx: Any, trained: TrainableCall, arrived: list[torch.Tensor | None]
+) -> Sequence[torch.Tensor | None]:
+    if trained.again is None:
+        raise _twice()
+    if all(tangent is None for tangent in arrived):
+        return [None] * sum(trained.wanted)
+    both = zip(trained.wanting, arrived, strict=True)
+    passed = [tangent if place in trained.followed else None for place, tangent in both]
+    found = trained.again(ctx.kept, _saved(ctx, trained), passed)
+    return _gradients(ctx, trained, arrived) if found is None else found
+
+
+def _saved(ctx: Any, trained: TrainableCall) -> list[Any]:
+    tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
+    return [next(numbers) if number else next(tensors) for number in trained.numbers]
 
 
 def _gradients(
@@ -243,13 +286,11 @@ def _gradients(
             arrived[index] = zeros(backward.tangents[index], ctx.sizes)
     both = list(zip(backward.tangents, arrived, strict=True))
     strides = tuple([t if t is None else backward.strides(item, t, ctx.sizes) for item, t in both])
-    tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
-    saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
         _absent(item, ctx.sizes) if t is None or s is None else lay_out(t, s, ctx.sizes)
         for (item, t), s in zip(both, strides, strict=True)
     ]
-    return backward.for_tangents(strides)(*saved, *placed)
+    return backward.for_tangents(strides)(*_saved(ctx, trained), *placed)
 
 
 def zeros(item: Input, sizes: Numbers) -> torch.Tensor:

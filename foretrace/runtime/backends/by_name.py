@@ -18,8 +18,7 @@ from foretrace.runtime.backends.compiled_half import Compiler
 from foretrace.runtime.backends.compilers import CompilersBackend
 from foretrace.runtime.backends.eager import eager_entry
 from foretrace.runtime.backends.graph_backend import ByBackend, pair_with
-from foretrace.runtime.backends.inductor import inductor_compilers
-from foretrace.runtime.backends.inductor_workarounds import as_traced
+from foretrace.runtime.backends.inductor import as_traced, inductor_compilers
 from foretrace.runtime.backends.scalar_custom_op import numbers_refused
 from foretrace.runtime.calls.compiled import Building
 from foretrace.runtime.guards.guarded_entry import Entry

@@ -189,7 +189,7 @@ class Check:
         graph = self.half.graph
         written = {op.args[0] for op in graph.ops if op.target is COPY}
         pairs = zip(graph.inputs, passed, strict=True)
-        versions = [None if item.value in written else _version(each) for item, each in pairs]
+        versions = [None if item.value in written else version_of(each) for item, each in pairs]
         return Before(versions, States(list(dict.fromkeys(drawn_from(graph.ops))))())
 
     def counted(self, found: Any) -> Sequence[Any]:
@@ -233,7 +233,7 @@ class Check:
             if fault := _unlike(str(output.role), output.value, each, numbers, leaf=leaf):
                 raise self.refusal(f"built a function of other results: {fault}", output.value)
         for item, each, before in zip(graph.inputs, passed, versions, strict=True):
-            if before is not None and _version(each) != before:
+            if before is not None and version_of(each) != before:
                 raise self.refusal(f"built a function that writes to {item.role}")
         self._check_memory(passed, found, owners)
         self._checked.add(self._sizes(passed))
@@ -325,7 +325,8 @@ def _memory(item: Any) -> int:
     return item.untyped_storage().data_ptr() if plain and item.data_ptr() else 0
 
 
-def _version(item: Any) -> int | None:
+def version_of(item: Any) -> int | None:
+    """How often it was written to; None of what counts no writes."""
     counted = isinstance(item, torch.Tensor) and not item.is_inference()
     return torch_api.attribute_of(item, "_version") if counted else None
 

@@ -23,7 +23,7 @@ from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
-from foretrace.lowering.pipelines.kinds import UNTRAINED_LEAVES
+from foretrace.lowering.pipelines.kinds import UNTRAINED_LEAVES, Pipeline
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context, Pass, make_graph, run_passes
 from foretrace.lowering.pipelines.rewrites import (
@@ -99,11 +99,12 @@ class TorchCompilers:
         return InferenceGraph(edges.around(run), early, written)
 
     def halves(
-        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics, then: Pipeline = ()
     ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair of a joint graph, the callable of each half, and that of some tangents."""
         context = self.context(recorded, semantics)
-        joint = run_passes(self.passes, joint, context)
+        passes = (*self.passes, *then)
+        joint = run_passes(passes, joint, context)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         counts = gradient_counts(pair.backward)
@@ -116,7 +117,7 @@ class TorchCompilers:
 
         def partial(strides: TangentStrides) -> Flat:
             there = replace(context, tangents=strides)
-            part = partial_backward(joint, pair, there, self.passes)
+            part = partial_backward(joint, pair, there, passes)
             edges = Edges(part, counts)
             arrived = edges.spread([each is not None for each in strides], "tangent", part)
             half = halves.backward(flat, edges.graph, forward, arrived, counts=owned)

@@ -2,28 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
-import sympy
 import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
-from foretrace.ir.program.interface import Input
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import called_in
-from foretrace.ir.symbols.symbols import Symbols
 from foretrace.ir.values.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.fx import to_fx
 from foretrace.lowering.emit.graph_module import interpretable
-from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.outer_views import OuterViews, outer_views
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
+from foretrace.lowering.pipelines.counterparts import Taking
 from foretrace.lowering.pipelines.forward import unmark_leaves
-from foretrace.lowering.pipelines.kinds import DERIVED, UNTRAINED, UNTRAINED_LEAVES
+from foretrace.lowering.pipelines.kinds import DERIVED, UNTRAINED, UNTRAINED_LEAVES, Pipeline
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context, make_graph, run_passes
 from foretrace.lowering.pipelines.rewrites import recompute
@@ -35,6 +33,7 @@ from foretrace.runtime.backends.autograd_function import (
     TrainableCall,
 )
 from foretrace.runtime.backends.compiled_half import LABELS, STEP, WHOLE, Compiler, Half
+from foretrace.runtime.backends.double_backward import GradientsAgain, parameters, straight_call
 from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
@@ -47,6 +46,7 @@ from foretrace.runtime.calls.epilogue import (
 )
 from foretrace.runtime.calls.kept_gradients import check_kept
 from foretrace.runtime.guards.abandoned import Abandoned
+from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.runtime.guards.guarded_entry import Entry, Guards
 
 
@@ -97,9 +97,14 @@ def core_lines(
 
 
 def join(
-    recorded: Recording, semantics: TargetSemantics, backend: "Compilers"
+    recorded: Recording,
+    semantics: TargetSemantics,
+    backend: "Compilers",
+    taking: Taking | None = None,
 ) -> "TrainableCall | InferenceCall":
     """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
+
+    `taking`: what its graphs take of what has run before.
 
     Raises:
         Refusal: an op on the way of a gradient has no derivative, or what is returned keeps one.
@@ -118,9 +123,26 @@ def join(
         for m in recorded.mutations
         if recorded.writes_followed(m) or (backend.saves_written and not m.rebound)
     ]
-    pair, forward, backward, partial = backend.halves(joint, core, semantics)
-    half = BackwardHalf(pair, backward, partial, relaid=backend.relaid)
-    return TrainableCall(core, pair, forward, half, rewritten=rewritten, views=views)
+    then = () if taking is None else taking.passes
+    pair, forward, backward, some = backend.halves(joint, core, semantics, then)
+    half = BackwardHalf(pair, backward, some, relaid=backend.relaid)
+    again = None
+    if not core.makes_leaves:
+        again = GradientsAgain(core, semantics, pair, partial(_flat, backend=backend), taking)
+    return TrainableCall(core, pair, forward, half, rewritten=rewritten, views=views, again=again)
+
+
+def _flat(
+    recorded: Recording, semantics: TargetSemantics, backend: "Compilers", taking: Taking
+) -> Flat:
+    """A function of the inputs of a program, by the graphs of its pair."""
+    call, source = join(recorded, semantics, backend, taking), Source()
+    names = parameters(source, recorded.inputs, recorded.symbols)
+    inside = source.inner()
+    leaves = core_lines(inside, recorded, names, call, None)
+    inside.add(f"return {result_text(inside, recorded.out_structure, leaves)}")
+    add_surrounded(source, inside.lines, grad_on=True)
+    return source.function("gradients", ", ".join(names))
 
 
 class Compilers(Protocol):
@@ -138,10 +160,11 @@ class Compilers(Protocol):
         """The callable of a forward that is not trained."""
 
     def halves(
-        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics, then: Pipeline = ()
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
         """The pair of a joint graph, the callable of each half, and a builder for some tangents.
 
+        `then`: passes over the joint graph before it is split.
         Without a second half, one is built for tangents with the strides of their outputs.
         """
 
@@ -173,7 +196,7 @@ class ByBackend:
         return InferenceGraph(self._compiled(graph, recorded, semantics))
 
     def halves(
-        self, joint: Graph, recorded: Recording, semantics: TargetSemantics
+        self, joint: Graph, recorded: Recording, semantics: TargetSemantics, then: Pipeline = ()
     ) -> tuple[Pair, Flat, Flat | None, Partial]:
         """The pair, and each half compiled by the backend: the second when it first runs.
 
@@ -181,22 +204,23 @@ class ByBackend:
         """
         # As eager saves: a value that runs again would make an input needed that eager does not
         # need, and writing to it before the backward an error.
-        pair = partition(joint, recorded, semantics, "save_all")
         context = Context(recorded, semantics, Level(False))
+        joint = run_passes(then, joint, context)
+        pair = partition(joint, recorded, semantics, "save_all")
 
-        def partial(strides: TangentStrides) -> Flat:
+        def some(strides: TangentStrides) -> Flat:
             whole = strides == pair.strides
             graph = (
                 pair.backward
                 if whole
-                else partial_backward(joint, pair, replace(context, tangents=strides))
+                else partial_backward(joint, pair, replace(context, tangents=strides), then)
             )
             if None in strides:
                 return straight_call(graph, recorded.symbols)
             return self._compiled(graph, recorded, semantics)
 
         forward = self._compiled(pair.forward, recorded, semantics)
-        return pair, forward, partial(pair.strides) if pair.open else None, partial
+        return pair, forward, some(pair.strides) if pair.open else None, some
 
     def _compiled(self, graph: Graph, recorded: Recording, semantics: TargetSemantics) -> Flat:
         edges = Edges(graph)
@@ -225,35 +249,3 @@ class InferenceCall:
             return self.forward(*inputs)
         with torch.no_grad():
             return self.forward(*inputs)
-
-
-def parameters(source: Source, inputs: Sequence[Input], symbols: Symbols) -> list[str]:
-    """Names of a function's parameters; the symbols of their sizes are bound."""
-    names, bound = [], set[sympy.Basic]()
-    for item in inputs:
-        if isinstance(item.size, sympy.Symbol):
-            bound.add(item.size)
-            source.names.new(str(item.size))
-            names.append(str(item.size))
-        else:
-            names.append(source.names.new(item.role.name))
-    for item, name in zip(inputs, names, strict=True):
-        for dim, size in enumerate(map(symbols.simplify, item.value.type.shape)):
-            if isinstance(size, sympy.Symbol) and size not in bound:
-                bound.add(size)
-                source.names.new(str(size))
-                source.add(f"{size} = {name}.size({dim})")
-    return names
-
-
-def straight_call(graph: Graph, symbols: Symbols) -> Flat:
-    """A graph as a function of its flat inputs, in straight-line Python."""
-    source = Source()
-    names = parameters(source, graph.inputs, symbols)
-    straight = Straight(
-        source, symbols, {i.value: name for i, name in zip(graph.inputs, names, strict=True)}
-    )
-    straight.ops(graph)
-    results = [straight.tree(output.value) for output in graph.outputs]
-    source.add(f"return ({''.join(result + ', ' for result in results)})")
-    return source.function(graph.kind, ", ".join(names))

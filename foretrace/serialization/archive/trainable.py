@@ -14,7 +14,7 @@ from foretrace.lowering.partition.partition import Pair
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context
 from foretrace.runtime.backends.autograd_function import BackwardHalf, Flat, TrainableCall
-from foretrace.runtime.backends.graph_backend import straight_call
+from foretrace.runtime.backends.double_backward import straight_call
 from foretrace.runtime.calls.core import core_of
 from foretrace.runtime.calls.run_cut import Called, check_unhooked, finish, uncast
 from foretrace.serialization.archive.stored_cut import Stored

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import foretrace
-from foretrace.runtime.backends.inductor_workarounds import scale_operands
+from foretrace.runtime.backends.inductor import scale_operands
 
 aten = torch.ops.aten
 
