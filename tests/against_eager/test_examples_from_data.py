@@ -74,3 +74,21 @@ def test_a_file_trains_on_other_data(name: str) -> None:
     loaded = torch.export.load(file).module()
     for inputs in [first, *others]:
         assert agree(trained(loaded, loaded, inputs), trained(module, module, inputs))
+
+
+def test_a_hook_reads_a_gradient_of_a_kernel_that_asks_for_the_grad_mode() -> None:
+    """oneDNN's LSTM keeps no workspace under no_grad, and its backward needs one."""
+    recurrent, first = torch.nn.LSTM(6, 6, batch_first=True), torch.nn.Linear(6, 6)
+    read = list[float]()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        hidden = first(x)
+        hidden.register_hook(lambda gradient: read.append(gradient.sum().item()))
+        loss = recurrent(hidden)[0].sum()
+        loss.backward()
+        return loss
+
+    x, compiled = torch.randn(3, 4, 6), foretrace.compile(step, fullgraph=True)
+    assert [call(x).item() for call in (compiled, step, compiled)] == [step(x).item()] * 3
+    assert len(read) == 4
+    assert len({*read}) == 1

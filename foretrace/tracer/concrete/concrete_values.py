@@ -101,10 +101,13 @@ class Constants:
     def run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
         """Run a call on the constants' values.
 
+        Nothing is followed, as nothing requires grad; under no_grad some kernels do another thing
+        (mkldnn_rnn_layer keeps no workspace).
+
         Raises:
             Refusal: it depends on an input whose value is not known, or on what is too large.
         """
-        with torch_api.plain_torch():
+        with torch_api.plain_torch(), torch.enable_grad():
             operands = values_in((args, kwargs))
             offered = not self.guarded and may_guard(func, operands)
             for value in (*operands, *self._behind((args, kwargs))):
@@ -118,7 +121,7 @@ class Constants:
         Raises:
             Refusal: as for a call.
         """
-        with torch_api.plain_torch():
+        with torch_api.plain_torch(), torch.enable_grad():
             for value in self._behind(condition):
                 self._compute(value, condition, offered=False)
             numbers = {symbol: self._put(symbol) for symbol in condition.free_symbols}
