@@ -33,6 +33,7 @@ from foretrace.torch_api.communication import (
     SILENCE as SILENCE,
     may_talk as may_talk,
 )
+from foretrace.torch_api.compilers import aot_metadata as aot_metadata
 from foretrace.torch_api.compilers.core import core_decompositions as core_decompositions
 from foretrace.torch_api.compilers.graphs import (
     CaptureLog as CaptureLog,
@@ -42,6 +43,7 @@ from foretrace.torch_api.compilers.graphs import (
     log_graph as log_graph,
     nodes_by_line as nodes_by_line,
     set_meta as set_meta,
+    static_inputs as static_inputs,
     tensor_metadata as tensor_metadata,
 )
 from foretrace.torch_api.compilers.inductor import Inductor as Inductor, boxed as boxed

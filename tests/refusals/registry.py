@@ -63,6 +63,7 @@ EXCUSED: dict[str, str] = {
         "nobody sees it: that call runs as Python"
     ),
     "frontends/torch_compat/compile.py:_checked": "a wrong call",
+    "frontends/torch_compat/aot_autograd.py:_check_options": "a wrong call",
     "frontends/torch_compat/dynamo.py:_check": "a wrong call",
     "frontends/torch_compat/export.py:_check_call": "a wrong call",
     "session/run/setup.py:_check_call": "a wrong call",

@@ -70,7 +70,8 @@ class WithPartitioner(TorchCompilers):
         parts = Parts(found, edges.graph, semantics, *modules)
         check_draws(joint, *modules)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
+        metadata = self.metadata(recorded, parts.forward, parts.backward)
+        both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves, metadata)
         pair = wrapped_pair(parts.pair, joint, edges) if edges.wraps else parts.pair
         counts = gradient_counts(joint)
         forward = Edges(pair.forward, counts).around(both.forward)

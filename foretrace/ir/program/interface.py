@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Printed
 from foretrace.ir.program.call_requirements import memory_of
 from foretrace.ir.program.op import ViewStep
@@ -173,6 +174,13 @@ class Signature(Printed):
     def __str__(self) -> str:
         rows = [f"  in   {role}" for role in self.inputs]
         return "\n".join([*rows, *(f"  out  {role}" for role in self.outputs)])
+
+    @property
+    def descriptors(self) -> torch_api.aot_metadata.Descriptors:
+        """Torch's own description of each, as of `aot_export_joint_with_descriptors`."""
+        both = self.inputs, self.outputs
+        kinds = ([(role.kind, role.name) for role in one] for one in both)
+        return torch_api.aot_metadata.described(*kinds)
 
     def to_dict(self) -> dict[str, list[dict[str, str]]]:
         """The same, for programs."""

@@ -7,7 +7,7 @@ or primals if they have a gradient.
 Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/partitioners.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.program.interface import Input, Output, Role, size_input
-from foretrace.ir.program.recording import Graph
+from foretrace.ir.program.interface import Input, Output, Role, Signature, size_input
+from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.symbols.symbols import Symbols
+from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.dead_code import needs
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.lowering.emit.fx import to_fx
@@ -30,6 +31,10 @@ from foretrace.runtime.backends.compiled_half import Half
 
 ORDER = ("mutation", "output", "saved")
 """The order of a forward's outputs."""
+STATIC = ("parameter", "buffer")
+"""Kinds of inputs that are the same tensor at each call"""
+GRADIENTS = "gradient_of"
+"""Key of a backward's `meta`: for each output, the index of the primal that it is a gradient of."""
 RESULTS = "num_fwd_outputs"
 """Key of a forward's `meta`: the number of its outputs that are not saved tensors or sizes."""
 
@@ -58,6 +63,8 @@ class TorchHalves:
         places = _passed(graph)
         slots = [Slot(name(n), i) for n, i in enumerate(places)]
         module = interpretable(arranged(self._fx(graph), slots, order, attribute_inputs(graph)))
+        roles = [graph.inputs[i].role for i in places], [graph.outputs[i].role for i in order]
+        _describe(module, *roles)
         module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
         return Half(module, graph, tuple(places), _inverse(order), label)
 
@@ -69,6 +76,7 @@ class TorchHalves:
         passed: Sequence[bool] | None = None,
         *,
         counts: Sequence[int],
+        drop: bool = False,
     ) -> Half:
         """A second half; what is saved goes by its name in the forward.
 
@@ -79,6 +87,7 @@ class TorchHalves:
             passed: which of the tangents it takes; None: all.
             counts: for each input of the forward that requires grad, how many tensors its gradient
                 is: that of a plain tensor may be a wrapping one.
+            drop: whether an input without a gradient has no output; else it is None.
         """
         names = _saved_names(pair, forward)
         count, total = len(names), len(graph.inputs)
@@ -86,14 +95,27 @@ class TorchHalves:
         order = sorted(range(count), key=lambda i: graph.inputs[i].size is None)
         order += [i for i, yes in enumerate(there, start=count) if yes]
         names += [f"tangents_{n}" for n in range(1, total - count + 1)]
-        outputs, places = _gradients(pair, counts)
+        outputs, primals = _gradients(pair, counts)
+        there = [place is not None or not drop for place in outputs]
+        outputs = [place for place, yes in zip(outputs, there, strict=True) if yes]
         slots = [Slot(names[i], i) for i in order]
         module = interpretable(arranged(self._fx(graph), slots, outputs, {}))
+        module.meta[GRADIENTS] = [p for p, yes in zip(primals, there, strict=True) if yes]
+        places = tuple(outputs.index(place) for place in range(sum(counts)))
         return Half(module, graph, tuple(order), places)
 
     def _fx(self, graph: Graph) -> fx.GraphModule:
         named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module", graph.reads)
         return to_fx(named, self.symbols, self.fakes, needs)
+
+
+def _describe(module: fx.GraphModule, inputs: Sequence[Role], outputs: Sequence[Role]) -> None:
+    """Give the ends of a graph torch's descriptors, as AOTAutograd does."""
+    found = Signature(tuple(inputs), tuple(outputs)).descriptors
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for node, each in zip(placeholders, found.inputs, strict=True):
+        node.meta["desc"] = each
+    module.graph.output_node().meta["desc"] = list(found.outputs)
 
 
 def with_sizes(pair: Pair, symbols: Symbols) -> Pair:
@@ -163,12 +185,66 @@ def _saved_names(pair: Pair, forward: Half) -> list[str]:
     ]
 
 
-def _gradients(pair: Pair, counts: Sequence[int]) -> tuple[list[int | None], tuple[int, ...]]:
-    """For each primal, the outputs that are its gradient; and the inverse of that map."""
+def _gradients(pair: Pair, counts: Sequence[int]) -> tuple[list[int | None], list[int]]:
+    """For each primal, the outputs that are its gradient; and the primal of each of these."""
     inputs = pair.forward.inputs
     requiring = [i for i, item in enumerate(inputs) if item.value.type.requires_grad]
     ends = accumulate(counts)
     owned = {i: range(end - n, end) for i, n, end in zip(requiring, counts, ends, strict=True)}
-    primals = _passed(pair.forward)
-    outputs = [place for i in primals for place in owned.get(i, (None,))]
-    return outputs, tuple(outputs.index(place) for place in range(sum(counts)))
+    primals = [*enumerate(_passed(pair.forward))]
+    both = [(n, place) for n, i in primals for place in owned.get(i, (None,))]
+    return [place for _, place in both], [n for n, _ in both]
+
+
+def metadata_of(
+    recorded: Recording, forward: Half, backward: Half | None, static: Collection[int]
+) -> Any:
+    """What torch says of a forward to the compiler of it; `static`: arguments that are parameters.
+
+    Its outputs are those of the graph: a view of an input is taken outside of it, and so is no
+    output, and what autograd follows to an input is one.
+    """
+    written = {recorded.inputs[m.index].role.name: m for m in recorded.mutations}
+    kinds = [output.role.kind for output in forward.graph.outputs]
+    saved = [_saved(o.value, forward) for o in forward.graph.outputs if o.role.kind == "saved"]
+    news = [o.role.name for o in forward.graph.outputs if o.role.kind == "mutation"]
+    examples = [] if backward is None else backward.examples[kinds.count("saved") :]
+
+    def of_input(item: Input) -> torch_api.aot_metadata.InputFacts | None:
+        if item.size is not None:
+            return None
+        name, kind = item.role.name, item.role.kind
+        return torch_api.aot_metadata.InputFacts(
+            item.leaf or not item.value.type.requires_grad,
+            item.value.type.requires_grad,
+            name in news,
+            name in written and written[name].hidden and item.value.type.requires_grad,
+            kind in STATIC or item.argument in static,
+        )
+
+    return torch_api.aot_metadata.forward_metadata(
+        [of_input(forward.graph.inputs[place]) for place in forward.inputs],
+        [_output(o.value, recorded) for o in forward.graph.outputs if o.role.kind == "output"],
+        examples,
+        None if backward is None else sorted(saved, key=lambda each: each is None),
+    )
+
+
+def _output(value: Any, recorded: Recording) -> torch_api.aot_metadata.OutputFacts | None:
+    if not isinstance(value, Value):
+        return None
+    follows = value.type.requires_grad, recorded.differentiable(value)
+    return torch_api.aot_metadata.OutputFacts(*follows, _open(value))
+
+
+def _saved(value: Any, forward: Half) -> torch_api.aot_metadata.SavedFacts | None:
+    if not isinstance(value, Value):
+        return None
+    passed = any(item.value is value for item in forward.graph.inputs)
+    return torch_api.aot_metadata.SavedFacts(_open(value), passed)
+
+
+def _open(value: Value) -> frozenset[int]:
+    """The dimensions of open size."""
+    shape = enumerate(value.type.shape)
+    return frozenset(dim for dim, size in shape if isinstance(size, sympy.Basic))

@@ -5,9 +5,10 @@ once; the backward's at once if it has open sizes, since compiling it may then a
 when it first runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar, Final
 
 import sympy
 import torch
@@ -34,10 +35,12 @@ from foretrace.lowering.pipelines.rewrites import (
 from foretrace.lowering.reinplace.final_copies import written_at_end
 from foretrace.lowering.subclasses.boundary import Edges, gradient_counts
 from foretrace.operators.abstract_tensors.sparse_layouts import layout_of
-from foretrace.runtime.backends.aot_convention import TorchHalves, with_sizes
+from foretrace.runtime.backends.aot_convention import TorchHalves, metadata_of, with_sizes
 from foretrace.runtime.backends.autograd_function import Flat, Partial, numbers_of
 from foretrace.runtime.backends.compiled_half import STEP, WHOLE, Compiler, Half
 from foretrace.runtime.backends.scalar_prelude import NOTHING, InferenceGraph, found_early
+
+LEAVES: Final = Level(written=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,12 @@ class TorchCompilers:
     """the compiler asks FakeTensor again for the types of a graph"""
     name: str = ""
     """of a backend of torch's"""
+    level: Level = LEAVES
+    """which ops of a pair stay whole"""
+    drop: bool = False
+    """whether a backward has no output in the place of a gradient that is None"""
+    static: Collection[int] = ()
+    """arguments that are the same tensors at each call"""
     relaid: ClassVar[bool] = False
     saves_written: ClassVar[bool] = False
 
@@ -75,8 +84,12 @@ class TorchCompilers:
     def context(self, recorded: Recording, semantics: TargetSemantics) -> Context:
         """The context of the passes over its graphs."""
         return Context(
-            recorded, semantics, Level(False), table=self.decompositions, policy=self.policy
+            recorded, semantics, self.level, table=self.decompositions, policy=self.policy
         )
+
+    def metadata(self, recorded: Recording, forward: Half, backward: Half | None = None) -> Any:
+        """What torch says of a forward; None for Inductor, which would take addresses for fixed."""
+        return None if self.name else metadata_of(recorded, forward, backward, self.static)
 
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """The callable of a forward that is not trained."""
@@ -92,7 +105,7 @@ class TorchCompilers:
             graph, written = written_at_end(graph, recorded, semantics.may_raise)
         edges = Edges(graph)
         half = halves.whole(edges.graph, STEP if recorded.asks_gradients else WHOLE)
-        with torch_api.compiling(semantics.fakes.mode):
+        with torch_api.compiling(semantics.fakes.mode, self.metadata(recorded, half)):
             run = half.compiled(self.inference, half.examples, self.name)
         if recorded.asks_gradients:
             run = _keeping(run)
@@ -112,18 +125,40 @@ class TorchCompilers:
         flat = replace(pair, forward=ends[0].graph, backward=ends[1].graph)
         forward = halves.forward(flat)
         owned = ends[0].gradients if ends[0].wraps else counts
-        backward = halves.backward(flat, flat.backward, forward, counts=owned)
-        both = CompiledPair(self, flat, forward, backward, halves)
+        backward, filled = self._second(halves, flat, flat.backward, forward, owned)
+        metadata = self.metadata(recorded, forward, backward)
+        both = CompiledPair(self, flat, forward, backward, halves, metadata)
 
         def partial(strides: TangentStrides) -> Flat:
             there = replace(context, tangents=strides)
             part = partial_backward(joint, pair, there, passes)
             edges = Edges(part, counts)
             arrived = edges.spread([each is not None for each in strides], "tangent", part)
-            half = halves.backward(flat, edges.graph, forward, arrived, counts=owned)
-            return edges.around(Later(both, half))
+            half, filled = self._second(halves, flat, edges.graph, forward, owned, arrived)
+            return edges.around(filled(Later(both, half)))
 
-        return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
+        second = ends[1].around(filled(both.backward))
+        return pair, ends[0].around(both.forward), second, partial
+
+    def _second(
+        self,
+        halves: TorchHalves,
+        pair: Pair,
+        graph: Graph,
+        forward: Half,
+        counts: Sequence[int],
+        passed: Sequence[bool] | None = None,
+    ) -> tuple[Half, Callable[[Flat], Flat]]:
+        """A second half, and what puts the gradients that are None among its results."""
+        there = [output.value is not None for output in graph.outputs]
+        if not self.drop or all(there):
+            half = halves.backward(pair, graph, forward, passed, counts=counts, drop=self.drop)
+            return half, lambda run: run
+        kept = replace(graph, outputs=[o for o in graph.outputs if o.value is not None])
+        ends = accumulate(counts)
+        fewer = [sum(there[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+        half = halves.backward(pair, kept, forward, passed, counts=fewer, drop=True)
+        return half, lambda run: _filled(run, there)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,6 +172,16 @@ class CompilersBackend:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A callable of the graph's inputs."""
         return self.compile(module, inputs)
+
+
+def _filled(run: Flat, there: Sequence[bool]) -> Flat:
+    """The function with None in the places of what its graph has dropped."""
+
+    def filled(*inputs: Any) -> Sequence[Any]:
+        results = iter(run(*inputs))
+        return [next(results) if yes else None for yes in there]
+
+    return filled
 
 
 def _keeping(run: Flat) -> Flat:
@@ -193,10 +238,11 @@ class CompiledPair:
         forward: Half,
         backward: Half,
         halves: TorchHalves,
+        metadata: Any,
     ) -> None:
         self.inputs, self.symbols = pair.backward.inputs, halves.symbols
         self.compilers = compilers
-        with torch_api.compiling(halves.fakes.mode):
+        with torch_api.compiling(halves.fakes.mode, metadata):
             with torch_api.reported_strides() as strides:
                 self.forward = forward.compiled(compilers.forward, forward.examples, compilers.name)
             saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]

@@ -116,7 +116,7 @@ def join(
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core, views)
     check_kept(recorded)
-    context = Context(core, semantics, Level(False))
+    context = Context(core, semantics, backend.level)
     joint = make_graph(DERIVED, "joint", context)
     rewritten = [
         recorded.inputs[m.index].value
@@ -153,6 +153,10 @@ class Compilers(Protocol):
         """Whether a tangent with other strides than its output's has a backward of its own."""
 
     @property
+    def level(self) -> Level:
+        """Which ops of a pair stay whole."""
+
+    @property
     def saves_written(self) -> bool:
         """Whether the first half may hand over memory of an input that the call writes to."""
 
@@ -174,6 +178,7 @@ class ByBackend:
 
     relaid: ClassVar[bool] = True
     saves_written: ClassVar[bool] = False
+    level: ClassVar[Level] = Level(written=False)
 
     def __init__(self, compile: Compiler, policy: Policy = SAVE_ALL, name: str = "") -> None:
         self.compile, self.policy, self.name = compile, policy, name

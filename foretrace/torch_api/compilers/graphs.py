@@ -250,3 +250,13 @@ def log_graph(
         logger.debug("foretrace, %s cut\n%s", kind, text())
     if _is_traced():
         log.write(name, text, line)
+
+
+def static_inputs(module: fx.GraphModule) -> frozenset[int]:
+    """The placeholders of a graph of Dynamo's that are parameters and buffers, by place.
+
+    Source: torch/_functorch/_aot_autograd/frontend_utils.py, 2.13 to 2.15.
+    """
+    marks = [node.meta.get("tensor_dict") for node in module.graph.find_nodes(op="placeholder")]
+    key = "_dynamo_static_input_type"
+    return frozenset(place for place, each in enumerate(marks) if each and each.get(key))

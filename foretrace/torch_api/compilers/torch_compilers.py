@@ -65,13 +65,16 @@ def _is_real(item: Any) -> bool:
 
 
 @contextmanager
-def compiling(mode: FakeTensorMode) -> Iterator[None]:
+def compiling(mode: FakeTensorMode, metadata: Any = None) -> Iterator[None]:
     """What AOTAutograd has around a compiler that it calls, so that any compiler finds it here too.
 
     The inputs' fake mode answers, nothing is followed or cast by autocast, and there is a
-    TracingContext.
+    TracingContext, with what is said of the forward.
     """
     context = TracingContext.try_get() or TracingContext(mode)
+    context.fw_metadata = metadata
+    if metadata is not None:
+        context.params_flat = []  # they are inputs, as behind Dynamo
     kernels = enable_python_dispatcher() if mode.shape_env is not None else nullcontext()
     with tracing(context), mode, kernels, torch.no_grad(), _C._DisableAutocast():
         yield

@@ -1,0 +1,211 @@
+"""What AOTAutograd says of a forward while a compiler runs, and of each input and output.
+
+torch has no public name for these classes; compilers that sit behind `aot_autograd` read both. A
+field that a version does not have is left out: checked on 2.13, 2.14 and 2.15.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# What inputs and outputs of a graph are: AOTAutograd puts one into the `meta` of each.
+from torch._functorch._aot_autograd import descriptors
+
+# What it says of a forward: the object, and the classes of what is in it.
+from torch._functorch._aot_autograd.schemas import (
+    InputAliasInfo,
+    MemoryFormatMeta,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    ViewAndMutationMeta,
+)
+
+# What AOTAutograd traces tensors as: it is the class of each output in the metadata.
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+Kinds = Sequence[tuple[str, str]]
+"""Of each input or output: what it is, as of a `Role`, and its name"""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFacts:
+    """What is known of one input of a forward."""
+
+    leaf: bool
+    requires_grad: bool
+    written: bool = False
+    hidden: bool = False
+    """autograd does not see the write"""
+    static: bool = False
+    """a parameter or a buffer"""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """What is known of one output of a forward."""
+
+    requires_grad: bool
+    differentiable: bool
+    """a tangent arrives for it"""
+    open: frozenset[int] = frozenset()
+    """its dimensions of open size"""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFacts:
+    """What is known of a tensor that a forward saves."""
+
+    open: frozenset[int]
+    """its dimensions of open size"""
+    passed: bool
+    """whether it is an input of the forward"""
+
+
+def _built(kind: Any, **fields: Any) -> Any:
+    """An object with those of the fields that this version has, and without the others."""
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    passed = {name: item for name, item in fields.items() if name in known}
+    missing = (n for n, f in known.items() if n not in passed and _required(f))
+    return kind(**passed, **dict.fromkeys(missing, False))
+
+
+def _required(field: Any) -> bool:
+    none = dataclasses.MISSING
+    return field.default is none and field.default_factory is none
+
+
+def forward_metadata(
+    inputs: Sequence[InputFacts | None],
+    outputs: Sequence[OutputFacts | None],
+    tangents: Sequence[torch.Tensor],
+    saved: Sequence[SavedFacts | None] | None,
+) -> Any:
+    """Torch's `ViewAndMutationMeta` of a forward.
+
+    Args:
+        inputs: of its graph; None for a size.
+        outputs: those after the new contents of inputs; None for a size.
+        tangents: examples of those that its backward takes.
+        saved: tensors, then sizes that it saves, None for a size; None: it has no backward.
+    """
+    wanting = [i for i, each in enumerate(outputs) if each and each.differentiable]
+    trains, none = (False, None) if saved is None else (True, 0)
+    tensors = [each for each in saved or () if each is not None]
+    written = [each for each in inputs if each and each.written]
+    plain = [PlainTensorMeta(unwrapped_idx=i) for i in range(len(inputs) + len(outputs))]
+    found = _built(
+        ViewAndMutationMeta,
+        input_info=[_of_input(each) for each in inputs],
+        output_info=[_of_output(each) for each in outputs],
+        num_intermediate_bases=0,
+        traced_tangents=list(tangents),
+        traced_tangents_descs=[_tangent(i) for i in wanting[: len(tangents)]],
+        subclass_inp_meta=plain[: len(inputs)],
+        subclass_fw_graph_out_meta=plain[: len(written) + len(outputs)],
+        subclass_tangent_meta=[_laid(i, each) for i, each in enumerate(tangents)],
+        num_symints_saved_for_bw=None if saved is None else len(saved) - len(tensors),
+        saved_tensor_is_graph_input=[each.passed for each in tensors],
+        num_tensors_saved_with_no_vc_check=none,
+        num_opaque_objects_saved_for_bw=none,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        static_input_indices=[i for i, each in enumerate(inputs) if each and each.static],
+        mutated_inp_stream_indices=[None for _ in written],
+        tangent_source_stack_traces=[None for _ in tangents] if trains else None,
+    )
+    found.dynamic_saved_tensors_idxs = {i: {*t.open} for i, t in enumerate(tensors) if t.open}
+    return found
+
+
+def _of_input(facts: InputFacts | None) -> Any:
+    """Torch's `InputAliasInfo`."""
+    if facts is None:
+        return _built(InputAliasInfo)
+    unseen = facts.written and facts.requires_grad  # what autograd follows is an output
+    return _built(
+        InputAliasInfo,
+        is_leaf=facts.leaf,
+        requires_grad=facts.requires_grad,
+        mutates_data=facts.written,
+        mutations_hidden_from_autograd=facts.hidden or not facts.written,
+        mutations_under_no_grad_or_inference_mode=unseen and not facts.hidden,
+    )
+
+
+def _of_output(facts: OutputFacts | None) -> Any:
+    """Torch's `OutputAliasInfo`: no output of a graph of ours is a view."""
+    fields: dict[str, Any] = {"base_idx": None, "dynamic_dims": None, "view_meta_sequence": None}
+    fields |= {"output_type": OutputType.non_alias, "raw_type": torch.SymInt}
+    if facts is None:
+        return _built(OutputAliasInfo, **fields)
+    fields |= {"raw_type": FunctionalTensor, "dynamic_dims": set(facts.open)}
+    return _built(
+        OutputAliasInfo,
+        requires_grad=facts.requires_grad,
+        requires_grad_for_backward=facts.differentiable,
+        **fields,
+    )
+
+
+def _laid(place: int, tangent: torch.Tensor) -> Any:
+    """Torch's `PlainTensorMeta` of a tangent, with the layout that torch asks for."""
+    layout = MemoryFormatMeta.from_tensor(tangent)
+    return PlainTensorMeta(unwrapped_idx=place, memory_format=layout)
+
+
+def _tangent(output: int) -> Any:
+    """Torch's descriptor of a tangent."""
+    return descriptors.TangentAOTInput(output=descriptors.PlainAOTOutput(idx=output))
+
+
+# ---- descriptors ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """torch's own description of each input and output, as `aot_export_joint_with_descriptors`."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+def described(inputs: Kinds, outputs: Kinds) -> Descriptors:
+    """The descriptors of a graph's inputs and outputs, in their order."""
+    known, returned = dict[str, Any](), [name for kind, name in outputs if kind == "output"]
+    found, plain, tangents, saved = list[Any](), 0, 0, 0
+    for kind, name in inputs:
+        if kind == "tangent":
+            place = returned.index(name) if name in returned else tangents
+            found.append(_tangent(place))
+            tangents += 1
+        elif kind == "saved":
+            found.append(descriptors.DummyAOTInput(idx=saved))
+            saved += 1
+        elif kind == "parameter":
+            found.append(known.setdefault(name, descriptors.ParamAOTInput(target=name)))
+        elif kind == "buffer":
+            found.append(known.setdefault(name, descriptors.BufferAOTInput(target=name)))
+        else:
+            found.append(known.setdefault(name, descriptors.PlainAOTInput(idx=plain)))
+            plain += 1
+    return Descriptors(tuple(found), tuple(_of_outputs(outputs, known)))
+
+
+def _of_outputs(outputs: Kinds, known: dict[str, Any]) -> list[Any]:
+    """Torch's descriptors of outputs; `known`: those of inputs, by name."""
+    found, counts = list[Any](), dict.fromkeys((kind for kind, _ in outputs), 0)
+    for kind, name in outputs:
+        place, of = counts[kind], known.get(name) or descriptors.PlainAOTInput(idx=counts[kind])
+        counts[kind] += 1
+        if kind == "gradient":
+            found.append(descriptors.GradAOTOutput(grad_of=of))
+        elif kind == "mutation":
+            found.append(descriptors.InputMutationAOTOutput(mutated_input=of))
+        elif kind == "saved":
+            found.append(descriptors.SavedForBackwardsAOTOutput(idx=place))
+        else:
+            found.append(descriptors.PlainAOTOutput(idx=place))
+    return found
