@@ -204,47 +204,48 @@ def metadata_of(
     Its outputs are those of the graph: a view of an input is taken outside of it, and so is no
     output, and what autograd follows to an input is one.
     """
-    written = {recorded.inputs[m.index].role.name: m for m in recorded.mutations}
-    kinds = [output.role.kind for output in forward.graph.outputs]
-    saved = [_saved(o.value, forward) for o in forward.graph.outputs if o.role.kind == "saved"]
-    news = [o.role.name for o in forward.graph.outputs if o.role.kind == "mutation"]
-    examples = [] if backward is None else backward.examples[kinds.count("saved") :]
-
-    def of_input(item: Input) -> torch_api.aot_metadata.InputFacts | None:
-        if item.size is not None:
-            return None
-        name, kind = item.role.name, item.role.kind
-        return torch_api.aot_metadata.InputFacts(
-            item.leaf or not item.value.type.requires_grad,
-            item.value.type.requires_grad,
-            name in news,
-            name in written and written[name].hidden and item.value.type.requires_grad,
-            kind in STATIC or item.argument in static,
-        )
-
+    hidden = {recorded.inputs[m.index].role.name for m in recorded.mutations if m.hidden}
+    returned = forward.graph.outputs
+    news = {o.role.name for o in returned if o.role.kind == "mutation"}
+    passed = [forward.graph.inputs[place] for place in forward.inputs]
+    saved = [_saved(o.value, forward) for o in returned if o.role.kind == "saved"]
+    fixed = (item.role.kind in STATIC or item.argument in static for item in passed)
     return torch_api.aot_metadata.forward_metadata(
-        [of_input(forward.graph.inputs[place]) for place in forward.inputs],
-        [_output(o.value, recorded) for o in forward.graph.outputs if o.role.kind == "output"],
-        examples,
+        [_input(item, news, hidden) for item in passed],
+        [_output(o.value, recorded) for o in returned if o.role.kind == "output"],
+        [] if backward is None else backward.examples[len(saved) :],
         None if backward is None else sorted(saved, key=lambda each: each is None),
+        [place for place, yes in enumerate(fixed) if yes],
     )
 
 
-def _output(value: Any, recorded: Recording) -> torch_api.aot_metadata.OutputFacts | None:
+def _input(item: Input, written: Collection[str], hidden: Collection[str]) -> Any:
+    if item.size is not None:
+        return torch_api.aot_metadata.input_info()
+    name, follows = item.role.name, item.value.type.requires_grad
+    seen = name in written and not (name in hidden and follows)
+    return torch_api.aot_metadata.input_info(
+        is_leaf=item.leaf or not follows,
+        requires_grad=follows,
+        mutates_data=name in written,
+        mutations_hidden_from_autograd=not seen,
+        mutations_under_no_grad_or_inference_mode=seen and follows,  # else it is an output
+    )
+
+
+def _output(value: Any, recorded: Recording) -> Any:
+    if not isinstance(value, Value):
+        return torch_api.aot_metadata.output_info()
+    followed, wants = value.type.requires_grad, recorded.differentiable(value)
+    return torch_api.aot_metadata.output_info(_open(value), followed=followed, wants=wants)
+
+
+def _saved(value: Any, forward: Half) -> tuple[set[int], bool] | None:
     if not isinstance(value, Value):
         return None
-    follows = value.type.requires_grad, recorded.differentiable(value)
-    return torch_api.aot_metadata.OutputFacts(*follows, _open(value))
+    return _open(value), any(item.value is value for item in forward.graph.inputs)
 
 
-def _saved(value: Any, forward: Half) -> torch_api.aot_metadata.SavedFacts | None:
-    if not isinstance(value, Value):
-        return None
-    passed = any(item.value is value for item in forward.graph.inputs)
-    return torch_api.aot_metadata.SavedFacts(_open(value), passed)
-
-
-def _open(value: Value) -> frozenset[int]:
+def _open(value: Value) -> set[int]:
     """The dimensions of open size."""
-    shape = enumerate(value.type.shape)
-    return frozenset(dim for dim, size in shape if isinstance(size, sympy.Basic))
+    return {n for n, size in enumerate(value.type.shape) if isinstance(size, sympy.Basic)}

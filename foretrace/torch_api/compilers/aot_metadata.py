@@ -27,42 +27,10 @@ from torch._functorch._aot_autograd.schemas import (
 # What AOTAutograd traces tensors as: it is the class of each output in the metadata.
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+NONE_SAVED = ("num_tensors_saved_with_no_vc_check", "num_opaque_objects_saved_for_bw")
+"""Fields that count what no forward of ours saves"""
 Kinds = Sequence[tuple[str, str]]
 """Of each input or output: what it is, as of a `Role`, and its name"""
-
-
-@dataclass(frozen=True, slots=True)
-class InputFacts:
-    """What is known of one input of a forward."""
-
-    leaf: bool
-    requires_grad: bool
-    written: bool = False
-    hidden: bool = False
-    """autograd does not see the write"""
-    static: bool = False
-    """a parameter or a buffer"""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFacts:
-    """What is known of one output of a forward."""
-
-    requires_grad: bool
-    differentiable: bool
-    """a tangent arrives for it"""
-    open: frozenset[int] = frozenset()
-    """its dimensions of open size"""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedFacts:
-    """What is known of a tensor that a forward saves."""
-
-    open: frozenset[int]
-    """its dimensions of open size"""
-    passed: bool
-    """whether it is an input of the forward"""
 
 
 def _built(kind: Any, **fields: Any) -> Any:
@@ -78,76 +46,73 @@ def _required(field: Any) -> bool:
     return field.default is none and field.default_factory is none
 
 
+def input_info(**fields: Any) -> Any:
+    """Torch's `InputAliasInfo`; without fields that of a size."""
+    return _built(InputAliasInfo, **fields)
+
+
+def output_info(
+    dims: set[int] | None = None, *, followed: bool = False, wants: bool = False
+) -> Any:
+    """Torch's `OutputAliasInfo`: no output of a graph of ours is a view.
+
+    Args:
+        dims: of open size; None: it is a size itself.
+        followed: it requires grad.
+        wants: a tangent arrives for it.
+    """
+    return _built(
+        OutputAliasInfo,
+        output_type=OutputType.non_alias,
+        raw_type=torch.SymInt if dims is None else FunctionalTensor,
+        base_idx=None,
+        dynamic_dims=dims,
+        requires_grad=followed,
+        requires_grad_for_backward=wants,
+        view_meta_sequence=None,
+    )
+
+
 def forward_metadata(
-    inputs: Sequence[InputFacts | None],
-    outputs: Sequence[OutputFacts | None],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
     tangents: Sequence[torch.Tensor],
-    saved: Sequence[SavedFacts | None] | None,
+    saved: Sequence[tuple[set[int], bool] | None] | None,
+    static: Sequence[int],
 ) -> Any:
     """Torch's `ViewAndMutationMeta` of a forward.
 
     Args:
-        inputs: of its graph; None for a size.
-        outputs: those after the new contents of inputs; None for a size.
+        inputs: an `input_info` for each.
+        outputs: an `output_info` for each that follows the new contents of inputs.
         tangents: examples of those that its backward takes.
-        saved: tensors, then sizes that it saves, None for a size; None: it has no backward.
+        saved: open dimensions, and whether it is an input; None for a size; None: no backward.
+        static: places of parameters and buffers.
     """
-    wanting = [i for i, each in enumerate(outputs) if each and each.differentiable]
-    trains, none = (False, None) if saved is None else (True, 0)
-    tensors = [each for each in saved or () if each is not None]
-    written = [each for each in inputs if each and each.written]
+    wanting = [i for i, each in enumerate(outputs) if each.requires_grad_for_backward]
+    written = sum(each.mutates_data for each in inputs)
     plain = [PlainTensorMeta(unwrapped_idx=i) for i in range(len(inputs) + len(outputs))]
+    tensors = [each for each in saved or () if each]
     found = _built(
         ViewAndMutationMeta,
-        input_info=[_of_input(each) for each in inputs],
-        output_info=[_of_output(each) for each in outputs],
+        input_info=list(inputs),
+        output_info=list(outputs),
         num_intermediate_bases=0,
         traced_tangents=list(tangents),
         traced_tangents_descs=[_tangent(i) for i in wanting[: len(tangents)]],
         subclass_inp_meta=plain[: len(inputs)],
-        subclass_fw_graph_out_meta=plain[: len(written) + len(outputs)],
+        subclass_fw_graph_out_meta=plain[: written + len(outputs)],
         subclass_tangent_meta=[_laid(i, each) for i, each in enumerate(tangents)],
         num_symints_saved_for_bw=None if saved is None else len(saved) - len(tensors),
-        saved_tensor_is_graph_input=[each.passed for each in tensors],
-        num_tensors_saved_with_no_vc_check=none,
-        num_opaque_objects_saved_for_bw=none,
+        saved_tensor_is_graph_input=[passed for _, passed in tensors],
+        **dict.fromkeys(NONE_SAVED, None if saved is None else 0),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        static_input_indices=[i for i, each in enumerate(inputs) if each and each.static],
-        mutated_inp_stream_indices=[None for _ in written],
-        tangent_source_stack_traces=[None for _ in tangents] if trains else None,
+        static_input_indices=list(static),
+        mutated_inp_stream_indices=[None] * written,
+        tangent_source_stack_traces=None if saved is None else [None] * len(tangents),
     )
-    found.dynamic_saved_tensors_idxs = {i: {*t.open} for i, t in enumerate(tensors) if t.open}
+    found.dynamic_saved_tensors_idxs = {i: dims for i, (dims, _) in enumerate(tensors) if dims}
     return found
-
-
-def _of_input(facts: InputFacts | None) -> Any:
-    """Torch's `InputAliasInfo`."""
-    if facts is None:
-        return _built(InputAliasInfo)
-    unseen = facts.written and facts.requires_grad  # what autograd follows is an output
-    return _built(
-        InputAliasInfo,
-        is_leaf=facts.leaf,
-        requires_grad=facts.requires_grad,
-        mutates_data=facts.written,
-        mutations_hidden_from_autograd=facts.hidden or not facts.written,
-        mutations_under_no_grad_or_inference_mode=unseen and not facts.hidden,
-    )
-
-
-def _of_output(facts: OutputFacts | None) -> Any:
-    """Torch's `OutputAliasInfo`: no output of a graph of ours is a view."""
-    fields: dict[str, Any] = {"base_idx": None, "dynamic_dims": None, "view_meta_sequence": None}
-    fields |= {"output_type": OutputType.non_alias, "raw_type": torch.SymInt}
-    if facts is None:
-        return _built(OutputAliasInfo, **fields)
-    fields |= {"raw_type": FunctionalTensor, "dynamic_dims": set(facts.open)}
-    return _built(
-        OutputAliasInfo,
-        requires_grad=facts.requires_grad,
-        requires_grad_for_backward=facts.differentiable,
-        **fields,
-    )
 
 
 def _laid(place: int, tangent: torch.Tensor) -> Any:
