@@ -27,6 +27,7 @@ from foretrace.torch_api.clean_room import (
     Unhooked as Unhooked,
     no_dispatch_modes as no_dispatch_modes,
     plain_torch as plain_torch,
+    without_libraries as without_libraries,
 )
 from foretrace.torch_api.communication import (
     COLLECTIVES as COLLECTIVES,
@@ -111,7 +112,6 @@ from foretrace.torch_api.dispatch import (
     switches as switches,
     with_autograd as with_autograd,
     with_out_dtype as with_out_dtype,
-    without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.dispatcher import (
     UNDEFINED as UNDEFINED,

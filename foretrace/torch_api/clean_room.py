@@ -1,5 +1,6 @@
 """Contexts without the modes and hooks of the caller: torch answers there as it does by itself."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -121,3 +122,29 @@ def plain_torch() -> AbstractContextManager[None]:
     No mode of functions puts what is created on a default device.
     """
     return _PlainTorch()
+
+
+# They set what `torch.backends.cudnn.enabled` and its like set, also where a test has frozen that,
+# and unseen by a capture, which replaces the bindings.
+_set_cudnn: Callable[[bool], None] = _C._set_cudnn_enabled
+# The same for `torch.backends.mkldnn.enabled`.
+_set_mkldnn: Callable[[bool], None] = _C._set_mkldnn_enabled
+
+
+def without_libraries(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel without cuDNN and oneDNN, for a device that is not there or not known.
+
+    C++ that has chosen cuDNN asks the driver; a recurrent network of oneDNN runs on the CPU alone.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = _C._get_cudnn_enabled(), _C._get_mkldnn_enabled()
+        _set_cudnn(False)
+        _set_mkldnn(False)
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _set_cudnn(before[0])
+            _set_mkldnn(before[1])
+
+    return run

@@ -193,25 +193,6 @@ def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callab
     return kernel
 
 
-# Sets what `torch.backends.cudnn.enabled` sets, also where a test has frozen that, and unseen by a
-# capture, which replaces the binding.
-set_cudnn: Callable[[bool], None] = _C._set_cudnn_enabled
-
-
-def without_cudnn(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, for a device that is not there: C++ that has chosen cuDNN asks the driver."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before = _C._get_cudnn_enabled()
-        set_cudnn(False)
-        try:
-            return kernel(*args, **kwargs)
-        finally:
-            set_cudnn(before)
-
-    return run
-
-
 def autocast_devices() -> frozenset[str]:
     """The device types for which autocast is on; asked where no mode is answering a call."""
     return frozenset(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))

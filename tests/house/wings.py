@@ -27,7 +27,7 @@ WINGS: Final = MappingProxyType({
     "lowering": (
         "cuts", "subclasses", "reinplace", "emit", "partition", "pipelines",
     ),
-    "runtime": ("guards", "calls", "backends", "graph_breaks"),
+    "runtime": ("guards", "calls", "adapters", "backends", "graph_breaks"),
     "inspect": ("check", "dispatcher", "explain", "diff"),
     "serialization": ("schema", "state", "archive"),
     "frontends": ("program", "torch_compat", "cli"),

@@ -108,7 +108,8 @@ class TargetSemantics(Semantics):
             reason = f"{self.target.name} has a kernel of its own for it"
             return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
         kernel = UNTRACED.get(func) or torch_api.composite_kernel(func)
-        return kernel if self.here else torch_api.without_cudnn(kernel), None
+        plain = self.here and not self.target.portable
+        return kernel if plain else torch_api.without_libraries(kernel), None
 
     def placed(self, device: torch.device) -> torch.device:
         """The device with its index, where that is left out and it is the target."""

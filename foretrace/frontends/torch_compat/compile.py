@@ -9,6 +9,7 @@ from torch import nn
 
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
+from foretrace.ir.program.interface import PORTABLE
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.ir.symbols.input_symbols import Dynamic
@@ -16,7 +17,7 @@ from foretrace.lowering.partition.policies import Policy
 from foretrace.operators.targets.profile import target_of
 from foretrace.python_state.access.side_effects import SideEffects
 from foretrace.python_state.effects.counters import SymbolicCounters, of_optimizer
-from foretrace.runtime.backends.by_name import Backend, building
+from foretrace.runtime.backends.by_name import Backend, adapter_of, building
 from foretrace.runtime.calls.automatic_dynamic import Found, Sizes, Varying
 from foretrace.runtime.calls.compiled import Building, Compiled
 from foretrace.runtime.calls.compiled_module import (
@@ -56,10 +57,10 @@ def compile(
 
     Args:
         fn: a function or nn.Module. A module gives a module with the same parameters and state.
-        backend: "eager" (straight-line Python), a name that torch.compile knows, or a function.
+        backend: "eager" (straight-line Python), a name (docs/backends.md), or a function.
         dynamic: None: a size that varies is open from then on. True: all; False: none.
-        fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
-            calls are captured, and `.breaks` lists them. True: captured whole, or refused.
+        fullgraph: False: what is refused runs as Python, `.breaks` lists it, and modules that it
+            calls are captured. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
         policy: what a step saves for its backward: "save_all" (as eager), "min_cut",
             "recompute_all", a predicate on an Op. None: "min_cut" with "inductor", else "save_all".
@@ -78,10 +79,19 @@ def compile(
         return again
     fn = _checked(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-    of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
+    of = _varying(backend, dynamic, capturing), partial(building, backend, policy)
     parts = partial(_parts, *of, again)
     compiled = Compiled(*parts(fn)) if fullgraph else in_pieces(fn, parts)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
+
+
+def _varying(
+    backend: Backend, dynamic: bool | None, capturing: Callable[..., Captured]
+) -> Callable[[], Varying]:
+    """What captures for a backend: an adapter's has no kernel of eager's, and no open size."""
+    if adapter_of(backend) is None:
+        return partial(Varying, dynamic, capturing)
+    return partial(Varying, bool(dynamic), partial(capturing, target=PORTABLE))
 
 
 def _parts(
@@ -95,9 +105,9 @@ def _parts(
         return fn, capturing(), build(), asked, again
 
 
-def captured(
+def captured(  # noqa: PLR0913 - how it is captured, beside a call
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, found: Found,
-    branches: Branches = "guard", *, holes: bool = False,
+    branches: Branches = "guard", *, holes: bool = False, target: str | None = None,
 ) -> Captured:  # fmt: skip
     """A capture for a compiled callable, which notes the Python state that the program reads.
 
@@ -109,8 +119,9 @@ def captured(
         found: numbers outside of the arguments that are symbols, and tensors to read at each call.
         branches: as for `foretrace.capture`.
         holes: whether side effects that a graph cannot repeat, such as a print, are refused.
+        target: as for `foretrace.capture`.
     """
-    target = target_of(None, device_of(fn, args, kwargs))
+    device = target_of(target, device_of(fn, args, kwargs))
     counts = SymbolicCounters(opens=branches == "guard")  # two sides leave no state
     counts.note(each for each in found.numbers if of_optimizer(each[0]))
     counts.guess(each for each in found.numbers if not of_optimizer(each[0]))
@@ -118,7 +129,7 @@ def captured(
     def once(path: AnswerPath | None) -> Captured:
         def make(known: Assumed) -> Session:
             known = replace(known, moved=[*found.tensors.values(), *known.moved])
-            run = set_up(target, partial(Dynamic, sizes), values="guard", assumed=known)
+            run = set_up(device, partial(Dynamic, sizes), values="guard", assumed=known)
             if holes and run.outside is not None:
                 run.outside.refuse_by(SideEffects(run.recorder.refused))
             run.questions.follow(path, run.recorder)

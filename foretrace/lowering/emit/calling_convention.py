@@ -73,6 +73,32 @@ def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, t
     return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
 
 
+def constants_passed(
+    module: fx.GraphModule, inputs: list[Any]
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Let the tensors that a graph holds be its last inputs; the examples, and these tensors.
+
+    A program reads a tensor from outside as it is at each call, and may write to it; a compiler
+    takes the elements of a constant once.
+    """
+    graph, passed, found = module.graph, list(inputs), list[torch.Tensor]()
+    last = max(graph.find_nodes(op="placeholder"), default=None)
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = attrgetter(node.target)(module)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        with graph.inserting_after(last) if last else graph.inserting_before():
+            last = graph.placeholder(node.name)
+        last.meta.update(node.meta)
+        node.replace_all_uses_with(last)
+        graph.erase_node(node)
+        passed.append(node.meta.get("val", tensor))
+        found.append(tensor)
+    if found:
+        module.recompile()
+    return passed, found
+
+
 def _attributes_of(module: fx.GraphModule) -> dict[str, Any]:
     """The attributes that the module's nodes name."""
     named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))

@@ -57,10 +57,12 @@ class Vals:
         return known
 
     def tree(self, tree: Tree) -> Any:
-        """A structure with fake tensors for values."""
+        """A structure with fake tensors for values; torch-mlir takes a list for a `Tensor[]`."""
         if isinstance(tree, Value):
             return self.of(tree)
-        if isinstance(tree, (tuple, list)):
+        if isinstance(tree, list):
+            return [self.tree(item) for item in tree]
+        if isinstance(tree, tuple):
             return tuple(self.tree(item) for item in tree)
         return self.symbols.symbolic(tree)
 

@@ -14,8 +14,10 @@ from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
+from foretrace.runtime.adapters import iree, onnxruntime, openvino
+from foretrace.runtime.adapters.adapter import Adapter
 from foretrace.runtime.backends.compiled_half import Compiler
-from foretrace.runtime.backends.compilers import CompilersBackend
+from foretrace.runtime.backends.compilers import CompilersBackend, TorchCompilers
 from foretrace.runtime.backends.eager import eager_entry
 from foretrace.runtime.backends.graph_backend import ByBackend, pair_with
 from foretrace.runtime.backends.inductor import as_traced, inductor_compilers
@@ -48,7 +50,24 @@ BACKENDS: Mapping[str, Callable[..., Entry]] = MappingProxyType(
 )
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {each.name: each for each in (iree.ADAPTER, onnxruntime.ADAPTER, openvino.ADAPTER)}
+)
+"""Compilers of other projects, each of which a package has"""
+
 Backend = str | Callable[..., Any]
+
+
+def adapter_of(backend: Any) -> Adapter | None:
+    """The adapter that a name is of, if any.
+
+    Raises:
+        Refusal: what it needs is not installed.
+    """
+    adapter = ADAPTERS.get(backend) if isinstance(backend, str) else None
+    if adapter is not None:
+        adapter.check_installed()
+    return adapter
 
 
 def building(backend: Backend, policy: Policy | None = None) -> Building:
@@ -56,16 +75,20 @@ def building(backend: Backend, policy: Policy | None = None) -> Building:
 
     Args:
         backend: by name, or a function of graphs.
-        policy: what a step keeps of its forward, and Inductor's first half saves; None: "min_cut"
-            for Inductor, else "save_all".
+        policy: what a step keeps of its forward, and what the first half of Inductor or an adapter
+            saves; None: "min_cut" for these, else "save_all".
 
     Raises:
-        Refusal: there is no such backend, or no such policy.
+        Refusal: there is no such backend, or it is not installed, or no such policy.
     """
     check_policy(policy or SAVE_ALL)
     if isinstance(backend, str) and backend in BACKENDS:
         make = BACKENDS[backend]
         return make if policy is None else partial(make, policy=policy)
+    if (adapter := adapter_of(backend)) is not None:
+        each, table = adapter.compile, adapter.decompositions()
+        compilers = TorchCompilers(each, each, each, table, policy or MIN_CUT, name=adapter.name)
+        return pair_with(lambda: compilers)
     if isinstance(backend, CompilersBackend):
         own = backend.compilers
         chosen = own if policy is None else replace(own, policy=policy)
@@ -83,7 +106,9 @@ def compiler_named(name: Any) -> Compiler:
     Raises:
         Refusal: there is no such backend.
     """
-    known = list(dict.fromkeys([*BACKENDS, *torch_api.torch_backends()]))
+    if (adapter := adapter_of(name)) is not None:
+        return adapter.compile
+    known = list(dict.fromkeys([*BACKENDS, *ADAPTERS, *torch_api.torch_backends()]))
     if name in known:
         return _retracing(torch_api.torch_backend(name))
     near = difflib.get_close_matches(str(name), known, n=3)

@@ -6,13 +6,13 @@ rewrite computes what the graph did; it names what Inductor does, and where.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.lowering.emit.calling_convention import constants_passed
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
 from foretrace.runtime.backends.aot_convention import RESULTS
 from foretrace.runtime.backends.compilers import TorchCompilers
@@ -165,34 +165,12 @@ def _scale_by_tensor(scaled: fx.Node) -> None:
 # ---- tensors that it holds -----------------------------------------------------------------------
 
 
-def constants_passed(
-    module: fx.GraphModule, inputs: list[Any]
-) -> tuple[list[Any], list[torch.Tensor]]:
-    """Let the tensors that a graph holds be its last inputs; the examples, and these tensors.
-
-    Inductor writes the elements of small ones into its code (`get_attr` of its graph.py, 2.13.0),
-    while a program reads a tensor from outside as it is at each call, and may write to it.
-    """
-    graph, passed, found = module.graph, list(inputs), list[torch.Tensor]()
-    last = max(graph.find_nodes(op="placeholder"), default=None)
-    for node in graph.find_nodes(op="get_attr"):
-        tensor = attrgetter(node.target)(module)
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        with graph.inserting_after(last) if last else graph.inserting_before():
-            last = graph.placeholder(node.name)
-        last.meta.update(node.meta)
-        node.replace_all_uses_with(last)
-        graph.erase_node(node)
-        passed.append(node.meta.get("val", tensor))
-        found.append(tensor)
-    if found:
-        module.recompile()
-    return passed, found
-
-
 def with_last(run: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
-    """What Inductor compiled, which takes its inputs in a list, with the last ones bound."""
+    """What Inductor compiled, which takes its inputs in a list, with the last ones bound.
+
+    These are the tensors that a graph holds: it writes the elements of small ones into its code
+    (`get_attr` of its graph.py, 2.13.0).
+    """
     if not tensors:
         return run
 

@@ -17,13 +17,17 @@ from foretrace.torch_api.dispatch import kernel_for
 
 
 @cache
-def core_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """For each operator that is not core, the decomposition that torch has, if any (2.13)."""
+def core_decompositions(also: tuple[Any, ...] = ()) -> Mapping[Any, Callable[..., Any]]:
+    """For each operator that is not core, the decomposition that torch has, if any (2.13).
+
+    Args:
+        also: core operators that are opened all the same.
+    """
     ours = {
         op: function
         for op, function in decomposition_table.items()
         if isinstance(op, torch._ops.OpOverload)
-        and torch.Tag.core not in op.tags
+        and (torch.Tag.core not in op.tags or op in also)
         # one of `torch._refs` leads to prims, and from there to where eager's own kernel leads
         and not ("_refs" in function.__module__ and kernel_for(op, "CompositeImplicitAutograd"))
     }

@@ -1,0 +1,132 @@
+"""What a compiler of tensors alone is given, with one that runs the graph as it is."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import foretrace
+from foretrace.runtime.adapters.adapter import Adapter
+from foretrace.runtime.backends.by_name import ADAPTERS
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Toy:
+    """Runs the middle of each graph, and notes it; results lie in memory of their own."""
+
+    def __init__(self) -> None:
+        self.graphs = list[fx.Graph]()
+        self.adapter = Adapter("toy", (), "toy", self.build)
+        each = self.adapter.compile
+        table = self.adapter.decompositions()
+        self.backend = foretrace.aot_autograd(fw_compiler=each, decompositions=table)
+
+    def build(self, module: fx.GraphModule) -> Any:
+        self.graphs.append(module.graph)
+
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            assert all(type(each) is Tensor and each.is_contiguous() for each in inputs)
+            return [each.clone(memory_format=torch.contiguous_format) for each in module(*inputs)]
+
+        return run
+
+    def targets(self) -> set[str]:
+        nodes = (node for graph in self.graphs for node in graph.nodes)
+        return {str(node.target) for node in nodes if node.op == "call_function"}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.GELU(), nn.Linear(6, 6))
+
+
+def test_a_pair_with_dropout_and_views() -> None:
+    toy, model = Toy(), network()
+    other, held = copy.deepcopy(model), torch.ones(6)
+
+    def program(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = model(x) + held
+        return y.t(), y[1:], x.view(-1)
+
+    compiled = foretrace.compile(lambda x: program(model, x), backend=toy.backend, fullgraph=True)
+    for number in range(2):
+        held.fill_(number)
+        x, y = (X.clone().requires_grad_() for _ in range(2))
+        torch.manual_seed(number)
+        found = compiled(x)
+        torch.manual_seed(number)
+        expected = program(other, y)
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two)
+            assert one.stride() == two.stride()
+        sum(each.square().sum() for each in found).backward()
+        sum(each.square().sum() for each in expected).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, two.grad)
+    assert not any("rand" in name or "bernoulli" in name for name in toy.targets())
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_gets_what_python_computes_as_tensors(name: str) -> None:
+    toy, model = Toy(), nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    other = copy.deepcopy(model)
+
+    def step_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = OPTIMIZERS[name](model.parameters())
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    compiled, eager = foretrace.compile(step_of(model), backend=toy.backend), step_of(other)
+    for _ in range(5):
+        torch.testing.assert_close(compiled(X), eager(X))
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+    assert toy.graphs
+    assert not compiled.breaks
+    assert not any("local_scalar" in each or "built-in" in each for each in toy.targets())
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_what_is_not_installed_is_refused_with_the_line_for_pip(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretrace.runtime.adapters.adapter.find_spec", lambda name: None)
+    for ask in (foretrace.compile, foretrace.capture(torch.sin, (X,)).compile):
+        with pytest.raises(foretrace.Refusal, match="not installed here") as error:
+            ask(torch.sin, backend=name) if ask is foretrace.compile else ask(backend=name)
+        assert f"pip install 'foretrace[{ADAPTERS[name].extra}]'" in error.value.do
+
+
+def test_other_inputs_than_it_was_compiled_for() -> None:
+    toy = Toy()
+    run = toy.adapter.compile(foretrace.capture(torch.sin, (X,)).cut("aten").graph_module, [X])
+    torch.testing.assert_close(run(X)[0], X.sin())
+    for inputs in ([X[1:]], [X.double()], [X, X]):
+        with pytest.raises(foretrace.Refusal, match="what the backend 'toy' built") as error:
+            run(*inputs)
+        assert error.value.kind == "guard broken"
+
+
+def test_an_open_size_is_refused() -> None:
+    program = foretrace.capture(torch.sin, (X,), dynamic_shapes=True)
+    with pytest.raises(foretrace.Refusal, match="is open"):
+        Toy().adapter.compile(program.cut("aten").graph_module, [X])
