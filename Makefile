@@ -6,6 +6,7 @@
 #   make test-all     the slow ones too
 #   make test-bits    those that compare with eager, under settings that choose other kernels
 #   make test-gpu     what only a GPU can show; OUT= says where it is written
+#   make test-backends  the compilers of other projects beside eager, in an environment of its own
 #   make test-peers   torch's own test files with foretrace in torch's place, against a list
 #   make reliability  torch's test databases by every route; writes RELIABILITY.md
 #   make bench        capture times and saved bytes, side by side with torch's own tools
@@ -40,7 +41,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test test-all test-bits test-gpu test-peers reliability bench lint types clean
+.PHONY: demo test test-all test-bits test-gpu test-backends bars test-peers reliability bench lint types clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -60,6 +61,16 @@ test-gpu:
 	@if python3 -c '$(HAS_GPU)' 2>/dev/null; then python=python3; \
 	  else $(MAKE) --no-print-directory $(READY) && python=$(BIN)/python || exit 1; fi; \
 	  PYTHONPATH=".:out/site:$$PYTHONPATH" $$python -m tests.gpu --out $(OUT)
+
+# With the packages of the extras, some 1.5 GB beside torch. BACKEND= and ONLY= name some:
+# make test-backends BACKEND=iree ONLY=llama
+test-backends:
+	$(MAKE) --no-print-directory VENV=.venv-backends bars
+
+bars: $(READY)
+	$(PIP) install --quiet --no-build-isolation -e '.[iree,onnx,openvino]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.backends $(addprefix --backend ,$(BACKEND)) \
+	  $(addprefix --only ,$(ONLY))
 
 # Fetches the files once. ONLY= names some: make test-peers ONLY=dynamo/test_hooks.
 test-peers: $(READY)

@@ -23,6 +23,7 @@ _HOMES: dict[str, str] = {
     "aot_autograd": "foretrace.frontends.torch_compat.aot_autograd",
     "aot_export_module": "foretrace.frontends.torch_compat.aot_export",
     "capture": "foretrace.frontends.program",
+    "check": "foretrace.frontends.program.checking",
     "compile": "foretrace.frontends.torch_compat.compile",
     "diff": "foretrace.inspect.diff.diff",
     "dispatch": "foretrace.inspect.dispatcher.dispatch",

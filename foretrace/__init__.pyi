@@ -1,5 +1,6 @@
 from foretrace.errors import Refusal
 from foretrace.frontends.program.capture import capture, rule
+from foretrace.frontends.program.checking import check
 from foretrace.frontends.program.cut import Cut
 from foretrace.frontends.program.load import Loaded, load
 from foretrace.frontends.program.program import Program
@@ -31,6 +32,7 @@ __all__ = [
     "aot_autograd",
     "aot_export_module",
     "capture",
+    "check",
     "compile",
     "diff",
     "dispatch",

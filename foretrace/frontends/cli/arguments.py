@@ -183,13 +183,14 @@ def _check(commands: Any) -> None:
             default=("train", "eval"),
             help=f"after {mode}() only; default: both",
         )
-    check.add_argument(
+    other = check.add_mutually_exclusive_group()
+    other.add_argument(
         "--partial",
         action="store_true",
         help="in pieces: what runs as Python and why, and how much is captured around it",
     )
-    check.add_argument("--target", metavar="T", help=ON_TARGET)
-    check.add_argument("--backend", metavar="NAME", help=BACKEND)
+    other.add_argument("--target", metavar="T", help=ON_TARGET)
+    other.add_argument("--backend", metavar="NAME", help=BACKEND)
     check.add_argument("--scripts", metavar="FOLDER", help=SCRIPTS)
     _json(check)
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from foretrace.frontends.cli.capture_args import of_file
 from foretrace.frontends.cli.load import function_named, user_program
 from foretrace.frontends.cli.render import Screen
 from foretrace.frontends.program import Cut, Program, capture
-from foretrace.inspect.check.backend import Checked, Off, check_backend
-from foretrace.inspect.check.check import Item, Report, check, loss_of
+from foretrace.frontends.program.checking import check
+from foretrace.inspect.check.backend import BackendReport, Checked
+from foretrace.inspect.check.check import Item, Report, loss_of
 from foretrace.inspect.dispatcher.on_target import NodeThere, nodes_there
 from foretrace.operators.targets.profile import target_of
-from foretrace.runtime.backends.by_name import compiler_named
 
 SHOWN = 12
-VERIFIED = partial(capture, verify=True)
 KINDS: dict[str, str] = {
     "gradient": "gradient",
     "output": "output",
@@ -39,22 +37,20 @@ KINDS: dict[str, str] = {
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print one table for each program, and whether all is equal.
+    """Print one table for each program, or each half by a backend, and whether all is equal.
 
     Returns:
         0: all is equal; 1: a difference was found; 2: one of several programs was refused.
     """
     if options.target:
         return run_for_target(options, screen)
-    if options.backend:
-        return run_backend(options, screen)
     if options.partial:
         return pieces.run(options, screen)
     found: list[dict[str, Any]] = []
     code = 0
     for spec in options.programs:
         try:
-            reports = _reports(spec, options.modes, screen)
+            reports = _reports(spec, options, screen)
         except Refusal as refusal:
             if len(options.programs) == 1:
                 raise
@@ -64,10 +60,19 @@ def run(options: Options, screen: Screen) -> int:
             continue
         code = max(code, int(not all(report.equal for report in reports)))
         found += [{"program": spec, **report.to_dict()} for report in reports]
-        if not screen.json:
-            _print(spec, reports, screen)
+        halves = [each for each in reports if isinstance(each, BackendReport)]
+        for report in halves:
+            _write(spec, report, options)
+        if screen.json:
+            continue
+        for report in halves:
+            for half in report.halves:
+                _print_half(f"{spec}, {report.mode}", half, screen)
+        if not halves:
+            _print(spec, [each for each in reports if isinstance(each, Report)], screen)
     if screen.json:
-        screen.data({"equal": code == 0, "checks": found})
+        backend = {"backend": options.backend} if options.backend else {}
+        screen.data({"equal": code == 0, **backend, "checks": found})
     return code
 
 
@@ -122,43 +127,19 @@ def _print_there(spec: str, name: str, nodes: Sequence[NodeThere], screen: Scree
         screen.line(f"  {op}, {counted(count, 'node')}: {said}", "yellow")
 
 
-def run_backend(options: Options, screen: Screen) -> int:
-    """Print how far each half of each program is from eager by a backend, and where that begins.
-
-    Returns:
-        0: within the tolerance; 1: a half is off, or does not compile.
-    """
-    found: list[dict[str, Any]] = []
-    for spec in options.programs:
-        with screen.busy(f"compiling {spec}"), user_program(spec) as user:
-            named = function_named(options.backend)
-            compiler = named if callable(named) else compiler_named(options.backend)
-            program = capture(user.fn, user.args, user.kwargs)
-            halves = check_backend(
-                program,
-                user.args,
-                user.kwargs,
-                compiler,
-                loss=loss_of(program.recorded),
-                name=options.backend,
-            )
-        found += [{"program": spec, **half.to_dict()} for half in halves]
-        for half in halves:
-            if options.scripts and half.off:
-                several = f"_{options.programs.index(spec)}" if len(options.programs) > 1 else ""
-                _write(Path(options.scripts), f"{half.half}{several}", half.off)
-            if not screen.json:
-                _print_half(spec, half, screen)
-    equal = all(each["equal"] for each in found)
-    if screen.json:
-        screen.data({"equal": equal, "backend": options.backend, "checks": found})
-    return 0 if equal else 1
-
-
-def _write(folder: Path, half: str, off: Off) -> None:
+def _write(spec: str, report: BackendReport, options: Options) -> None:
+    """Write the scripts: by half, and where there are several by mode and program, too."""
+    if not options.scripts:
+        return
+    folder, several = Path(options.scripts), len(options.programs) > 1
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{half}.py").write_text(off.script)
-    torch.save(off.values, folder / f"{half}.pt")
+    for half in report.halves:
+        if half.off is not None:
+            mode = "" if report.mode == "as is" else f"_{report.mode}"
+            at = f"_{options.programs.index(spec)}" if several else ""
+            name = f"{half.half}{mode}{at}"
+            (folder / f"{name}.py").write_text(half.off.script)
+            torch.save(half.off.values, folder / f"{name}.pt")
 
 
 def _print_half(spec: str, half: Checked, screen: Screen) -> None:
@@ -170,7 +151,8 @@ def _print_half(spec: str, half: Checked, screen: Screen) -> None:
     screen.line(f"first off: {half.off.node} = {half.off.call}", "red")
     screen.line(f"  {half.off.line}")
     screen.line(f"  inputs {', '.join(half.off.inputs)}")
-    screen.line(f"  eager {half.off.eager!r}, the backend {half.off.found!r}")
+    by = half.off.raised or f"eager {half.off.eager!r}, the backend {half.off.found!r}"
+    screen.line(f"  {by}")
     for line in half.off.script.splitlines():
         screen.line(f"  | {line}")
 
@@ -182,13 +164,15 @@ def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:
         screen.line()
 
 
-def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
+def _reports(spec: str, options: Options, screen: Screen) -> list[Report | BackendReport]:
     with screen.busy(f"loading {spec}") as now, user_program(spec) as user:
+        named = function_named(options.backend) if options.backend else None
+        backend = named if callable(named) else options.backend
         reports = []
-        for mode in modes if pieces.has_modes(user.fn) else (None,):
+        for mode in options.modes if pieces.has_modes(user.fn) else (None,):
             after = f" after {mode}()" if mode else ""
             now(f"checking {spec}{after}")
-            reports.append(check(VERIFIED, user.fn, user.args, user.kwargs, mode=mode))
+            reports.append(check(user.fn, user.args, user.kwargs, backend=backend, mode=mode))
         return reports
 
 

@@ -1,6 +1,7 @@
 """`check`: runs eager and each cut from one state, and compares them bit by bit."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -106,11 +107,7 @@ def check(
     Raises:
         Refusal: the program has no exact graph, or fails in eager too.
     """
-    owners = owners_of(fn)
-    with borrowed(owners):
-        for module in owners.values():
-            if mode is not None:
-                module.train(mode == "train")
+    with in_mode(fn, mode):
         program = capture(fn, tuple(args), kwargs or {})
         loss = loss_of(program.recorded)
         stage = Stage(fn, args, kwargs or {}, program.recorded, loss, seed)
@@ -120,6 +117,17 @@ def check(
         if not all(item.equal for item in items):
             items = _judged(items, compare("eager", stage.eager()))
     return Report(mode or "as is", loss, tuple(items), tuple(_notes(program.recorded, stage)))
+
+
+@contextmanager
+def in_mode(fn: Callable[..., Any], mode: str | None) -> Iterator[None]:
+    """All modules of a program in "train" or "eval"; what they hold is put back afterwards."""
+    owners = owners_of(fn)
+    with borrowed(owners):
+        for module in owners.values():
+            if mode is not None:
+                module.train(mode == "train")
+        yield
 
 
 def _notes(recorded: Recording, stage: Stage) -> Iterator[str]:

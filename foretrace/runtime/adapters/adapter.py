@@ -22,33 +22,33 @@ class Adapter:
     """A compiler by its name.
 
     `packages` are those that it imports, `extra` what pip installs them by: `foretrace[extra]`.
-    `build` compiles a functional graph of tensors; `opens` are core operators that torch's
-    decompositions open for it.
+    `build` compiles a functional graph of tensors; `opens` is what it alone is wrong of, or
+    does not take, with what it gets instead.
     """
 
     name: str
     packages: tuple[str, ...]
     extra: str
     build: Callable[[fx.GraphModule], Run]
-    opens: tuple[Any, ...] = ()
+    opens: tuple[tuple[Any, Callable[..., Any]], ...] = ()
 
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
         """What is opened for it, as `decompositions=` of a cut takes it."""
-        return opened(self.opens)
+        return {**opened(), **dict(self.opens)}
 
     def compile(self, graph: fx.GraphModule, example: Sequence[Any]) -> Callable[..., Any]:
         """A callable of the inputs of a graph, which gives its results.
 
         Args:
             graph: functional, such as that of a cut with `decompositions`.
-            example: its inputs; the graph has their types already.
+            example: its inputs, or fake ones.
 
         Raises:
             Refusal: a package is not installed, or the graph has open sizes; when it is called:
                 with inputs of other types.
         """
         self.check_installed()
-        parts = parted(graph)
+        parts = parted(graph, example)
         return Compiled(self.name, parts, self.build(parts.middle) if parts.computed else None)
 
     def check_installed(self) -> None:

@@ -1,6 +1,7 @@
 """torch-mlir's importer and IREE, for the CPU of this machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from foretrace.runtime.adapters.adapter import Adapter, Run
 from foretrace.runtime.adapters.exported import exported
 
 aten = torch.ops.aten
+SCATTERS: Final = (aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
 OPTIONS: Final = ("--iree-llvmcpu-target-cpu=host",)
 
 
@@ -33,6 +35,21 @@ def _build(module: fx.GraphModule) -> Run:
     return run
 
 
+def _from_the_left(op: Any, input: Tensor, dim: int, *rest: Any) -> Any:
+    """A dimension counted from the right ends IREE's compiler in a crash (3.13)."""
+    return NotImplemented if dim >= 0 else op(input, dim + input.dim(), *rest)
+
+
+def _at_its_place(input: Tensor, source: Tensor, dim: int, index: int) -> Any:
+    """At an index counted from the end torch-mlir's importer writes nothing (20261001)."""
+    size = input.shape[dim]
+    return (
+        NotImplemented
+        if index >= 0
+        else aten.select_scatter.default(input, source, dim, index + size)
+    )
+
+
 def _imported(module: fx.GraphModule) -> str:
     """The graph in torch-mlir's dialect, as text: IREE has a torch-mlir of its own."""
     ir: Any = import_module("torch_mlir.ir")
@@ -46,7 +63,10 @@ def _imported(module: fx.GraphModule) -> str:
     return text
 
 
-OPENS: Final = ()
+OPENS: Final[tuple[tuple[Any, Callable[..., Any]], ...]] = (
+    *((op, partial(_from_the_left, op)) for op in SCATTERS),
+    (aten.select_scatter.default, _at_its_place),
+)
 ADAPTER: Final = Adapter(
     "iree", ("iree.compiler", "iree.runtime", "torch_mlir"), "iree", _build, OPENS
 )

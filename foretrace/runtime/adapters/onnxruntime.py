@@ -10,8 +10,6 @@ from torch import Tensor, fx
 from foretrace.runtime.adapters.adapter import Adapter, Run
 from foretrace.runtime.adapters.exported import exported
 
-aten = torch.ops.aten
-
 
 def _build(module: fx.GraphModule) -> Run:
     runtime: Any = import_module("onnxruntime")
@@ -29,10 +27,7 @@ def _build(module: fx.GraphModule) -> Run:
     return run
 
 
-OPENS: Final = ()
 ERRORS: Final = 3
 """The level of its messages; below are notes on its own passes"""
-ADAPTER: Final = Adapter(
-    "onnxruntime", ("onnx", "onnxscript", "onnxruntime"), "onnx", _build, OPENS
-)
+ADAPTER: Final = Adapter("onnxruntime", ("onnx", "onnxscript", "onnxruntime"), "onnx", _build)
 compile: Final = ADAPTER.compile

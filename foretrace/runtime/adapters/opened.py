@@ -128,13 +128,8 @@ OF_TORCH: Final = (
 """Core operators with a decomposition of torch's, where an importer is wrong or lacks them"""
 
 
-def opened(also: tuple[Any, ...] = ()) -> Mapping[Any, Callable[..., Any]]:
-    """The decompositions for a compiler: torch's core set, and what is opened further.
-
-    Args:
-        also: more operators that torch's decompositions open.
-    """
-    chosen = (*OF_TORCH, *also)
-    found = torch_api.core_decompositions(chosen)
-    table = table_at(CORE, {**{op: found[op] for op in chosen}, **OWN})
+def opened() -> Mapping[Any, Callable[..., Any]]:
+    """The decompositions for such a compiler: torch's to its core set, and those of this file."""
+    found = torch_api.core_decompositions(OF_TORCH)
+    table = table_at(CORE, {**{op: found[op] for op in OF_TORCH}, **OWN})
     return MappingProxyType(table or {})

@@ -10,7 +10,6 @@ from torch import Tensor, fx
 from foretrace.runtime.adapters.adapter import Adapter, Run
 from foretrace.runtime.adapters.exported import exported
 
-aten = torch.ops.aten
 PRECISION: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 """Without it, it computes in a narrower type"""
 
@@ -30,6 +29,5 @@ def _build(module: fx.GraphModule) -> Run:
     return run
 
 
-OPENS: Final = ()
-ADAPTER: Final = Adapter("openvino", ("openvino",), "openvino", _build, OPENS)
+ADAPTER: Final = Adapter("openvino", ("openvino",), "openvino", _build)
 compile: Final = ADAPTER.compile

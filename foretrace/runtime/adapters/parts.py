@@ -6,13 +6,14 @@ views, as a compiler's results lie in memory of their own.
 
 import copy
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from foretrace.autograd.eager_history.op_facts import locate
 from foretrace.errors import Refusal
@@ -64,13 +65,19 @@ class Parts:
     """tensors that the graph holds: the last ones of its inputs"""
 
 
-def parted(module: fx.GraphModule) -> Parts:
+def parted(module: fx.GraphModule, example: Sequence[Any]) -> Parts:
     """The parts of a functional graph, which stays as it is.
+
+    Args:
+        module: the graph.
+        example: its inputs, for the types of a graph that has none in `meta["val"]`.
 
     Raises:
         Refusal: a size is open, or an operator takes a number that only a run has.
     """
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    if any("val" not in node.meta for node in module.graph.nodes if node.op != "output"):
+        FakeTensorProp(module).propagate(*example)
     _, constants = constants_passed(module, [])
     inputs = module.graph.find_nodes(op="placeholder")
     results: Any = module.graph.output_node().args[0]

@@ -1,5 +1,6 @@
 """A backend beside eager: the first node that it computes otherwise is found."""
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._inductor.compile_fx import compile_fx
 
 import foretrace
 from foretrace.frontends.cli import main
@@ -77,27 +79,116 @@ def test_planted_faults_are_located() -> None:
     assert {half for _, half, _ in located} == {"forward", "backward"}
 
 
-def one(compiler: Any, fn: Any, *args: Any) -> Checked:
-    (checked,) = check_backend(foretrace.capture(fn, args), args, {}, compiler)
-    return checked
+def test_complex_numbers() -> None:
+    (checked,) = foretrace.check(lambda x: x * 1j, (torch.randn(3),), backend=Planted("mul")).halves
+    assert checked.off
+    assert checked.off.node == "mul"
 
 
-def test_what_a_backend_does_instead() -> None:
+def of_results(change: Callable[[list[Any], tuple[Any, ...]], Any]) -> Any:
+    """A backend that runs the graph, and then something else."""
+    return lambda module, inputs: lambda *args: change(list(module(*args)), args)
+
+
+KEPT: list[Any] = []
+
+
+def keeps(module: Any, inputs: Any) -> Any:
+    """Computes with what it was compiled with."""
+    KEPT[:] = inputs
+    return lambda *args: module(*KEPT)
+
+
+def writes(found: list[Any], args: tuple[Any, ...]) -> list[Any]:
+    args[0].add_(1)
+    return found
+
+
+def raises(found: list[Any], args: tuple[Any, ...]) -> Any:
+    raise ValueError("of its own\nmore")
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "raises": (of_results(raises), "ValueError: of its own"),
+    "none": (of_results(lambda found, args: []), "gives 0 results, the graph 1"),
+    "more": (of_results(lambda found, args: found * 2), "gives 2 results, the graph 1"),
+    "no tensor": (of_results(lambda found, args: [1.0]), "gives output 0 as a number"),
+    "dtype": (of_results(lambda found, args: [found[0].double()]), "output 0 as torch.float64"),
+    "shape": (of_results(lambda found, args: [found[0][0]]), "gives output 0 as torch.float32 [4]"),
+    "writes": (of_results(writes), "writes to x"),
+    "memory": (of_results(lambda found, args: [args[0].copy_(found[0])]), "writes to x"),
+    "returns an input": (of_results(lambda found, args: [args[0]]), "gives the memory of x"),
+    "keeps": (keeps, ""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_has_its_node_and_eager_runs_as_before(name: str) -> None:
+    backend, text = FAULTS[name]
+    x = torch.full((3, 4), 0.5)
+
+    def program(x: Tensor) -> Tensor:
+        return x.sin().cos()
+
+    report = foretrace.check(program, (x,), backend=backend)
+    (half,) = report.halves
+    assert not report.equal
+    assert half.raised.startswith(text) or text in half.raised
+    assert half.off
+    assert half.off.node == "sin"
+    assert half.off.line.endswith("return x.sin().cos()")
+    assert torch.equal(x, torch.full((3, 4), 0.5))
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
+    if name == "raises":  # as an operator of the program may: decision 081
+        with pytest.raises(ValueError, match="of its own"):
+            compiled(x)
+    elif name != "keeps":  # nothing but numbers shows it
+        with pytest.raises(foretrace.Refusal) as refused:
+            compiled(x)
+        assert refused.value.kind == "wrong backend"
+    assert torch.equal(program(torch.full((3, 4), 0.5)), torch.full((3, 4), 0.5).sin().cos())
+
+
+def test_a_node_of_a_module_of_torchs_own_has_the_line_that_calls_it() -> None:
+    norm, x = nn.RMSNorm(4), torch.randn(2, 4)
+
+    def program(x: Tensor) -> Tensor:
+        return norm(x)
+
+    forward, _ = foretrace.check(program, (x,), backend=Planted("rsqrt")).halves
+    assert forward.off
+    assert forward.off.node == "rsqrt"
+    assert forward.off.line.endswith("return norm(x)")
+
+
+def test_what_inductor_leaves_out_of_a_sum_with_a_product() -> None:
+    """`alpha`, 2.13.0: foretrace scales before, for the backend "inductor" alone."""
+    a, b, kept = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)
+
+    def program(kept: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.add(kept, a @ b, alpha=0.1)
+
+    def plainly(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        return compile_fx(module, inputs)
+
+    (half,) = foretrace.check(program, (kept, a, b), backend=plainly).halves
+    assert half.off
+    assert half.off.node == "add"
+    assert "alpha=0.1" in half.off.call
+    assert len(half.off.inputs) == 3
+
+
+def test_train_and_eval() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
     x = torch.randn(3, 4)
-
-    def raises(module: Any, inputs: Any) -> Any:
-        raise ValueError("of its own\nmore")
-
-    assert one(raises, torch.sin, x).raised == "ValueError: of its own"
-    fewer = one(lambda module, inputs: lambda *args: (), torch.sin, x)
-    assert fewer.raised == "gives 0 results, the graph 1"
-    other = one(lambda module, inputs: lambda *args: (module(*args)[0].sum(),), torch.sin, x)
-    assert other.off
-    assert other.off.node == "sin"
-    complexes = one(Planted("mul"), lambda x: x * 1j, x)
-    assert complexes.off
-    assert complexes.off.node == "mul"
-    assert one(lambda module, inputs: module, torch.sin, x).errors == (0.0,)
+    before = {name: each.clone() for name, each in net.state_dict().items()}
+    for mode in ("train", "eval"):
+        report = foretrace.check(net, (x,), backend="eager", mode=mode)
+        assert report.equal
+        assert report.mode == mode
+    assert net.training
+    assert all(torch.equal(before[name], each) for name, each in net.state_dict().items())
+    assert foretrace.check(net, (x,)).equal
 
 
 BACKEND = """
@@ -105,28 +196,58 @@ import torch
 
 def halves(module, inputs):
     return lambda *args: tuple(each * 1.001 for each in module(*args))
+"""
+PROGRAM = """
+import torch
 
 def program():
     return torch.sin, (torch.ones(3),)
+
+def modes():
+    return torch.nn.Dropout(0.5), (torch.ones(3),)
+
+def refused():
+    return (lambda x: x.numpy()), (torch.ones(3),)
 """
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "planted_halves.py").write_text(BACKEND)
+    (tmp_path / "one.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["check", "planted_halves.py", "--backend"]
+    words = ["check", "one.py", "--backend"]
     assert main([*words, "eager"]) == 0
     assert main([*words, "planted_halves:halves", "--scripts", "found"]) == 1
     assert "first off: sin = aten.sin.default(" in capsys.readouterr().out
     script = tmp_path / "found/aten.py"
     assert len(script.read_text().splitlines()) < 30
     known = {"__file__": str(script), "__name__": "script"}
+    monkeypatch.syspath_prepend(str(tmp_path))
     exec(compile(script.read_text(), str(script), "exec"), known)  # noqa: S102 - the script is what is tested
     assert float(capsys.readouterr().out.removeprefix("tensor(").rstrip(")\n")) > 5e-4
     for unknown in ("egaer", "planted_halves:none"):
         assert main([*words, unknown, "--json"]) == 2
         assert "inductor" in capsys.readouterr().out
+
+
+def test_the_options_beside_a_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "one.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "one.py:modes", "--backend", "eager", "--json"]) == 0
+    modes = [each["mode"] for each in json.loads(capsys.readouterr().out)["checks"]]
+    assert modes == ["train", "eval"]
+    assert main(["check", "one.py:modes", "--eval", "--backend", "eager", "--json"]) == 0
+    modes = [each["mode"] for each in json.loads(capsys.readouterr().out)["checks"]]
+    assert modes == ["eval"]
+    words = ["check", "one.py:refused", "one.py", "--backend", "eager", "--json"]
+    assert main(words) == 2
+    refused, one = json.loads(capsys.readouterr().out)["checks"]
+    assert "refusal" in refused
+    assert one["halves"][0]["equal"]
+    assert main(["check", "one.py", "--partial", "--backend", "eager"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_what_is_off_is_not_equal_where_no_node_is_found() -> None:

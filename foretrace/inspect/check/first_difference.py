@@ -1,0 +1,332 @@
+"""A graph and the parts of it, by a backend and by eager; the first node that differs.
+
+A part is compiled with eager's values as its inputs, and gives what is read outside of it: the
+shortest beginning that is wrong ends in the node, and the shortest end of that is what shows it.
+"""
+
+import copy
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from foretrace.errors import Attempt
+from foretrace.inspect.check.tolerance import amount
+from foretrace.ir.program.op import Op
+from foretrace.runtime.backends.by_name import ADAPTERS
+from foretrace.runtime.backends.compiled_half import Compiler
+
+TOLERANCE: Final = 1e-5
+"""Of each element, absolute and relative"""
+INCOMPARABLE: Final = 1e30
+"""The error where a number is beside none: another shape, a NaN"""
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """The first node that a backend computes otherwise, and what shows it."""
+
+    node: str
+    call: str
+    line: str
+    """the user's, or the modules around it where no line of his calls it"""
+    inputs: tuple[str, ...]
+    """the shapes of the inputs of the script"""
+    eager: float
+    found: float
+    """both values, where they differ most; NaN where there are none"""
+    script: str
+    """of torch and the backend alone; it reads `values` from a .pt beside it, of its own name"""
+    values: tuple[Any, ...]
+    raised: str = ""
+    """what the backend does with it but to give other numbers"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a backend has done with a graph.
+
+    `fault` is empty, or a word: "raised", "count", "type", "writes", "keeps", "off"; `text` says
+    more, but of numbers that are off.
+    """
+
+    fault: str
+    text: str
+    expected: Sequence[Any] = ()
+    found: Sequence[Any] = ()
+
+
+class Parts:
+    """A graph whose parts are compiled; eager has run each of its nodes."""
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler) -> None:
+        self.module, self.inputs, self.compiler = module, inputs, compiler
+        self.values = dict(_run(module, inputs))
+        (outputs,) = module.graph.output_node().args
+        every = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        self.count = len(every)
+        self.places = [i for i, node in enumerate(every) if isinstance(node, fx.Node)]
+        self.returned = [node for node in every if isinstance(node, fx.Node)]
+        called = module.graph.nodes
+        self.ops = [
+            node
+            for node in called  # the items of an op's results belong to the op
+            if node.op == "call_function" and node.target is not operator.getitem and _repeats(node)
+        ]
+
+    def whole(self) -> Outcome:
+        """What the backend does with the graph; it may draw other random numbers than eager has."""
+        expected = [self.values[node] for node in self.returned]
+        found = self._outcome(self.module, self.inputs, expected, self.places, self.count)
+        draws = any(n.op == "call_function" and not _repeats(n) for n in self.values)
+        return self._of_part(0, len(self.ops) - 1) if found.fault == "off" and draws else found
+
+    def _outcome(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        expected: Sequence[Any],
+        places: Sequence[int],
+        count: int,
+    ) -> Outcome:
+        """Compile it and run it; what it was compiled with is not there any more when it runs."""
+        passed, found = _copies(inputs), list[Any]()
+        with Attempt(Exception) as attempt, torch.no_grad():
+            examples = _copies(inputs)
+            run = self.compiler(fx.GraphModule(module, copy.deepcopy(module.graph)), examples)
+            for each in filter(_tensor, examples):
+                each.zero_()
+            results = run(*passed)
+            found = [results] if isinstance(results, Tensor) else list(results)
+        if attempt.error is not None:
+            text = f"{type(attempt.error).__name__}: {str(attempt.error).partition(chr(10))[0]}"
+            return Outcome("raised", text)
+        if len(found) != count:
+            return Outcome("count", f"gives {len(found)} results, the graph {count}")
+        found = [found[place] for place in places]
+        for place, one, other in zip(places, expected, found, strict=True):
+            if _type(one) != _type(other):
+                text = f"gives output {place} as {_type(other)}, the graph {_type(one)}"
+                return Outcome("type", text, expected, found)
+        if written := _written(module, inputs, passed):
+            return Outcome("writes", f"writes to {written}", expected, found)
+        if kept := self._kept(module, passed, expected, found):
+            return Outcome("keeps", f"gives the memory of {kept} as a result", expected, found)
+        off = any(map(differs, expected, found))
+        return Outcome("off" if off else "", "", expected, found)
+
+    def _kept(
+        self,
+        module: fx.GraphModule,
+        passed: Sequence[Any],
+        expected: Sequence[Any],
+        found: Sequence[Any],
+    ) -> str:
+        """The first input whose memory a result has, where eager's result has its own."""
+        names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        theirs = {_memory(each): name for name, each in zip(names, passed, strict=True)}
+        ours = {_memory(each) for node, each in self.values.items() if node.name in names}
+        results = zip(expected, found, strict=True)
+        kept = (theirs.get(_memory(two)) for one, two in results if _memory(one) not in ours)
+        return next(filter(None, kept), "")
+
+    def first_off(self, name: str, fault: str) -> Off | None:
+        """The first node with a fault, with the fewest nodes before it that show it."""
+        low, high = 0, len(self.ops) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._has(fault, 0, middle) else (middle + 1, high)
+        begin = next((at for at in range(low, -1, -1) if self._has(fault, at, low)), None)
+        return None if begin is None else self._described(begin, low, name)
+
+    def _has(self, fault: str, begin: int, end: int) -> bool:
+        """Whether a part has the fault; alone it may be what the backend does not take at all."""
+        return 0 <= begin <= end < len(self.ops) and self._of_part(begin, end).fault == fault
+
+    def _of_part(self, begin: int, end: int) -> Outcome:
+        graph, inputs, outputs = self._part(begin, end)
+        expected = [self.values[node] for node in outputs]
+        values = [self.values[node] for node in inputs]
+        return self._outcome(graph, values, expected, range(len(outputs)), len(outputs))
+
+    def _part(self, begin: int, end: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+        """A graph of some ops: what it reads is an input, what is read outside is an output."""
+        inside = dict[fx.Node, None]()
+        for node in self.ops[begin : end + 1]:
+            inside[node] = None
+            inside |= dict.fromkeys(_items(node))
+        outside = (set(node.users) - inside.keys() for node in inside)
+        outputs = [
+            n for n, read in zip(inside, outside, strict=True) if read and _tensor(self.values[n])
+        ]
+        graph, known, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
+        for each in (n for node in inside for n in node.all_input_nodes if n not in inside):
+            if each not in known and each.op != "get_attr":
+                known[each] = graph.placeholder(each.name)
+                known[each].meta.update(each.meta)
+                inputs.append(each)
+        for node in inside:
+            for each in node.all_input_nodes:
+                if each.op == "get_attr" and each not in known:
+                    known[each] = graph.node_copy(each)
+            known[node] = graph.node_copy(node, known.__getitem__)
+        graph.output(tuple(known[node] for node in outputs))
+        return fx.GraphModule(self.module, graph), inputs, outputs
+
+    def _described(self, begin: int, end: int, name: str) -> Off:
+        graph, inputs, outputs = self._part(begin, end)
+        values = tuple(self.values[node] for node in inputs)
+        outcome, ours, theirs = self._of_part(begin, end), math.nan, math.nan
+        if outcome.fault == "off":
+            pairs = zip([self.values[n] for n in outputs], outcome.found, strict=True)
+            eager, found = max(pairs, key=lambda pair: largest_error(*pair))
+            distance = _distances(eager, found)
+            at = None if distance is None else int(distance.argmax())
+            ours, theirs = _number(eager, at), _number(found, at)
+        node = self.ops[end]
+        shapes = tuple(str(list(v.shape)) if _tensor(v) else repr(v) for v in values)
+        script, line = _script(graph, name), _line(node)
+        return Off(node.name, _call(node), line, shapes, ours, theirs, script, values, outcome.text)
+
+
+def _line(node: fx.Node) -> str:
+    op = node.meta.get("foretrace")
+    if not isinstance(op, Op):
+        return str(node.meta.get("stack_trace", "")).strip()
+    calls = op.origin.module.stack() if op.origin.module else ()
+    return str(op.origin.frame or f"in {' / '.join(map(str, calls))}")
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [each.clone() if isinstance(each, Tensor) else each for each in inputs]
+
+
+def _type(value: Any) -> str:
+    return f"{value.dtype} {[*value.shape]}" if _tensor(value) else "a number"
+
+
+def _written(module: fx.GraphModule, inputs: Sequence[Any], passed: Sequence[Any]) -> str:
+    """The first input that a call has written to otherwise than the graph does."""
+    pairs = [*zip(inputs, passed, strict=True)]
+    if not any(_tensor(one) and differs(one, other) for one, other in pairs):
+        return ""
+    by_eager = _copies(inputs)
+    with torch.no_grad():
+        fx.Interpreter(module).run(*by_eager)
+    names = (node.name for node in module.graph.find_nodes(op="placeholder"))
+    triples = zip(names, by_eager, passed, strict=True)
+    return next((name for name, one, two in triples if _tensor(one) and differs(one, two)), "")
+
+
+def _memory(value: Any) -> int:
+    plain = _tensor(value) and value.layout is torch.strided and value.numel()
+    return value.untyped_storage().data_ptr() if plain else 0
+
+
+def _number(found: Tensor, at: int | None) -> float:
+    """An element, of a complex tensor its magnitude; NaN where shapes differ."""
+    if at is None:
+        return math.nan
+    element = found.flatten()[at]
+    return float(element.abs() if element.is_complex() else element)
+
+
+SCRIPT: Final = """import torch
+from torch import device, inf, nan
+{imported}
+
+class Part(torch.nn.Module):
+{code}
+
+inputs = torch.load(__file__.removesuffix("py") + "pt")
+expected = Part()(*inputs)
+found = backend(torch.fx.symbolic_trace(Part()), inputs)(*inputs)
+for eager, other in zip(expected, found):
+    print((eager - other).abs().max())
+"""
+IMPORTS: Final = """from torch._dynamo import lookup_backend
+backend = lookup_backend({!r})"""
+
+
+def _script(graph: fx.GraphModule, name: str) -> str:
+    lines = [line for line in graph.code.strip().splitlines() if line.strip()]
+    code = "\n".join(f"    {line.partition(';  ')[0]}" for line in lines)
+    place, colon, function = name.rpartition(":")
+    if name in ADAPTERS:
+        place, colon, function = f"foretrace.runtime.adapters.{name}", ":", "compile"
+    imported = f"from {place} import {function} as backend" if colon else IMPORTS.format(name)
+    return SCRIPT.format(code=code, imported=imported)
+
+
+def _run(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any]]:
+    interpreter = fx.Interpreter(module, garbage_collect_values=False)
+    with torch.no_grad():
+        interpreter.run(*_copies(inputs))
+    yield from interpreter.env.items()
+
+
+def _repeats(node: fx.Node) -> bool:
+    """Whether it computes the same again: no random numbers, nor what memory holds by chance.
+
+    A part takes those that eager had.
+    """
+    drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not drawn and "empty" not in getattr(node.target, "__name__", "")
+
+
+def _items(node: fx.Node) -> Iterator[fx.Node]:
+    for user in node.users:
+        if user.target is operator.getitem:
+            yield user
+            yield from _items(user)
+
+
+def _tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _call(node: fx.Node) -> str:
+    arguments = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    return f"{node.target}({', '.join(arguments)})"
+
+
+def _distances(eager: Any, found: Any) -> Tensor | None:
+    """How far each element is; None where the two cannot be compared."""
+    if not (_tensor(eager) and _tensor(found)) or eager.shape != found.shape:
+        return None
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    return (
+        (eager.to(wide) - found.to(wide))
+        .abs()
+        .nan_to_num(0.0 if _nans(eager, found) else INCOMPARABLE)
+    )
+
+
+def _nans(eager: Tensor, found: Tensor) -> bool:
+    return bool((eager.isnan() == found.isnan()).all() and (eager.isinf() == found.isinf()).all())
+
+
+def differs(eager: Any, found: Any) -> bool:
+    """Whether a result is off."""
+    if not _tensor(eager):
+        return bool(eager != found)
+    distance = _distances(eager, found)
+    return distance is None or bool((distance > TOLERANCE * (1 + eager.abs().nan_to_num())).any())
+
+
+def largest_error(eager: Any, found: Any) -> float:
+    """The largest difference of an element."""
+    distance = _distances(eager, found)
+    if distance is None:
+        return INCOMPARABLE
+    return float(distance.max()) if distance.numel() else 0.0
+
+
+def largest_ulps(eager: Any, found: Any) -> float:
+    """The same in representable numbers; 0 of integers."""
+    step = amount(("", eager), ("", found)) if _tensor(eager) and _tensor(found) else None
+    return (step and step.ulps) or 0.0

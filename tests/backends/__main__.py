@@ -1,0 +1,145 @@
+"""The bars of the adapters: `make test-backends`, in an environment that has their packages.
+
+Each model's loss and gradients as one graph, and steps whose state is fed back, by each compiler
+beside eager, in float32. A gradient passes that is within 1e-5 of eager, of its largest element; or
+no farther than four times as far from that of float64 as eager's is: those of the biases of
+attention's keys are rounding alone, as a softmax is the same for all of them.
+"""
+
+import argparse
+import copy
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor, nn
+
+import foretrace
+from foretrace.runtime.backends.by_name import ADAPTERS
+from tests.backends.models import MODELS, OPTIMIZERS, STEPPED, Case
+
+TOLERANCE, ROUNDING, STEPS = 1e-5, 4, 5
+Bar = Callable[[str], tuple[bool, str]]
+
+
+def gradients_of(model: nn.Module, loss_of: Callable[..., Tensor]) -> Callable[..., Any]:
+    parameters = list(model.parameters())
+
+    def gradients(*args: Any) -> Any:
+        loss = loss_of(model, *args)
+        return loss, torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    return gradients
+
+
+def joint(make: Callable[[], Case]) -> Bar:
+    def run(backend: str) -> tuple[bool, str]:
+        torch.manual_seed(0)
+        model, loss_of, args = make()
+        exact = copy.deepcopy(model).double()
+        wide = [each.double() if each.is_floating_point() else each for each in args]
+        fn, other = gradients_of(model, loss_of), gradients_of(exact, loss_of)
+        eager, known = gradients_of(copy.deepcopy(model), loss_of)(*args), other(*wide)
+        found = foretrace.compile(fn, backend=backend, fullgraph=True)(*args)
+        names = ["loss", *(name for name, _ in model.named_parameters())]
+        rows = zip(names, flat(eager), flat(known), flat(found), strict=True)
+        wrong = [name for name, *row in rows if row[0] is not None and not near(*row)]
+        far = [far_off(one, two) for one, two in zip(flat(eager), flat(found), strict=True)]
+        worst = f"{sorted(far)[len(far) // 2]:.1e}"
+        return not wrong, f"median {worst}, {len(far)} values" if not wrong else ", ".join(wrong)
+
+    return run
+
+
+def flat(results: Any) -> list[Any]:
+    loss, gradients = results
+    return [loss, *gradients]
+
+
+def far_off(eager: Tensor | None, found: Tensor | None) -> float:
+    if eager is None or found is None:
+        return 0.0 if eager is found else torch.inf
+    return float((eager - found).abs().max() / eager.abs().max().clamp(min=1e-30))
+
+
+def near(eager: Tensor, exact: Tensor, found: Tensor) -> bool:
+    own, distance = (float((each - exact).abs().max()) for each in (eager, found))
+    return far_off(eager, found) <= TOLERANCE or distance <= ROUNDING * own
+
+
+def steps(make: Callable[[], Case], optimizer_of: Callable[[Any], Any]) -> Bar:
+    def run(backend: str) -> tuple[bool, str]:
+        torch.manual_seed(0)
+        model, loss_of, args = make()
+        other = copy.deepcopy(model)
+        step, eager = step_of(model, loss_of, optimizer_of), step_of(other, loss_of, optimizer_of)
+        compiled = foretrace.compile(step, backend=backend)
+        far = 0.0
+        for _ in range(1 + STEPS):  # the first creates the state, and runs as Python
+            losses = eager(*args), compiled(*args)
+            pairs = zip(other.parameters(), model.parameters(), strict=True)
+            far = max(far, far_off(*losses), *(far_off(one, two) for one, two in pairs))
+        return far <= TOLERANCE and not compiled.breaks, f"{far:.1e}"
+
+    return run
+
+
+def step_of(model: nn.Module, loss_of: Any, optimizer_of: Any) -> Callable[..., Tensor]:
+    optimizer = optimizer_of(model.parameters())
+
+    def step(*args: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = loss_of(model, *args)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def bars(only: Sequence[str]) -> Iterator[tuple[str, Bar]]:
+    every = {f"{name}, joint": joint(make) for name, make in MODELS.items()}
+    for name, make in STEPPED.items():
+        for kind, optimizer in OPTIMIZERS.items():
+            every[f"{name}, {STEPS} steps of {kind}"] = steps(make, optimizer)
+    return ((name, bar) for name, bar in every.items() if not only or name.split(",")[0] in only)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.backends", description=__doc__)
+    parser.add_argument("--backend", action="append", choices=list(ADAPTERS), help="default: all")
+    parser.add_argument("--only", action="append", default=[], help="a model")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    console = Console(soft_wrap=True)
+    names, chosen = options.backend or list(ADAPTERS), list(bars(options.only))
+    table = Table("", *names)
+    failed = 0
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(names) * len(chosen))
+        for name, bar in chosen:
+            cells = []
+            for backend in names:
+                progress.update(task, description=f"{name} by {backend}")
+                try:
+                    passed, text = bar(backend)
+                except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+                    passed, text = False, f"{type(error).__name__}: {error!s:.200}"
+                failed += not passed
+                cells.append(f"{'' if passed else 'NOT: '}{text}")
+                progress.advance(task)
+            table.add_row(name, *cells)
+    console.print(table)
+    console.print(f"{len(names) * len(chosen) - failed} of {len(names) * len(chosen)} pass")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
