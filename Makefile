@@ -71,6 +71,7 @@ bars: $(READY)
 	$(PIP) install --quiet --no-build-isolation -e '.[iree,onnx,openvino]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.backends $(addprefix --backend ,$(BACKEND)) \
 	  $(addprefix --only ,$(ONLY))
+	$(BIN)/python -m pytest -q tests/house/test_docs.py -k 'test_python and README'
 
 # Fetches the files once. ONLY= names some: make test-peers ONLY=dynamo/test_hooks.
 test-peers: $(READY)

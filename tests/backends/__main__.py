@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 
 import foretrace
@@ -120,12 +119,10 @@ def main() -> int:
     logging.disable(logging.WARNING)
     console = Console(soft_wrap=True)
     names, chosen = options.backend or list(ADAPTERS), list(bars(options.only))
-    table = Table("", *names)
     failed = 0
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(names) * len(chosen))
         for name, bar in chosen:
-            cells = []
             for backend in names:
                 progress.update(task, description=f"{name} by {backend}")
                 try:
@@ -133,10 +130,9 @@ def main() -> int:
                 except Exception as error:  # noqa: BLE001 - a compiler may raise anything
                     passed, text = False, f"{type(error).__name__}: {error!s:.200}"
                 failed += not passed
-                cells.append(f"{'' if passed else 'NOT: '}{text}")
+                word = "passes" if passed else "fails"
+                progress.console.print(f"{backend:<12} {name:<24} {word}: {text}", highlight=False)
                 progress.advance(task)
-            table.add_row(name, *cells)
-    console.print(table)
     console.print(f"{len(names) * len(chosen) - failed} of {len(names) * len(chosen)} pass")
     return int(failed > 0)
 

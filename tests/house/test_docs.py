@@ -5,7 +5,8 @@ its page, so what an error or an explanation quotes can be found there. In every
 each `$ foretrace ...` and `$ python ...` line runs and exits with 0, or with N where the line ends
 with `# exit N`; the lines below it are lines that it prints, in this order (`...`: some are left
 out; the numbers of our own lines may be others). A block that is only to be looked at is fenced
-```text.
+```text. One that is fenced ```python needs PACKAGE runs where the package is installed, as in
+`make test-backends`.
 """
 
 import os
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from tests.house.wings import WINGS
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 REQUIRED = (ROOT / "requirements.txt").read_text()
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)(?: needs ([\w. ]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 THEIR_LINE = re.compile(r"(\b(?:aten|build|torch)/[\w/]+?)(?:_[\d*]+)?\.(?:cpp|h|py)(?::\d+)?")
 OF_NO_DEVICE = re.compile(r"note +kernels of the CUDA build of torch ")
 OUR_LINE = re.compile(r"(\bforetrace/[\w/]+\.py):\d+")
@@ -40,7 +42,8 @@ def blocks(page: Path, language: str) -> list[str]:
     """The blocks in one language, each padded so that its lines have the page's numbers."""
     text = page.read_text()
     found = [match for match in BLOCK.finditer(text) if match[1] == language]
-    return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
+    runs = [match for match in found if all(map(find_spec, (match[2] or "").split()))]
+    return ["\n" * text.count("\n", 0, match.start(3)) + match[3] for match in runs]
 
 
 def commands(page: Path) -> list[tuple[str, int, list[str]]]:

@@ -189,7 +189,8 @@ def _take(user: fx.Node, number: fx.Node, found: fx.Node) -> None:
         user.graph.erase_node(user)
         return
     if user.target not in OF_TENSORS:
-        raise _refusal(user, f"{user.target} takes a number that only a run has")
+        what = f"{user.target} takes a number that only a run has"
+        raise _refusal(user, what, "or compute with a tensor in the place of the number")
     if user.kwargs.get("alpha") is number:
         other: Any = user.args[1]
         scaled = _call(other.meta["val"], aten.mul.Tensor, other, found)
@@ -208,16 +209,13 @@ def _check_sizes(middle: fx.GraphModule) -> None:
     for node in middle.graph.nodes:
         for each in leaves(node.meta.get("val")):
             if isinstance(each, Tensor) and any(type(n) is not int for n in each.shape):
-                raise _refusal(node, f"a size of {node.name} is open: {list(each.shape)}")
+                what = f"a size of {node.name} is open: {list(each.shape)}"
+                raise _refusal(node, what, "or leave no size open: dynamic=False")
 
 
-def _refusal(node: fx.Node, what: str) -> Refusal:
+def _refusal(node: fx.Node, what: str, way: str) -> Refusal:
     op = node.meta.get("foretrace")
-    refusal = Refusal(
-        what,
-        kind="compiler",
-        do=('use backend="eager" or "inductor"', "or compile with dynamic=False"),
-    )
+    refusal = Refusal(what, kind="compiler", do=('use backend="eager" or "inductor"', way))
     if isinstance(op, Op) and op.origin.frame:
         return locate(refusal, op)
     return refusal.located(asking_line(), (), ())

@@ -1,6 +1,7 @@
 """What a compiler of tensors alone is given, with one that runs the graph as it is."""
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import Tensor, fx, nn
 
 import foretrace
 from foretrace.runtime.adapters.adapter import Adapter
+from foretrace.runtime.adapters.opened import OWN
 from foretrace.runtime.backends.by_name import ADAPTERS
 
+aten = torch.ops.aten
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
 
@@ -126,7 +129,54 @@ def test_other_inputs_than_it_was_compiled_for() -> None:
         assert error.value.kind == "guard broken"
 
 
-def test_an_open_size_is_refused() -> None:
-    program = foretrace.capture(torch.sin, (X,), dynamic_shapes=True)
-    with pytest.raises(foretrace.Refusal, match="is open"):
-        Toy().adapter.compile(program.cut("aten").graph_module, [X])
+def test_an_open_size_is_refused_and_a_number_that_no_tensor_replaces() -> None:
+    toy = Toy()
+    program = foretrace.capture(lambda x: x.sin(), (X,), dynamic_shapes=True)
+    with pytest.raises(foretrace.Refusal, match="is open") as error:
+        toy.adapter.compile(program.cut("aten").graph_module, [X])
+    assert error.value.at
+    compiled = foretrace.compile(
+        lambda x, n: torch.nn.functional.elu(x, n.item()), backend=toy.backend, fullgraph=True
+    )
+    with pytest.raises(foretrace.Refusal, match="takes a number that only a run has") as error:
+        compiled(X, torch.tensor(2.0))
+    assert error.value.at
+    two = foretrace.compile(lambda x: x.sin(), backend=toy.backend, dynamic=False, fullgraph=True)
+    torch.testing.assert_close(two(X), X.sin())
+    torch.testing.assert_close(two(X[1:]), X[1:].sin())
+
+
+def test_each_decomposition_is_the_operator() -> None:
+    """In float64: of windows of all kinds, in one to three dimensions."""
+    torch.manual_seed(0)
+    wide = {"dtype": torch.float64}
+    every = itertools.product((1, 2, 3), (1, 2), (1, 2), (0, 1), (1, 2), (False, True))
+    for dims, groups, stride, padding, dilation, transposed in every:
+        x = torch.randn(2, 4, *(6 + dim for dim in range(dims)), **wide)
+        shape = (4, 6 // groups) if transposed else (6, 4 // groups)
+        w = torch.randn(*shape, *(3, 2, 3)[:dims], **wide)
+        rest = int(transposed and stride > 1)
+        window = [[n] * dims for n in (stride, padding, dilation)]
+        window += [transposed, [rest] * dims, groups]
+        y = aten.convolution(x, w, None, *window)
+        args = torch.randn_like(y), x, w, [6], *window, [True, True, True]
+        held(aten.convolution_backward.default, *args)
+    x = torch.randn(2, 3, 7, 9, **wide)
+    for k, s, p, ceil in itertools.product((2, 3), (1, 2, 3), (0, 1), (False, True)):
+        window = [k, k], [s, s], [p, p]
+        y, at = aten.max_pool2d_with_indices(x, *window, [1, 1], ceil)
+        held(
+            aten.max_pool2d_with_indices_backward.default,
+            *(torch.randn_like(y), x, *window, [1, 1], ceil, at),
+        )
+        for more in ((True, None), (False, None), (True, 5)):
+            y = aten.avg_pool2d(x, *window, ceil, *more)
+            held(aten.avg_pool2d_backward.default, torch.randn_like(y), x, *window, ceil, *more)
+    for size, scaled in itertools.product(((14, 18), (10, 12), (5, 4)), (False, True)):
+        scales = (size[0] / 7, size[1] / 9) if scaled else (None, None)
+        grad = torch.randn(2, 3, *size, **wide)
+        held(aten.upsample_nearest2d_backward.default, grad, size, [2, 3, 7, 9], *scales)
+
+
+def held(operator: Any, *args: Any) -> None:
+    torch.testing.assert_close(OWN[operator](*args), operator(*args))
