@@ -74,7 +74,7 @@ def check_half(
         name: of a backend, or module:function, for the script.
     """
     parts = Parts(module, inputs, compiler)
-    expected = tuple(parts.values[node] for node in parts.returned)
+    expected = tuple(parts.results)
     outcome = parts.whole()
     off = parts.first_off(name, outcome.fault) if outcome.fault else None
     if outcome.text:

@@ -64,13 +64,18 @@ class Parts:
     """A graph whose parts are compiled; eager has run each of its nodes."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler) -> None:
-        self.module, self.inputs, self.compiler = module, inputs, compiler
-        self.values = dict(_run(module, inputs))
+        self.module, self.compiler = module, compiler
+        noting = _Noting(module)
+        with torch.no_grad():
+            results = noting.run(*_copies(inputs))
+        self.values, self.memory = noting.values, noting.memory
         (outputs,) = module.graph.output_node().args
         every = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        returned = results if isinstance(results, (tuple, list)) else [results]
         self.count = len(every)
         self.places = [i for i, node in enumerate(every) if isinstance(node, fx.Node)]
         self.returned = [node for node in every if isinstance(node, fx.Node)]
+        self.results = [returned[place] for place in self.places]
         called = module.graph.nodes
         self.ops = [
             node
@@ -80,23 +85,25 @@ class Parts:
 
     def whole(self) -> Outcome:
         """What the backend does with the graph; it may draw other random numbers than eager has."""
-        expected = [self.values[node] for node in self.returned]
-        found = self._outcome(self.module, self.inputs, expected, self.places, self.count)
+        inputs = self.module.graph.find_nodes(op="placeholder")
+        places = self.places, self.count
+        found = self._outcome(self.module, inputs, self.returned, self.results, places)
         draws = any(n.op == "call_function" and not _repeats(n) for n in self.values)
         return self._of_part(0, len(self.ops) - 1) if found.fault == "off" and draws else found
 
     def _outcome(
         self,
         module: fx.GraphModule,
-        inputs: Sequence[Any],
+        inputs: Sequence[fx.Node],
+        outputs: Sequence[fx.Node],
         expected: Sequence[Any],
-        places: Sequence[int],
-        count: int,
+        places: tuple[Sequence[int], int],
     ) -> Outcome:
         """Compile it and run it; what it was compiled with is not there any more when it runs."""
-        passed, found = _copies(inputs), list[Any]()
+        values, found = [self.values[node] for node in inputs], list[Any]()
+        passed = _copies(values)
         with Attempt(Exception) as attempt, torch.no_grad():
-            examples = _copies(inputs)
+            examples = _copies(values)
             run = self.compiler(fx.GraphModule(module, copy.deepcopy(module.graph)), examples)
             for each in filter(_tensor, examples):
                 each.zero_()
@@ -105,34 +112,23 @@ class Parts:
         if attempt.error is not None:
             text = f"{type(attempt.error).__name__}: {str(attempt.error).partition(chr(10))[0]}"
             return Outcome("raised", text)
-        if len(found) != count:
-            return Outcome("count", f"gives {len(found)} results, the graph {count}")
-        found = [found[place] for place in places]
-        for place, one, other in zip(places, expected, found, strict=True):
+        if len(found) != places[1]:
+            return Outcome("count", f"gives {len(found)} results, the graph {places[1]}")
+        found = [found[place] for place in places[0]]
+        for place, one, other in zip(places[0], expected, found, strict=True):
             if _type(one) != _type(other):
                 text = f"gives output {place} as {_type(other)}, the graph {_type(one)}"
                 return Outcome("type", text, expected, found)
-        if written := _written(module, inputs, passed):
+        if written := _written(module, values, passed):
             return Outcome("writes", f"writes to {written}", expected, found)
-        if kept := self._kept(module, passed, expected, found):
-            return Outcome("keeps", f"gives the memory of {kept} as a result", expected, found)
+        own = {self.memory[node] for node in inputs}
+        theirs = {_memory(each): node.name for node, each in zip(inputs, passed, strict=True)}
+        for node, each in zip(outputs, found, strict=True):
+            if self.memory[node] not in own and (kept := theirs.get(_memory(each))):
+                text = f"gives the memory of {kept} as a result"
+                return Outcome("keeps", text, expected, found)
         off = any(map(differs, expected, found))
         return Outcome("off" if off else "", "", expected, found)
-
-    def _kept(
-        self,
-        module: fx.GraphModule,
-        passed: Sequence[Any],
-        expected: Sequence[Any],
-        found: Sequence[Any],
-    ) -> str:
-        """The first input whose memory a result has, where eager's result has its own."""
-        names = [node.name for node in module.graph.find_nodes(op="placeholder")]
-        theirs = {_memory(each): name for name, each in zip(names, passed, strict=True)}
-        ours = {_memory(each) for node, each in self.values.items() if node.name in names}
-        results = zip(expected, found, strict=True)
-        kept = (theirs.get(_memory(two)) for one, two in results if _memory(one) not in ours)
-        return next(filter(None, kept), "")
 
     def first_off(self, name: str, fault: str) -> Off | None:
         """The first node with a fault, with the fewest nodes before it that show it."""
@@ -149,9 +145,8 @@ class Parts:
 
     def _of_part(self, begin: int, end: int) -> Outcome:
         graph, inputs, outputs = self._part(begin, end)
-        expected = [self.values[node] for node in outputs]
-        values = [self.values[node] for node in inputs]
-        return self._outcome(graph, values, expected, range(len(outputs)), len(outputs))
+        expected, count = [self.values[node] for node in outputs], len(outputs)
+        return self._outcome(graph, inputs, outputs, expected, (range(count), count))
 
     def _part(self, begin: int, end: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
         """A graph of some ops: what it reads is an input, what is read outside is an output."""
@@ -262,11 +257,20 @@ def _script(graph: fx.GraphModule, name: str) -> str:
     return SCRIPT.format(code=code, imported=imported)
 
 
-def _run(module: fx.GraphModule, inputs: Sequence[Any]) -> Iterator[tuple[fx.Node, Any]]:
-    interpreter = fx.Interpreter(module, garbage_collect_values=False)
-    with torch.no_grad():
-        interpreter.run(*_copies(inputs))
-    yield from interpreter.env.items()
+class _Noting(fx.Interpreter):
+    """Notes what each node gives, as it is then: a later op (`bernoulli_`) may write to it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values, self.memory = dict[fx.Node, Any](), dict[fx.Node, int]()
+        schemas = (getattr(node.target, "_schema", None) for node in module.graph.nodes)
+        self.writes = any(schema is not None and schema.is_mutable for schema in schemas)
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        self.values[n] = found.clone() if self.writes and _tensor(found) else found
+        self.memory[n] = _memory(found)
+        return found
 
 
 def _repeats(node: fx.Node) -> bool:

@@ -79,6 +79,22 @@ def test_planted_faults_are_located() -> None:
     assert {half for _, half, _ in located} == {"forward", "backward"}
 
 
+def test_dropout_is_what_eager_has_drawn() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+
+    def program(x: Tensor) -> Tensor:
+        return layer(x).square().mean()
+
+    x = torch.randn(2, 3, 4)
+    state = torch.get_rng_state()
+    assert foretrace.check(program, (x,), backend="eager").equal
+    assert torch.equal(torch.get_rng_state(), state)
+    forward, backward = foretrace.check(program, (x,), backend=Planted("addmm")).halves
+    assert forward.off
+    assert forward.off.node == "addmm"
+    assert backward.equal
+
+
 def test_complex_numbers() -> None:
     (checked,) = foretrace.check(lambda x: x * 1j, (torch.randn(3),), backend=Planted("mul")).halves
     assert checked.off
