@@ -1,5 +1,6 @@
 """onnx, onnxscript and onnxruntime: torch's own exporter makes the model."""
 
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
@@ -13,7 +14,11 @@ from foretrace.runtime.adapters.exported import exported
 
 def _build(module: fx.GraphModule) -> Run:
     runtime: Any = import_module("onnxruntime")
-    program: Any = torch.onnx.export(exported(module), dynamo=True, verbose=False, optimize=False)
+    with warnings.catch_warnings():  # of torch's own calls of itself
+        warnings.simplefilter("ignore", FutureWarning)
+        program: Any = torch.onnx.export(
+            exported(module), dynamo=True, verbose=False, optimize=False
+        )
     model = program.model_proto.SerializeToString()
     options = runtime.SessionOptions()
     options.log_severity_level = ERRORS
