@@ -83,7 +83,8 @@ class TargetSemantics(Semantics):
             return super().infer(func, args, kwargs)
         there = [t for t in types_in((args, kwargs)) if t.device == self.target.device]
         if there:
-            check_kernel(func, self.target, {layout_of(t.sparse) for t in there})
+            layouts, asked = {layout_of(t.sparse) for t in there}, kwargs.get("layout")
+            check_kernel(func, self.target, layouts, asked)
         found = super().infer(func, args, kwargs)
         devices = {t.device.type for t in types_in((args, kwargs, found))}
         if others := devices - {"cpu", "meta", self.target.device.type}:

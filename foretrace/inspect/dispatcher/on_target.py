@@ -85,7 +85,8 @@ def _kernel(node: fx.Node, target: Target) -> tuple[str, str]:
         return key, key if has else NONE
     if build is None:
         return torch_api.backend_key(target.device.type), UNKNOWN
-    key = key_at(build, there)
+    asked: Any = node.kwargs.get("layout")
+    key = key_at(build, op, there, asked)
     ours = op.namespace == "aten" and torch.__version__.startswith(build.version)
     return key, served_by(op, build, key) or (NONE if ours and build.complete else UNKNOWN)
 
@@ -135,4 +136,4 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _form(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]} by {[*tensor.stride()]}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"  # strides are a kernel's

@@ -26,6 +26,8 @@ COMPOSITES: Final = (IMPLICIT, "CompositeExplicitAutograd")
 """Dispatch keys of kernels that serve every device"""
 OTHER_FORM: Final = "CompositeExplicitAutogradNonFunctional"
 """Dispatch key of kernels that call another form of the operator, as a structured one's `out`"""
+SELECT: Final = "BackendSelect"
+"""Dispatch key of kernels that choose one by the arguments `device` and `layout`"""
 FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = MappingProxyType(
     {
         "target": str,
@@ -243,8 +245,15 @@ def wrong_file(path: str, why: str) -> Refusal:
 # ---- what eager raises for want of a kernel ------------------------------------------------------
 
 
-def key_at(build: Build, layouts: Collection[torch.layout]) -> str:
-    """The dispatch key of a call with operands of these layouts there."""
+def key_at(
+    build: Build, op: Any, layouts: Collection[torch.layout], asked: torch.layout | None = None
+) -> str:
+    """The dispatch key of a call with operands of these layouts there.
+
+    `asked`: its argument `layout`, which counts where torch selects the backend by arguments.
+    """
+    if asked is not None and torch_api.kernel_for(op, SELECT):
+        layouts = {*layouts, asked}
     if torch.sparse_coo in layouts:
         return f"Sparse{build.key}"
     return build.key if {*layouts} <= {torch.strided} else f"SparseCsr{build.key}"
@@ -263,7 +272,12 @@ def served_by(op: Any, build: Build, key: str) -> str:
     return ""
 
 
-def check_kernel(op: Any, target: Target, layouts: Collection[torch.layout] = ()) -> None:
+def check_kernel(
+    op: Any,
+    target: Target,
+    layouts: Collection[torch.layout] = (),
+    asked: torch.layout | None = None,
+) -> None:
     """Raise what eager raises on a device of an operator of aten that has no kernel there.
 
     Of the torch that the kernels were read from; what others have is not known.
@@ -272,6 +286,7 @@ def check_kernel(op: Any, target: Target, layouts: Collection[torch.layout] = ()
         op: the operator.
         target: where it is called.
         layouts: of its operands there.
+        asked: its argument `layout`.
 
     Raises:
         NotImplementedError: there is none.
@@ -280,7 +295,7 @@ def check_kernel(op: Any, target: Target, layouts: Collection[torch.layout] = ()
     build = build_of(target)
     if build is None or op.namespace != "aten" or not torch.__version__.startswith(build.version):
         return
-    key = key_at(build, layouts)
+    key = key_at(build, op, layouts, asked)
     if served_by(op, build, key):
         return
     if not build.complete:

@@ -86,9 +86,7 @@ def test_other_types_and_no_data_are_told() -> None:
         if node.name == "mul":
             node.meta["val"] = torch.empty(2, dtype=torch.float16, device="meta")
     told = {node.node: node.said for node in there(cut, program)}
-    assert told["mul"] == (
-        "other types on meta: float32[2, 1, 8, 8] by [64, 64, 8, 1], not float16[2] by [1]"
-    )
+    assert told["mul"] == "other types on meta: float32[2, 1, 8, 8], not float16[2]"
     assert told["nonzero"]
 
 
