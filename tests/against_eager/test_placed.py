@@ -186,3 +186,38 @@ def test_what_is_built_under_a_device_is_there() -> None:
     graph = program_there.cut("export").graph_module.graph
     on = {n.name: n.meta["val"].device.type for n in graph.nodes if "val" in n.meta}
     assert {on[name] for name in on if name.startswith(("ones", "to", "arange", "add"))} == {"cuda"}
+
+
+NET = nn.Linear(2, 2)
+LISTED = list(NET.parameters())
+BY_PARAMETER = {each: 2.0 + index for index, each in enumerate(LISTED)}
+
+
+def looked_up(x: Any) -> Any:
+    for each in NET.parameters():
+        x = x * BY_PARAMETER.get(each, 7.0)
+    return x
+
+
+KNOWN_BY_TWO_WAYS = (
+    looked_up,
+    lambda x: x * 2 if NET.weight is LISTED[0] else x * 3,
+    lambda x: x * 2 if id(NET.bias) == id(LISTED[1]) else x * 3,
+    lambda x: x * BY_PARAMETER[NET.weight] + NET.weight.device.index,
+)
+
+
+@pytest.mark.parametrize("fn", KNOWN_BY_TWO_WAYS, ids=range(len(KNOWN_BY_TWO_WAYS)))
+def test_a_parameter_known_by_two_ways_is_one_there(fn: Any) -> None:
+    graph = foretrace.capture(fn, (torch.ones(2),), target="cuda:sm90").cut("aten").graph_module
+    numbers = [node.args[1] for node in graph.graph.nodes if node.name.startswith("mul")]
+    assert numbers in ([2], [2.0, 3.0])
+
+
+def test_under_autocast_it_is_cast_by_its_label() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return NET(x) * len(BY_PARAMETER)
+
+    recorded = foretrace.capture(step, (torch.ones(3, 2),), target="cuda:sm90").recorded
+    assert recorded.outputs[0].value.type.dtype is torch.bfloat16

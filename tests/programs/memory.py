@@ -1,5 +1,7 @@
 """What lies in memory when the backward reads it, and views that autograd treats in its own way."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -518,3 +520,8 @@ def another_dtype_written_in_inference_mode(x: Tensor) -> Tensor:
     with torch.inference_mode():
         y.view(torch.int32).add_(1)
     return z
+
+
+@program(c(3, 4), t(4))
+def deep_copies_of_inputs(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return copy.deepcopy(x) * w, copy.deepcopy(w.data) * w

@@ -75,7 +75,8 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
     if whole and owner is not None and owner.ft_gradient is not None:
         gradients, index = owner.ft_gradient
         count = owner.numel()
-        memory = torch_api.attribute_of(gradients.real[index], "untyped_storage")().data_ptr()
+        real = gradients.inputs.real[index]
+        memory = torch_api.attribute_of(real, "untyped_storage")().data_ptr()
         whole = owner.ft_queries.answers.storage_size(owner, count, count) == count
     if not whole or memo.setdefault(("memory", memory), tensor) is not tensor:
         raise Refusal(

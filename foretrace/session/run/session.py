@@ -156,9 +156,9 @@ class Session:
     def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
         """Whether a module's tensor is no stand-in to the program: it is `reached` elsewhere, too.
 
-        On another device than the target it is one: autocast casts by the label that C++ reads.
+        On another device than the target's it is one in a program that casts (`Assumed.labelled`).
         """
-        here = self.places.device in (None, tensor.device)
+        here = self.places.device in (None, tensor.device) or not self.assumed.labelled
         plain = plain_class(type(tensor)) and not self._without_data(tensor)
         if id(tensor) in reached and here and plain:
             self.known.themselves.add(id(tensor))
@@ -270,14 +270,17 @@ class Session:
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
-        if (known := self.known.abstract.get(id(tensor))) is not None:
+        known, itself = self.known.abstract.get(id(tensor)), id(tensor) in self.known.themselves
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
+        if known is None or itself:
+            refusal = self._cast_unseen(tensor, "buffer" if itself else kind)
+            if refusal is not None:
+                refusal.located(self.recorder.sources.here(), (), ())
+                raise self.recorder.refused(refusal)
+        if known is not None:
             self.known.reached.add(id(tensor))
             return known
         name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
-        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
-        if (refusal := self._cast_unseen(tensor, kind)) is not None:
-            refusal.located(self.recorder.sources.here(), (), ())
-            raise self.recorder.refused(refusal)
         return self.placeholder(tensor, kind, name)
 
     def _cast_unseen(self, tensor: torch.Tensor, kind: str) -> Refusal | None:

@@ -43,6 +43,9 @@ class Assumed:
     """ids of arguments that the program has by another way, too: no stand-ins are"""
     together: bool = False
     """whether arguments that share memory are views of one input"""
+    labelled: bool = False
+    """whether module tensors on another device than the target have stand-ins, by whose label
+    autocast casts, also where the program may compare them with what they stand for"""
     switches: bool = True
     """whether the program may switch torch's ambient state"""
     as_they_are: frozenset[str] = frozenset()

@@ -123,9 +123,9 @@ def record_to_fixpoint(
         run = make(known.assumed(together=together))
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
-        shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
-        if shares and not together:
-            together = True
+        kind = attempt.error.kind if isinstance(attempt.error, Refusal) else ""
+        if (kind == ALIASED and not together) or known.casts(run, kind):
+            together |= kind == ALIASED
             continue
         if known.drop(run, failed=attempt.error is not None):
             continue
@@ -157,7 +157,7 @@ class Assumptions:
         self.switches = False
         """whether the code mentions what switches torch's ambient state"""
         self.imports = FirstImports()
-        self.late = list[FunctionType]()
+        self.late, self.labelled = list[FunctionType](), False
         self.as_they_are = frozenset[str]()
         """functions of `math` and torch with which it does more than to call them"""
 
@@ -165,9 +165,15 @@ class Assumptions:
         """What the next run goes on from."""
         moved = [*self.bound.values()]
         return Assumed(
-            self.counts, self.fills, moved, self.own, together, self.switches, self.as_they_are,
-            first_calls=self.guesses, imports=self.imports, late=self.late,
+            self.counts, self.fills, moved, self.own, together, self.labelled, self.switches,
+            self.as_they_are, first_calls=self.guesses, imports=self.imports, late=self.late,
         )  # fmt: skip
+
+    def casts(self, run: Session, kind: str) -> bool:
+        """Whether a run was refused first as autocast did not see where a tensor is."""
+        unseen = kind == "autocast" and run.places.device is not None and not self.labelled
+        self.labelled |= unseen
+        return unseen
 
     def drop(self, run: Session, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any.
