@@ -97,3 +97,34 @@ def test_a_cast_of_the_program_is_none_of_autocast(
     assert one.requires_grad == other.requires_grad == grad
     assert [op.outs[0].type.requires_grad for op in program.recorded.ops] == [grad, grad]
     assert torch.equal(one, fn(x)[0])
+
+
+@pytest.mark.parametrize("route", ["eager", "graphs", "step"])
+def test_a_backward_under_autocast_too(route: str) -> None:
+    """What the forward has cast is not cast again; nor is what autocast does not know."""
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.GroupNorm(2, 4),
+        torch.nn.Flatten(2),
+        torch.nn.Linear(9, 5),
+    )
+    x = torch.randn(2, 3, 5, 5)
+
+    def step(call: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(call(x).flatten(0, 1), torch.arange(8) % 5)
+            loss.backward()
+        return loss
+
+    def gradients(run: Callable[[], Tensor]) -> list[Tensor]:
+        layers.zero_grad()
+        return [run().detach(), *(p.grad for p in layers.parameters() if p.grad is not None)]
+
+    backend: Any = (lambda graph, inputs: graph) if route == "graphs" else "eager"
+    compiled = foretrace.compile(layers, backend=backend, fullgraph=True)
+    whole = foretrace.compile(lambda: step(layers), fullgraph=True)
+    expected = gradients(lambda: step(layers))
+    found = gradients(whole if route == "step" else lambda: step(compiled))
+    assert len(found) == 7
+    assert all(map(torch.equal, expected, found))

@@ -592,10 +592,6 @@ refuses("autograd inside", "operators/abstract_tensors/tensor_methods.py:method"
 )
 
 
-def asks_for_a_gradient(w: Tensor) -> Tensor:
-    return torch.autograd.grad((w * w).sum(), w)[0]
-
-
 def hooks_in_a_level(x: Tensor) -> Any:
     def hooked(y: Tensor) -> Tensor:
         z = y.sin()
@@ -617,7 +613,6 @@ refuses("autograd inside", "session/run/placement.py:check_no_hook").when(
     captures(hooks_in_a_level, X, target="cuda:sm90"),
     of_the_target,
     captured(hooks_in_a_level, X),
-    captured(asks_for_a_gradient, W),
 )
 
 
@@ -935,6 +930,39 @@ refuses("double backward", AGAIN).when(
     lambda: same(twice(by_compilers(raised)), twice(raised)),
     by_eager(raised, written_between),
     at=written_between,
+)
+
+
+def slope_outside(ask: Any) -> Any:
+    return torch.autograd.grad(ask(W), W)
+
+
+def slope_under_autocast(ask: Any) -> Any:
+    result = ask(W)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.autograd.grad(result, W)  # here
+
+
+refuses("autocast", "operators/abstract_tensors/autocast.py:check").when(
+    lambda: slope_under_autocast(by_graphs_of(matmul_sum)),
+    lambda: same(slope_outside(by_graphs_of(matmul_sum)), slope_outside(matmul_sum)),
+    by_eager(matmul_sum, slope_under_autocast),
+    at=slope_under_autocast,
+)
+
+
+def asks_under_autocast(w: Tensor) -> Any:
+    total = matmul_sum(w)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.autograd.grad(total, w)  # here
+
+
+def asks_outside(w: Tensor) -> Any:
+    return torch.autograd.grad(matmul_sum(w), w)
+
+
+refuses("autograd inside", "autograd/backward/in_program_engine.py:_refused").when(
+    captures(asks_under_autocast, W), captured(asks_outside, W)
 )
 
 

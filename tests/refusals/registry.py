@@ -50,6 +50,8 @@ EXCUSED: dict[str, str] = {
     "inspect/dispatcher/names.py:modes": "a wrong call: tests/unit/inspect/dispatcher",
     "inspect/dispatcher/names.py:operator": "a wrong call: tests/unit/inspect/dispatcher",
     "frontends/cli/capture_args.py:of_file": "the command line: tests/artifact/test_command.py",
+    "frontends/cli/check.py:_for_target": "the command line: tests/unit/inspect/dispatcher/"
+    "test_on_target.py",
     "frontends/cli/load.py:_existing": "the command line",
     "frontends/cli/load.py:_from_module": "the command line",
     "frontends/cli/load.py:_function": "the command line",

@@ -24,11 +24,12 @@ from foretrace.autograd.backward.autograd_nodes import Edges, Task
 from foretrace.autograd.backward.batched_gradients import ONE_BY_ONE, Batch, Batches, InBatches
 from foretrace.autograd.backward.in_program_backward import InProgramBackward
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import GradientCall, Op
+from foretrace.ir.program.op import GradientCall, Op, target_name
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.autocast import first_cast
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
@@ -167,7 +168,20 @@ class Engine:
         call.result = list(call.outs)
         recorder.append(call)
         recorder.types.queries.requires_grad.append(True)  # in another grad mode eager raises
+        self._check_casts(body)
         return walk
+
+    def _check_casts(self, body: list[Op]) -> None:
+        """Refuse what autocast would cast of a backward: its ops are those of derivatives."""
+        types = self.recorder.types
+        cast = self.recorder.casts.devices and first_cast(
+            body, lambda kind: types.abstract(Value(kind.with_grad(False), ""))
+        )
+        if cast:
+            raise _refused(
+                f"is asked under autocast, which casts what {target_name(cast.target)} of it gets",
+                "ask for it outside of torch.autocast, as torch says",
+            )
 
     def _one(self, gradient: Any) -> Any:
         """A gradient of a root; of a batch, all of it."""

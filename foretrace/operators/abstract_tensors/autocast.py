@@ -4,14 +4,21 @@ While a mode handles a call, torch says that autocast is off. So functions here 
 `torch.autocast` calls.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.origin import Choice
+from foretrace.ir.program.walk import leaf_ops
+from foretrace.ir.source.call_site import asking_line
+from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.tensor_type import TensorType
+from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 
 INSIDE = Choice(
@@ -156,3 +163,70 @@ class Casts:
         shielded = torch_api.switched(vars(self), _shielded=not acts)
         with shielded, torch_api.autocast_seen(self.devices if acts else frozenset()):
             yield
+
+
+class _ReachedError(Exception):
+    """Carries the operator that a mode was the first to see."""
+
+
+class _First(torch_api.TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, *_: object, **__: object) -> NoReturn:
+        raise _ReachedError(func)
+
+
+def first_cast(ops: Iterable[Op], like: Callable[[TensorType], torch.Tensor]) -> Op | None:
+    """The first op of which autocast, as it is now, casts an operand. Nothing runs.
+
+    Args:
+        ops: whose leaves are asked about.
+        like: creates a tensor of the dtype, the device and the rank of a type.
+    """
+    devices = torch_api.autocast_devices()
+    for op in leaf_ops(ops):
+        known = isinstance(op.target, torch_api.OpOverload) and op.operands
+        if not known or not any(torch_api.autocast_knows(op.target, each) for each in devices):
+            continue
+        args, kwargs = map_tree(
+            (op.args, op.kwargs), lambda leaf: like(leaf.type) if isinstance(leaf, Value) else leaf
+        )
+        mode: Any = _First  # torch's own has no types
+        with mode(), Attempt(_ReachedError) as attempt:
+            op.target(*args, **kwargs)
+        if attempt.error is not None and attempt.error.args[0] is not op.target:
+            return op
+    return None
+
+
+class CastsAround:
+    """What autocast around a backward would cast of its ops in eager; no graph has such casts.
+
+    `ops`: those of the backward's graph.
+    """
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self._ops, self._known = ops, dict[Any, Op | None]()
+
+    def check(self) -> None:
+        """Refuse a backward under autocast whose forward ran without, if it casts something.
+
+        Raises:
+            Refusal: it does.
+        """
+        devices = torch_api.autocast_devices()
+        if not devices:
+            return
+        state = (*((each, torch.get_autocast_dtype(each)) for each in devices),)
+        if state not in self._known:
+            self._known[state] = first_cast(self._ops, _of_rank)
+        if (op := self._known[state]) is not None:
+            raise Refusal(
+                "the backward runs under autocast, which casts what"
+                f" {target_name(op.target)} gets, and the graph has no such cast",
+                kind="autocast",
+                at=asking_line(),
+                do=("call backward() outside of torch.autocast", 'or use backend="eager"'),
+            )
+
+
+def _of_rank(type: TensorType) -> torch.Tensor:
+    return torch.empty([0] * len(type.shape), dtype=type.dtype, device=type.device)

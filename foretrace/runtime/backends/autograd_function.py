@@ -22,6 +22,7 @@ from foretrace.ir.values.tensor_type import Size, TangentStrides
 from foretrace.ir.values.value import Value
 from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
 from foretrace.lowering.partition.partition import Pair
+from foretrace.operators.abstract_tensors.autocast import CastsAround
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, wraps
 from foretrace.runtime.backends.scalar_prelude import NOTHING
 from foretrace.runtime.calls.tangents import lay_out, sizes_by_data, strides_of
@@ -65,6 +66,7 @@ class BackwardHalf:
         self.open = any(item.value.type.symbols for item in self.tangents)
         self._relaid, self._make = relaid, partial
         self._built = {pair.strides: backward} if backward is not None else {}
+        self.casts = CastsAround(pair.backward.ops)
 
     def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
         """The strides in which it takes a tangent."""
@@ -281,6 +283,7 @@ def _gradients(
     if all(tangent is None for tangent in arrived):
         return [None] * sum(trained.wanted)
     backward = trained.backward
+    backward.casts.check()
     for index, place in enumerate(trained.wanting):
         if place not in trained.followed:  # any will do, as no gradient goes through it
             arrived[index] = zeros(backward.tangents[index], ctx.sizes)
