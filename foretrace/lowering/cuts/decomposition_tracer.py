@@ -100,12 +100,13 @@ class EntryRecorder(WithoutExample, Recorder):
             learned = entries.learned
             outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
             super().__init__(types, entries, Sources(), outcomes, self)
+        self._device = entries.target.target.device.type
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], stand_ins: dict[Value, Abstract]
     ) -> Any:
         """Record one call over stand-ins for its operands; gives what it returned."""
-        with _quiet():
+        with _quiet(), torch_api.QUESTIONS.guard(self._device):
             return self.again(func, *self.concrete((args, kwargs), stand_ins))
 
     def lift(self, tensor: torch.Tensor) -> Abstract:

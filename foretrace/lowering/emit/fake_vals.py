@@ -57,7 +57,7 @@ class Vals:
         return known
 
     def tree(self, tree: Tree) -> Any:
-        """A structure with fake tensors for values; torch-mlir takes a list for a `Tensor[]`."""
+        """A structure with fake tensors for values; as in torch.export, a `Tensor[]` is a list."""
         if isinstance(tree, Value):
             return self.of(tree)
         if isinstance(tree, list):

@@ -151,7 +151,9 @@ class Emitter(SizeNodes):
         if isinstance(result, sympy.Symbol):
             self.sizes[result], meta["val"] = node, result
             return
-        meta["val"] = self.vals.tree(result)
+        val = self.vals.tree(result)
+        several = isinstance(val, list) and not isinstance(op.target, torch_api.OpOverload)
+        meta["val"] = tuple(val) if several else val  # as torch.export has them
         self._items(op, node, result)
 
     def _is_open(self, symbol: sympy.Symbol) -> bool:

@@ -22,7 +22,7 @@ from torch import _C
 
 from foretrace import forks
 from foretrace.errors import Attempt
-from foretrace.torch_api.dispatch import TORCH_DIR, kernel_for
+from foretrace.torch_api.dispatch import TORCH_DIR, device_types_here, kernel_for
 from foretrace.torch_api.dispatcher import backend_key
 
 ACCELERATOR: Final = "_accelerator_"
@@ -138,6 +138,15 @@ class Questions:
             _forget(kind)
             for place, name, item in places:
                 setattr(place, name, self._in_place_of(item, name))
+            yield
+
+    @contextmanager
+    def guard(self, kind: str) -> Iterator[None]:
+        """Let a device that is not here have a guard, for what torch does of abstract tensors."""
+        if not self._thread and kind not in device_types_here():
+            with forks.undone(_guarded(kind, self._refuse)):
+                yield
+        else:
             yield
 
     def here(self) -> bool:
