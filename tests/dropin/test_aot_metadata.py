@@ -161,8 +161,13 @@ def metadata_of(
     return only
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", PROGRAMS)
+LONG = pytest.param("transformer", True, marks=pytest.mark.slow)
+BOTH = [(name, dynamic) for name in PROGRAMS for dynamic in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [LONG if each == ("transformer", True) else each for each in BOTH]
+)
 def test_the_metadata_is_torchs(name: str, dynamic: bool) -> None:
     program, inputs = PROGRAMS[name]
     sides = []

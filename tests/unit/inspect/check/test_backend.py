@@ -177,6 +177,7 @@ def test_a_node_of_a_module_of_torchs_own_has_the_line_that_calls_it() -> None:
     assert forward.off.line.endswith("return norm(x)")
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.15", reason="the Inductor of 2.15 multiplies by alpha")
 def test_what_inductor_leaves_out_of_a_sum_with_a_product() -> None:
     """`alpha`, 2.13.0: foretrace scales before, for the backend "inductor" alone."""
     a, b, kept = torch.randn(4, 4), torch.randn(4, 4), torch.randn(4, 4)
