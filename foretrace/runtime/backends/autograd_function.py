@@ -33,8 +33,8 @@ Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
 Partial = Callable[[TangentStrides], Flat]
 """Builds the backward, called like the pair's own, for some tangents (the others are None)"""
-KeptInputs = Sequence[tuple[Any, int | None]]
-"""Inputs, each with the count of writes to it; None of what cannot be written to, or is checked"""
+KeptInputs = tuple[Sequence[Any], Sequence[int | None]]
+"""The inputs of a call, and how often each was written to that autograd does not check"""
 
 
 class Again(Protocol):
@@ -122,7 +122,7 @@ class TrainableCall:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the first half; the second when autograd gets there."""
         anchor = torch.zeros((), requires_grad=True) if self.alone else None
-        kept = () if self.again is None else self.again.keep(inputs)
+        kept = None if self.again is None else self.again.keep(inputs)
         if self.unreached:
             hidden = self.unreached
             inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
@@ -254,7 +254,7 @@ class _Run(torch.autograd.Function):
         else:
             gradients = iter(_gradients(ctx, trained, arrived))
             if not torch_api.graph_is_kept():
-                ctx.kept = ()
+                ctx.kept = None
         found = (next(gradients) if wanted else None for wanted in trained.wanted)
         return None, None, None, *found
 

@@ -71,16 +71,15 @@ class GradientsAgain:
         self.core, self.semantics, self.pair = core, semantics, pair
         self._build, self._earlier = build, earlier
         saved = {original(item) for item in pair.saved}
-        self._checked = [item.value in saved for item in core.inputs]
-        """whether autograd sees that an input was written to, as it is saved"""
+        self._unseen = [i for i, item in enumerate(core.inputs) if item.value not in saved]
+        """inputs of which autograd does not see that they were written to, as none is saved"""
         lost = () if earlier is None else earlier.lost
         self._lost = {i for i, item in enumerate(core.inputs) if item.value in lost}
         self._built: dict[Any, Flat | None] = {}
 
     def keep(self, inputs: Sequence[Any]) -> KeptInputs:
-        """The inputs, and how often each was written to."""
-        both = zip(inputs, self._checked, strict=True)
-        return [(each, None if checked else version_of(each)) for each, checked in both]
+        """The inputs, and how often each was written to that nothing else checks."""
+        return inputs, [version_of(inputs[place]) for place in self._unseen]
 
     def __call__(
         self, kept: KeptInputs, saved: Sequence[Any], tangents: Gradients
@@ -90,8 +89,9 @@ class GradientsAgain:
         Raises:
             Refusal: they need what the forward has not saved, and an input does not hold any more.
         """
-        inputs = [each for each, _ in kept]
-        written = (i for i, (x, v) in enumerate(kept) if v is not None and v != version_of(x))
+        inputs, versions = kept
+        counted = zip(self._unseen, versions, strict=True)
+        written = (i for i, v in counted if v is not None and v != version_of(inputs[i]))
         lost = frozenset(self._lost.union(written))
         casting = torch_api.autocast_devices()
         if not casting <= self.core.requires.autocast:
