@@ -46,6 +46,12 @@ FILLS: Final = frozenset({aten.full.default, aten.full_like.default, aten.scalar
 ASKS: Final = ("_assert_async", "_assert_scalar")
 
 
+NOT_IN_ARRAYS: Final = frozenset(
+    (torch.bfloat16, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2)
+)
+"""Dtypes that numpy lacks: its arrays are what compilers take and give"""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Three graphs, and what goes from one to the next.
@@ -91,7 +97,7 @@ def parted(module: fx.GraphModule, example: Sequence[Any]) -> Parts:
     drawn = [node for node in sources if node not in inputs and _of_tensors(node)]
     numbers = [node for node in sources if not _of_tensors(node)]
     middle = _part(module, [*passed, *drawn, *numbers], computed)
-    _check_sizes(middle)
+    _check_types(middle)
     for node in middle.graph.find_nodes(op="placeholder")[len(passed) + len(drawn) :]:
         _as_tensor(node)
     before = _part(module, inputs, [*drawn, *numbers], asked)
@@ -205,12 +211,19 @@ def _call(val: Any, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return node
 
 
-def _check_sizes(middle: fx.GraphModule) -> None:
+def _check_types(middle: fx.GraphModule) -> None:
+    passed = {
+        *middle.graph.find_nodes(op="placeholder"),
+        *middle.graph.output_node().all_input_nodes,
+    }
     for node in middle.graph.nodes:
         for each in leaves(node.meta.get("val")):
             if isinstance(each, Tensor) and any(type(n) is not int for n in each.shape):
                 what = f"a size of {node.name} is open: {list(each.shape)}"
                 raise _refusal(node, what, "or leave no size open: dynamic=False")
+            if node in passed and isinstance(each, Tensor) and each.dtype in NOT_IN_ARRAYS:
+                what = f"{node.name} is of {each.dtype}, and no array that is handed over can be"
+                raise _refusal(node, what, "or compute in float32")
 
 
 def _refusal(node: fx.Node, what: str, way: str) -> Refusal:

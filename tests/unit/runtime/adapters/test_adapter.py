@@ -141,6 +141,10 @@ def test_an_open_size_is_refused_and_a_number_that_no_tensor_replaces() -> None:
     with pytest.raises(foretrace.Refusal, match="takes a number that only a run has") as error:
         compiled(X, torch.tensor(2.0))
     assert error.value.at
+    half = foretrace.compile(lambda x: x.sin() * 2, backend=toy.backend, fullgraph=True)
+    with pytest.raises(foretrace.Refusal, match=r"is of torch\.bfloat16") as error:
+        half(X.bfloat16())
+    assert error.value.at
     two = foretrace.compile(lambda x: x.sin(), backend=toy.backend, dynamic=False, fullgraph=True)
     torch.testing.assert_close(two(X), X.sin())
     torch.testing.assert_close(two(X[1:]), X[1:].sin())
