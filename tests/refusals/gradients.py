@@ -605,13 +605,13 @@ def scales_what_it_gives(x: Tensor) -> Any:
     return torch.func.grad(lambda y: y.sin().sum())(x) * 2
 
 
-def of_the_target() -> None:
-    assert foretrace.capture(scales_what_it_gives, (X,), target="cuda:sm90").cut("aten").nodes
+def captured_there(program: Any) -> Any:
+    return lambda: foretrace.capture(program, (X,), target="cuda:sm90").cut("aten")
 
 
 refuses("autograd inside", "session/run/placement.py:check_no_hook").when(
     captures(hooks_in_a_level, X, target="cuda:sm90"),
-    of_the_target,
+    captured_there(scales_what_it_gives),
     captured(hooks_in_a_level, X),
 )
 
@@ -628,13 +628,9 @@ def attends_by_math(x: Tensor) -> Any:
         return attends_to_each(x)
 
 
-def by_math_on_the_target() -> None:
-    assert foretrace.capture(attends_by_math, (X,), target="cuda:sm90").cut("aten").nodes
-
-
 refuses("unsupported", "tracer/forward_ad/jvp_queries.py:attention_by_math").when(
     captures(attends_to_each, X, target="cuda:sm90"),
-    by_math_on_the_target,
+    captured_there(attends_by_math),
     captured(attends_to_each, X),
 )
 

@@ -6,8 +6,10 @@ While a mode handles a call, torch says that autocast is off. So functions here 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -186,15 +188,20 @@ def first_cast(ops: Iterable[Op], like: Callable[[TensorType], torch.Tensor]) ->
         known = isinstance(op.target, torch_api.OpOverload) and op.operands
         if not known or not any(torch_api.autocast_knows(op.target, each) for each in devices):
             continue
-        args, kwargs = map_tree(
-            (op.args, op.kwargs), lambda leaf: like(leaf.type) if isinstance(leaf, Value) else leaf
-        )
+        args, kwargs = map_tree((op.args, op.kwargs), partial(_example, like))
         mode: Any = _First  # torch's own has no types
         with mode(), Attempt(_ReachedError) as attempt:
             op.target(*args, **kwargs)
         if attempt.error is not None and attempt.error.args[0] is not op.target:
             return op
     return None
+
+
+def _example(like: Callable[[TensorType], torch.Tensor], leaf: Any) -> Any:
+    """A leaf of a call, where only dtypes matter: an open size is any number."""
+    if isinstance(leaf, Value):
+        return like(leaf.type)
+    return 1 if isinstance(leaf, sympy.Basic) else leaf
 
 
 class CastsAround:
