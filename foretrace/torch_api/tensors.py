@@ -188,9 +188,10 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _followed_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The same; a view of what does not require grad has a history of its own, if it does."""
+    """The same; a view has a history of its own if its base has none, or no_grad took it."""
     base = base_of(tensor)
-    return tensor if tensor.requires_grad and not base.requires_grad else base
+    own = not base.requires_grad or attribute_of(tensor, "is_leaf")
+    return tensor if tensor.requires_grad and own else base
 
 
 def of_one_history(tensors: Sequence[torch.Tensor]) -> bool:

@@ -219,6 +219,25 @@ def test_leaves_of_one_memory() -> None:
         foretrace.capture(program, (first, second))
 
 
+def test_views_of_a_leaf_taken_under_no_grad() -> None:
+    """No: a gradient of them goes nowhere, and one of the leaf's memory would reach the leaf."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        b.data.mul_(3)
+        return torch.cat([a.reshape(-1), b])
+
+    def views() -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        leaf = torch.ones(3, 4, requires_grad=True)
+        with torch.no_grad():
+            return leaf, (leaf.t(), leaf[:, 1])
+
+    leaf, passed = views()
+    program(*passed).sum().backward()
+    assert leaf.grad is None
+    with pytest.raises(foretrace.Refusal, match="whose memory another input shares"):
+        foretrace.capture(program, views()[1])
+
+
 @pytest.mark.filterwarnings("ignore:.*is not captured whole")
 @pytest.mark.parametrize("give", [lambda a, new: setattr(a, "data", new), Tensor.set_])
 def test_one_that_gets_other_memory(give: Callable[[Tensor, Tensor], None]) -> None:
