@@ -10,6 +10,7 @@ import torch
 
 from foretrace.errors import Refusal
 from tests.support import verified
+from tests.support.turns import Sampled
 
 verified.everywhere()
 
@@ -17,6 +18,11 @@ verified.everywhere()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make test-bits` takes one test in so many, under each of many settings."""
     parser.addoption("--every", type=int, default=1, help="one test in so many")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests marked `one_in` are sampled."""
+    config.pluginmanager.register(Sampled())
 
 
 @pytest.hookimpl(trylast=True)

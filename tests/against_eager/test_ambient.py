@@ -139,6 +139,7 @@ def answer(call: Callable[[Tensor], Any], x: Tensor) -> Any:
         return type(error)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*was captured again", "ignore:TF32 acceleration")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:.*is not captured whole")
 @pytest.mark.parametrize("program", ASKS)
@@ -357,6 +358,7 @@ def exported(fn: Any) -> Any:
     return foretrace.export(Calls(), (X,)).module()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:.*is not captured whole")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
 @pytest.mark.parametrize("way", [*WAYS, "export()", "dynamo"])

@@ -187,6 +187,7 @@ def called(function: Callable[..., Any], seed: int, n: int) -> Any:
     return picture(there, args, results, KEPT[0])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("whole", [False, True], ids=["pieces", "whole"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_container_is_what_it_is_in_eager(seed: int, whole: bool) -> None:
@@ -196,6 +197,7 @@ def test_each_container_is_what_it_is_in_eager(seed: int, whole: bool) -> None:
         assert called(ours, seed, n) == expected
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_file_leaves_the_same(seed: int, tmp_path: Path) -> None:
     args = drawn(seed, 0)

@@ -165,6 +165,7 @@ def forgetting() -> Iterator[None]:
     RULES.forget()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("forgetting")
 @pytest.mark.parametrize("only_cut", [False, True], ids=["around the capture", "around the cut"])
 @pytest.mark.parametrize(

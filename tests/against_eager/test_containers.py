@@ -224,6 +224,7 @@ ROUTES: dict[str, Callable[[Any, Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("form", FORMS)
 def test_taken_and_given(form: str, route: str) -> None:

@@ -154,7 +154,11 @@ def compared(seed: int, start: Callable[[World], Callable[..., Any]], kinds: Any
 
 
 SEEDS = range(40)
-COMPILED: list[dict[str, Any]] = [{}, {"fullgraph": True}, {"backend": "aot_eager"}]
+COMPILED = [
+    {},
+    {"fullgraph": True},
+    pytest.param({"backend": "aot_eager"}, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -148,6 +148,7 @@ def check(name: str, ours: Counter[Call], eager: Counter[Call], *, again: bool =
     assert not wrong, "other kernels than eager's:\n  " + "\n  ".join(wrong)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "route"), crossed(one_in(5, BY_NAME, 2), WAYS))
 def test_of_programs(case: Case, route: Route) -> None:
     same_kernels(case, route)
@@ -195,6 +196,7 @@ def same_kernels(case: Case, route: Route) -> None:
     check(case.name, found, expected, again=route.again)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", one_in(12, WHOLE, 5))
 def test_of_steps(step: Step) -> None:
     """One batch of a step that is captured whole."""

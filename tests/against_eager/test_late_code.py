@@ -177,6 +177,7 @@ def empty() -> None:
     DRAWS.seed(0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["eager", "graphs"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_call_leaves_what_eager_does(name: str, backend: str) -> None:

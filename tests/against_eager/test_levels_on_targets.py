@@ -30,6 +30,7 @@ def code(fn: Callable[..., Any], args: Any, kwargs: Any, target: str) -> str:
     return re.sub(r"device\(type='\w+'(, index=0)?\)", "there", found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if each.section == "levels"])
 @pytest.mark.parametrize("target", ["cuda:sm90", "xpu"])
 def test_programs_are_those_of_the_cpu(name: str, target: str) -> None:

@@ -118,6 +118,7 @@ ROUTES: dict[str, Callable[[nn.Module, Tensor, Path], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -62,12 +62,14 @@ def compare(case: Case, policies: tuple[Any, ...], size: int = 4, **options: Any
             raise
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", one_in(10, BY_NAME))
 def test_same_as_eager(case: Case) -> None:
     """Outputs, mutations, gradients and random state are those of eager, whatever is saved."""
     compare(case, every_policy())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "place"), crossed(VARYING, range(len(every_policy()))))
 def test_another_size(case: Case, place: int) -> None:
     """The same pair, captured with symbolic sizes, at another size."""

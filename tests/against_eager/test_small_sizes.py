@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- programs of the zoo ------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "size"), crossed(at_other_sizes(2), [1, 0]))
 def test_zoo(case: Case, size: int) -> None:
     """Each cut gives what eager gives, to the last bit, or is refused by a guard."""
@@ -210,6 +211,7 @@ DIFFER = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [1, 0])
 @pytest.mark.parametrize("form", ["export", "aten", "compile"])
 @pytest.mark.parametrize("program", DIFFER, ids=lambda program: program.__name__)

@@ -299,6 +299,7 @@ def outcome(fn: Callable[..., Tensor], a: Tensor) -> list[Tensor] | str:
         return type(error).__name__
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fn", WITH_A_MATRIX)

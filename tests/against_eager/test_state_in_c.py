@@ -276,6 +276,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     log.setLevel(level)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.filterwarnings("ignore:.*is not captured whole")

@@ -109,9 +109,12 @@ ROUTES: dict[str, tuple[Callable[[nn.Module, Tensor], Any], int]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*is not captured whole")
 @pytest.mark.parametrize("nested", [False, True], ids=["whole", "part"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [
+    pytest.param(name, marks=pytest.mark.slow) if name == "cut" else name for name in ROUTES
+])  # fmt: skip
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_submodules_are_left_as_in_eager(change: Any, route: str, nested: bool) -> None:
     called, calls = ROUTES[route]

@@ -159,6 +159,7 @@ ROUTES: dict[str, Callable[[Any, Sequence[Any]], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("route", ROUTES)
 def test_trains_as_eager(built: Built, route: str) -> None:
     fn, args = built[0], tuple(built[1])

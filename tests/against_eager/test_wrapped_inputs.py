@@ -103,6 +103,7 @@ def same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_same_as_eager_or_refused(program: Callable[..., Any], backend: str) -> None:

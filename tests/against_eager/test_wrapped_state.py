@@ -134,6 +134,7 @@ def called(
 BACKENDS: dict[str, Any] = {"eager": "eager", "graphs": lambda graph, inputs: graph}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", STEPS)

@@ -53,6 +53,7 @@ def test_eager_equals_itself(case: Case) -> None:
     assert not case.train or report.gradients, "nothing has a gradient: say train=False"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "cuts"), AT_EVERY_CUT)
 def test_same_as_eager(case: Case, cuts: tuple[str, ...]) -> None:
     """Outputs, gradients, mutations, aliasing and random state are those of eager."""
@@ -73,6 +74,7 @@ def test_everything_kept_under_autocast(name: str, cut: str) -> None:
     compare(CASES[name], cuts=(cut,), keep=[lambda _: True])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", at_other_sizes(0))
 def test_another_size(case: Case) -> None:
     """The same graphs, captured with symbolic sizes, at the captured size and at another."""

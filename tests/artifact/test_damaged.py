@@ -295,6 +295,7 @@ def put_somewhere(program: Any, drawn: random.Random) -> None:
         place = place[key]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(150))
 def test_any_change_gives_a_program_or_a_refusal(seed: int, good: Path, tmp_path: Path) -> None:
     """With the right hashes: nothing but a Refusal leaves `load`, or what is called afterwards."""
@@ -472,6 +473,7 @@ def test_state_that_is_not_as_it_was_told_is_refused(
     assert refusal.kind == "damaged artifact"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(100))
 def test_any_change_of_state_gives_a_program_or_a_refusal(
     seed: int, step: Path, tmp_path: Path

@@ -175,6 +175,7 @@ def test_saved_again(both: tuple[Trainer, Loaded], tmp_path: Path) -> None:
     same(trainer, again)
 
 
+@pytest.mark.slow
 def test_what_a_loaded_step_tells(both: tuple[Trainer, Loaded]) -> None:
     trainer, loaded = both
     cut, program = loaded.cut("step"), foretrace.capture(trainer.step, (X,))

@@ -152,6 +152,7 @@ EACH = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("database", "shard"), one_way_each(EACH))
 def test_one_sample(database, shard):
     hold(lines(database, shard, FAST[database], 1))

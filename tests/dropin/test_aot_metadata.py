@@ -165,6 +165,7 @@ LONG = pytest.param("transformer", True, marks=pytest.mark.slow)
 BOTH = [(name, dynamic) for name in PROGRAMS for dynamic in (False, True)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "dynamic"), [LONG if each == ("transformer", True) else each for each in BOTH]
 )

@@ -93,6 +93,7 @@ def runs_under_no_grad(case: Case) -> bool:
     return True
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "backend", "grad"), crossed(one_in(2, BY_NAME, 1), WAYS))
 def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
     if not (grad or runs_under_no_grad(case)):
@@ -117,6 +118,7 @@ def doubled(_module: torch.nn.Module, _args: object, out: object) -> object:
     return out * 2 if isinstance(out, torch.Tensor) and out.is_floating_point() else None
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("case", "backend", "grad"), crossed(one_in(4, BY_NAME, 3), WAYS[2:6]))
 def test_same_as_eager_under_a_hook_for_all_modules(case: Case, backend: str, grad: bool) -> None:
     """A hook that changes results, which the modules of a graph must not show."""

@@ -124,6 +124,7 @@ def refusal_of(error: BaseException) -> Any:
     return inner if isinstance(inner, foretrace.Refusal) else error
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("trains", [False, True])
 def test_each_fault_is_a_refusal(fault: str, trains: bool) -> None:

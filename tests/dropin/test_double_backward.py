@@ -142,6 +142,7 @@ def run(task: Task, call: Call, module: nn.Module, x: Tensor) -> list[Any]:
     return [*found, *(b.clone() for b in module.buffers()), torch.get_rng_state()]
 
 
+@pytest.mark.one_in(3)
 @backends
 @pytest.mark.parametrize("name", MODULES)
 def test_a_penalty_is_eagers(name: str, backend: Callable[[], Any]) -> None:

@@ -225,6 +225,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dynamic", "options"), one_way_each(STEPS))
 def test_a_step_is_eagers(name, dynamic, options):
     same_step(*PROGRAMS[name], dynamic=dynamic, steps=2, **options)

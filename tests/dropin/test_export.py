@@ -73,6 +73,7 @@ ZOO = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ZOO)
 @pytest.mark.filterwarnings("ignore:the graph is for inputs", "ignore:the graph has no hooks")
 def test_zoo_as_eager(case: Case, request: pytest.FixtureRequest) -> None:

@@ -177,6 +177,7 @@ MODES = {
 SOME = ("writes", "layers", "keywords", "containers", "an input is written and given")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_beside_torch(name: str) -> None:
     """The same interface as torch's; outputs, writes, aliases and gradients of eager."""

@@ -170,6 +170,7 @@ VARYING = [
 ][::7]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", one_in(2, VARYING))
 def test_zoo(case: Case) -> None:
     """A part of the zoo, every size open: what a file gives is what eager gives."""

@@ -68,6 +68,7 @@ NO_FILE = {
 """Kinds of refusal that say what no functional file has; tests/refusals has a program for each"""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", one_in(8, TRAINED))
 def test_joint_as_eager(case: Case) -> None:
     """Twice: outputs, gradients by name, and what is written, from the same random numbers."""
@@ -181,7 +182,9 @@ def test_one_gradient_for_two_inputs_has_two_names() -> None:
     assert sorted(signature.gradients_to_user_inputs.values()) == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "vit"])
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "vit"))]
+)
 def test_models_through_torch(name: str) -> None:
     """A file, and torch's decompositions, whose own arithmetic is compared loosely."""
     model, inputs = make(name)
@@ -239,7 +242,13 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        name if name in ("sgd", "adamw") else pytest.param(name, marks=pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 def test_a_step_goes_on_from_its_state(optimizer: str, zero: bool) -> None:
     """Five batches: the loss, parameters and buffers; the optimizer's tensors are buffers, too."""
     model, eager = trainer(optimizer, zero=zero)

@@ -22,7 +22,7 @@ OTHERS = {
     "of_lists": "nor for one over lists, whose sizes numbers decide",
     "fitted": "nor for linalg.lstsq",
 }
-QUICK = ("selected", "head")
+QUICK = ("selected",)
 
 
 def of_all(name: str) -> Any:
@@ -197,6 +197,7 @@ def test_a_temperature_that_falls() -> None:
     assert not compiled.recaptures
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* is not captured whole")
 def test_packed_sequences_run_as_python() -> None:
     """Torch's own rule for their sizes is wrong, and broke a guard where the graph was compiled."""

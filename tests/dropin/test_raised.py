@@ -119,6 +119,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", lambda graph, examples: graph])
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -35,6 +35,7 @@ def test_programs(first: int) -> None:
     assert not failures(seed for seed in range(first, first + 10) if seed not in KNOWN)
 
 
+@pytest.mark.slow
 def test_programs_while_state_changes() -> None:
     assert not failures((s for s in range(10) if s not in KNOWN_STATEFUL), kind="stateful")
 

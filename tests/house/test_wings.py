@@ -19,6 +19,11 @@ def sources() -> tuple[tuple[str, str], ...]:
     return tuple((path, (ROOT / path).read_text()) for path in PACKAGE)
 
 
+@cache
+def surface() -> dict[str, set[str]]:
+    return wings.surface(sources())
+
+
 def test_imports_go_left() -> None:
     found = [each for path, text in sources() for each in wings.imports_go_left(path, text)]
     assert not found, "\n".join(": ".join(each) for each in found)
@@ -39,7 +44,7 @@ def test_few_arrows() -> None:
 def test_readme(wing: str) -> None:
     place = ROOT / "foretrace" / wing
     files = {path.relative_to(place).as_posix() for path in place.glob("*/*.py")}
-    used = wings.surface(sources())
+    used = surface()
     files -= {file for file in files if file.endswith("__init__.py")
               and f"{wing}/{file}".removesuffix("/__init__.py") not in used}  # fmt: skip
     found = list(wings.readme_is_true(wing, (place / "README.md").read_text(), files, used))

@@ -173,7 +173,7 @@ def keeps_a_closure(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "program", [keeps_an_error, keeps_a_frame, keeps_a_generator, keeps_a_closure]
 )
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("stops", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_the_program_keeps_is_refused(prompt: Prompt, program: Any, *, stops: bool) -> None:
     """What goes on later, a variable of a closure, and what leads to a frame."""
 

@@ -78,7 +78,10 @@ def test_a_program_with_names_that_are_not_ascii(name: str, tmp_path: Path) -> N
     assert str(loaded.cut("joint").explain("addmm")) == explained
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["ascii", *(pytest.param(each, marks=pytest.mark.slow) for each in ("cp1252", "utf-8"))],
+)
 def test_a_stream_that_cannot_have_every_letter(encoding: str, tmp_path: Path) -> None:
     """What it lacks is written as Python spells it."""
     path = tmp_path / "size.py"

@@ -482,6 +482,7 @@ READ = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("row", "made"), READ)
 def test_what_is_read_is_as_eager(row: Any, made: Any) -> None:
     """What no graph can do runs as Python."""

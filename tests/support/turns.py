@@ -4,8 +4,10 @@ The place of a row decides, so that every process takes the same. Suites that ru
 take turns, so that each program is quick in some of them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -71,3 +73,21 @@ def at_other_sizes(turn: int) -> list[Any]:
         if case.varies
     ]
     return one_in(SUITES, varying, turn)
+
+
+class Sampled:
+    """The same for a test marked `one_in(n)`, over all of its parameters: before `-m` deselects.
+
+    The name of a test says where it begins, so that suites leave out different programs.
+    """
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """All but one in n are slow."""
+        seen = Counter[str]()
+        for item in items:
+            for mark in item.iter_markers("one_in"):
+                name = item.nodeid.partition("[")[0]
+                seen[name] += 1
+                if (seen[name] + crc32(name.encode())) % mark.args[0]:
+                    item.add_marker(pytest.mark.slow)

@@ -105,6 +105,7 @@ def check(stride: int, count: int) -> None:
     assert not told, "\n".join(f"{name}: {found}" for name, found in told.items())
 
 
+@pytest.mark.slow
 def test_the_aten_cut_calls_the_kernels_that_eager_calls() -> None:
     check(stride=360, count=2)
 
