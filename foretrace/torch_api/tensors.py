@@ -190,7 +190,8 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 def _followed_base(tensor: torch.Tensor) -> torch.Tensor:
     """The same; a view has a history of its own if its base has none, or no_grad took it."""
     base = base_of(tensor)
-    own = not base.requires_grad or attribute_of(tensor, "is_leaf")
+    alone = attribute_of(tensor, "is_leaf") and torch.is_grad_enabled()
+    own = alone or not base.requires_grad
     return tensor if tensor.requires_grad and own else base
 
 

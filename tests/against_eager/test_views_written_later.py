@@ -208,6 +208,57 @@ def test_more_callers_see_what_eager_gives(first: int, backend: str, kind: type[
     assert {k: v for k, v in found.items() if v and not v.startswith(("refused", "known"))} == {}
 
 
+def read_and_returned(x: Tensor) -> tuple[Tensor, ...]:
+    row = x.select(0, 1)
+    return row, row.clone()
+
+
+def read_twice_and_returned(x: Tensor) -> tuple[Tensor, ...]:
+    row = x[1:]
+    return row.t(), row.sin() * row
+
+
+def read_of_several(x: Tensor) -> tuple[Tensor, ...]:
+    first, second, third = x[0], x[1], x[2]
+    return first * 3, second, third.exp()
+
+
+def read_of_a_view(x: Tensor) -> tuple[Tensor, ...]:
+    rows = x[:2]
+    return rows, rows[..., 1:].cos(), x * 2
+
+
+READ = (read_and_returned, read_twice_and_returned, read_of_several, read_of_a_view)
+
+
+@pytest.mark.parametrize("fn", READ, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seen", SEEN[:4])
+def test_a_view_that_the_program_reads_and_returns(
+    fn: Callable[..., Any], backend: str, seen: Callable[[Tensor], Tensor]
+) -> None:
+    """It is a view of what it is in eager, and the caller may write to it."""
+
+    def outcome(call: Callable[..., Any]) -> list[Any]:
+        leaf = torch.arange(1.0, 10).view(3, 3).div(7).requires_grad_()
+        passed = seen(leaf * 1).view(3, -1)
+        results = call(passed)
+        bases = [each._base is passed._base or each._base is passed for each in results]
+        (viewed,) = (each for each in results if each._is_view())
+        sum(each.sum() for each in results).backward(retain_graph=True)
+        first = [leaf.grad.clone(), *(each.detach().clone() for each in results)]
+        viewed.mul_(5)
+        (passed * passed).sum().backward()
+        return [bases, first, passed.detach(), leaf.grad, str(viewed.grad_fn)[:12]]
+
+    compiled = foretrace.compile(fn, backend=BACKENDS[backend], fullgraph=True)
+    expected = outcome(fn)
+    for _ in range(2):
+        for one, other in zip(outcome(compiled), expected, strict=True):
+            pairs = zip(one, other, strict=True) if isinstance(one, list) else [(one, other)]
+            assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
 def test_an_input_of_another_shape_is_no_view_later() -> None:
     def fn(x: Tensor) -> Tensor:
         return x.t_() * 2

@@ -2,7 +2,8 @@
 
 A graph is one node to autograd, and torch refuses to write to a view that such a node gives, or to
 what it is a view of. So a call takes views before its graph or after it; to autograd they are what
-eager's are, and may be written to as in eager. A graph that reads such a view takes its own.
+eager's are, and may be written to as in eager. A graph that reads a view that is taken before gets
+that; of one that is taken after, it takes its own.
 
 What comes by way of such a view is a summand of its own in the gradient of what it is a view of. So
 it is taken outside only where all gradients add up as in eager, to the last bit.
@@ -60,21 +61,22 @@ def outer_views(recorded: Recording, semantics: TargetSemantics, *, trained: boo
     values = [v for o in recorded.outputs for v in values_in(o.value)]
     ops = live(ops, [*values, *(m.value for m in recorded.mutations)], semantics)
     readers = _readers(recorded, ops)
-    found = set[Op]()
+    found, others = set[Op](), set[Op]()
     for op in reversed(ops):
         read = [by for out in op.outs for by in readers.get(out, ())]
         wanted = not (results.isdisjoint(op.outs) and found.isdisjoint(read))
         seen = trained and None in read  # a hook sees all that comes, and a graph's only its own
-        if wanted and not seen and _is_view(recorded, op, trained):
-            found.add(op)
+        if (wanted or trained) and not seen and _is_view(recorded, op, trained):
+            (found if wanted else others).add(op)
     groups = _by_base(op for op in ops if op in found)
+    every = _by_base(op for op in ops if op in found or op in others)
     changed = _changed(recorded)
     groups = {base: views for base, views in groups.items() if base not in changed}
     if not trained:
         views = {op for each in groups.values() for op in each}
         return OuterViews((), [op for op in ops if op in views])
     places = _Places(recorded, ops, readers)
-    placed = [places.best(base, views) for base, views in groups.items()]
+    placed = [places.best(base, views, every[base]) for base, views in groups.items()]
     before, after = ({op for each in placed for op in each[i]} for i in range(2))
     return OuterViews([op for op in ops if op in before], [op for op in ops if op in after])
 
@@ -178,10 +180,18 @@ class _Places:
         self.returned = {v for o in recorded.outputs for v in values_in(o.value)}
         self.data = recorded.symbols.data
 
-    def best(self, base: Value, views: Sequence[Op]) -> OuterViews:
-        """The first place that serves: of as many views as can be, of the base's other uses."""
+    def best(self, base: Value, views: Sequence[Op], every: Sequence[Op]) -> OuterViews:
+        """The first place that serves: of as many views as can be, of the base's other uses.
+
+        Args:
+            base: what they are taken of.
+            views: those that are returned, and what they are views of.
+            every: with those that the graph alone reads.
+        """
         both = views, self._unread(views)
         tried = [each for some in both for each in self._ways(base, some) if each.all]
+        if len(every) > len(views):
+            tried += [each for each in self._ways(base, every) if not each.after]
         if base not in self.passed:
             return self._first(base, tried, shown=base in self.returned)
         found = self._first(base, tried, shown=True)
@@ -251,7 +261,8 @@ class _Sums:
             return True
         shown = [CALLER] if self.shown else []
         eager = _added([*shown, *self._inside(base, whole=True)])
-        before, after = ([*self._live(base, views)] for views in self.outer)
+        before = [*self._live(base, self.outer.before, read=True)]
+        after = [*self._live(base, self.outer.after)]
         inside = self._inside(base)
         if base in self.places.passed:
             return eager == _added([*shown, *after, _added(inside), *before])
@@ -261,6 +272,8 @@ class _Sums:
         """What comes by way of each use in the graph; `whole`: in eager, where the caller's are."""
         found = list[Sum | None]()
         for op in reversed(self.users.get(value, ())):
+            if op in self.outer.before and not whole:
+                continue  # the graph gets it
             if op not in self.outer.all:
                 found += [(op, place) for place in reversed(range(_uses(op, value)))]
                 continue
@@ -274,14 +287,20 @@ class _Sums:
             found.append(_through(op, sums))
         return found
 
-    def _live(self, value: Value, views: Sequence[Op]) -> Iterator[Sum | None]:
-        """What comes by way of each of these views of a value, outside of the graph."""
+    def _live(
+        self, value: Value, views: Sequence[Op], *, read: bool = False
+    ) -> Iterator[Sum | None]:
+        """What comes by way of each of these views of a value, outside of the graph.
+
+        `read`: by way of what the graph does with it, too.
+        """
         for op in reversed(views):
             if op.operands[0] is value:
                 caller = [(CALLER, out) if out in self.places.returned else None for out in op.outs]
+                graph = [_added(self._inside(out)) if read else None for out in op.outs]
                 sums = [
-                    _added([by, *self._live(out, views)])
-                    for by, out in zip(caller, op.outs, strict=True)
+                    _added([by, inside, *self._live(out, views, read=read)])
+                    for by, inside, out in zip(caller, graph, op.outs, strict=True)
                 ]
                 yield _through(op, sums)
 

@@ -112,7 +112,7 @@ def join(
     check_leaves(recorded)
     alone = not core_of(recorded).gives_followed  # no gradient has to add up as in eager
     views = outer_views(recorded, semantics, trained=not alone)
-    core = core_of(recorded, views.all)
+    core = core_of(recorded, views)
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core, views)
     check_kept(recorded)

@@ -3,41 +3,55 @@
 Views that a call takes itself are no part of it (`lowering/partition/outer_views.py`).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import sympy
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.interface import Mutation, Output, Role
-from foretrace.ir.program.op import Op
+from foretrace.ir.program.interface import Input, Mutation, Output, Role
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import SetRequiresGrad
+from foretrace.ir.program.walk import called_in
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Tree, Value
+from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
 
 
-def core_of(recorded: Recording, views: Sequence[Op] = ()) -> Recording:
+def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
     """The program without the outputs that alias an input, and without repeated outputs.
 
     What autograd follows to an input is an output: the call writes it back.
 
     Args:
         recorded: the program.
-        views: those that a call takes itself; the core gives what they are taken of.
+        views: those that a call takes itself; the core gives what they are taken of, and takes
+            those that it reads the gradients of, after the inputs of the program.
     """
-    after = {out for op in views for out in op.outs}
+    after = {out for op in views.all for out in op.outs}
     passed = {item.value for item in recorded.inputs}
     own = [output.value for output in recorded.outputs if output.computed]
     own += [m.value for m in recorded.mutations if is_output(recorded, m)]
-    bases = [base for op in views for base in op.operands if base not in after | passed]
+    bases = [base for op in views.all for base in op.operands if base not in after | passed]
     kept = [value for value in own if isinstance(value, Value) and value not in after]
     values: dict[Tree, None] = dict.fromkeys([*kept, *bases])
     values |= dict.fromkeys(_numbers_of(recorded, views))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
     written = [m for m in recorded.mutations if not (m.rebound or is_output(recorded, m))]
-    return replace(recorded, outputs=outputs, mutations=written)
+    core = replace(recorded, outputs=outputs, mutations=written)
+    if not (read := views_read(recorded, views)):
+        return core
+    ops = [op for op in called_in(recorded.ops) if read.keys().isdisjoint(op.outs)]
+    taken = [Input(value, Role("input", f"view_{i}")) for i, value in enumerate(read)]
+    return replace(core, ops=ops, inputs=[*recorded.inputs, *taken])
+
+
+def views_read(recorded: Recording, views: OuterViews) -> dict[Value, None]:
+    """The views of inputs that the core takes as they are, so that a gradient adds up there."""
+    taken = {*views.before}
+    outs = {out for op in taken for out in op.outs if out.type.requires_grad}
+    rest = (op for op in called_in(recorded.ops) if op not in taken) if outs else ()
+    return {value: None for op in rest for value in op.operands if value in outs}
 
 
 def is_output(recorded: Recording, mutation: Mutation) -> bool:
@@ -66,13 +80,13 @@ def check_leaves(recorded: Recording) -> None:
             )
 
 
-def _numbers_of(recorded: Recording, views: Sequence[Op]) -> list[sympy.Symbol]:
+def _numbers_of(recorded: Recording, views: OuterViews) -> list[sympy.Symbol]:
     """The numbers that data decides and that the program returns, or has as sizes of a view."""
     used: list[Any] = [output.value for _, output in recorded.in_run_order]
     for _, output in recorded.in_run_order:
         seen, step = output.view_type, output.step
         used += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
         used += [] if step is None else list(step.args)
-    used += [each for op in views for each in op.args]
+    used += [each for op in views.all for each in op.args]
     named = {symbol for item in used for symbol in free_symbols(item)}
     return sorted(named & recorded.symbols.data, key=str)

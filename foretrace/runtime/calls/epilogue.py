@@ -20,7 +20,7 @@ from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
-from foretrace.runtime.calls.core import core_of, is_output
+from foretrace.runtime.calls.core import core_of, is_output, views_read
 from foretrace.runtime.calls.output_tensors import MARKS, in_memory, put_there
 from foretrace.runtime.calls.run_cut import count_write, write_back
 from foretrace.runtime.guards.argument_guards import result_text
@@ -45,7 +45,7 @@ class CoreCall:
         self.source, self.recorded, self.inputs = source, recorded, inputs
         self.written, self.views = written, views
         self._left = [m for m in recorded.mutations if m.rebound or m.index not in written]
-        self._values = [o.value for o in core_of(recorded, views.all).outputs]
+        self._values = [o.value for o in core_of(recorded, views).outputs]
         self._values += [m.value for m in self._left if not (m.rebound or is_output(recorded, m))]
         named = (isinstance(value, Value) for value in self._values)
         pairs = zip(self._values, named, strict=True)
@@ -57,9 +57,10 @@ class CoreCall:
         """The call: of what it is, with the inputs and numbers."""
         results = self._results
         self._take(self.views.before)
+        read = [self._names[value] for value in views_read(self.recorded, self.views)]
         assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
         count_effects(self.source, self.recorded, self.inputs)
-        self.source.add(f"{assigned}{call}({', '.join([*self.inputs, *numbers])})")
+        self.source.add(f"{assigned}{call}({', '.join([*self.inputs, *read, *numbers])})")
 
     def end(self) -> list[str]:
         """What follows, with the writes to inputs; expressions of the program's outputs."""

@@ -14,10 +14,10 @@ from tests.support.trees import recorded, semantics
 
 
 def after(program: Callable[[Tensor], Any]) -> tuple[list[str], int]:
-    """The views that a call takes after its graph, and how many results that has."""
+    """The views that a call takes outside of its graph, and how many results that has."""
     found = recorded(program, torch.ones(2, 3, requires_grad=True))
-    views = outer_views(found, semantics(), trained=True).all
-    return [target_name(op.target) for op in views], len(core_of(found, views).outputs)
+    views = outer_views(found, semantics(), trained=True)
+    return [target_name(op.target) for op in views.all], len(core_of(found, views).outputs)
 
 
 def two_views(x: Tensor) -> list[Tensor]:
@@ -43,14 +43,27 @@ def read_afterwards(x: Tensor) -> list[Tensor]:
     (lambda x: [x * 2, x.view(-1)], ["view"], 1),
     (lambda x: x.unbind(0), ["unbind"], 0),
     (lambda x: [x.view(-1), x * x], ["view"], 1),  # before the graph: x * x comes first
+    (read_inside, ["view"], 1),
     (lambda x: x * 2, [], 1),
 ])  # fmt: skip
 def test_views_are_taken_outside_of_the_graph(program: Any, views: list[str], results: int) -> None:
     assert after(program) == (views, results)
 
 
+def test_a_graph_gets_the_views_that_it_reads() -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        flat = x.view(-1)
+        part = flat[1:]
+        return [part, part * 2, flat]
+
+    found = recorded(program, torch.ones(2, 3, requires_grad=True))
+    core = core_of(found, outer_views(found, semantics(), trained=True))
+    assert [target_name(op.target) for op in core.ops] == ["view", "mul"]  # of which one is dead
+    assert [item.value.type.shape for item in core.inputs] == [(2, 3), (5,)]
+    assert core.inputs[1].value in core.ops[1].operands
+
+
 @pytest.mark.parametrize("program", [
-    read_inside,
     lambda x: [x * x, x.view(-1)],  # eager adds up the gradient of x in another order
     read_afterwards,
     lambda x: torch.no_grad()(x.view)(-1),  # no view to autograd
