@@ -228,7 +228,19 @@ def read_of_a_view(x: Tensor) -> tuple[Tensor, ...]:
     return rows, rows[..., 1:].cos(), x * 2
 
 
-READ = (read_and_returned, read_twice_and_returned, read_of_several, read_of_a_view)
+def read_with_its_base(x: Tensor) -> tuple[Tensor, ...]:
+    rows = x[1:]
+    return rows, rows.sin() * 3 + rows.exp(), x.exp() * 0.3, x.cos() * 0.7
+
+
+def viewed_last(x: Tensor) -> tuple[Tensor, ...]:
+    return x.tanh() * 0.3, x.exp() / 7, x.t()
+
+
+READ = (
+    read_and_returned, read_twice_and_returned, read_of_several, read_of_a_view,
+    read_with_its_base, viewed_last,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("fn", READ, ids=lambda fn: fn.__name__)

@@ -40,6 +40,8 @@ class OuterViews(NamedTuple):
 
     before: Sequence[Op] = ()
     after: Sequence[Op] = ()
+    split: Sequence[Value] = ()
+    """what the graph gets once for each op that reads it, so that autograd adds up"""
 
     @property
     def all(self) -> list[Op]:
@@ -78,7 +80,8 @@ def outer_views(recorded: Recording, semantics: TargetSemantics, *, trained: boo
     places = _Places(recorded, ops, readers)
     placed = [places.best(base, views, every[base]) for base, views in groups.items()]
     before, after = ({op for each in placed for op in each[i]} for i in range(2))
-    return OuterViews([op for op in ops if op in before], [op for op in ops if op in after])
+    split = [value for each in placed for value in each.split]
+    return OuterViews([op for op in ops if op in before], [op for op in ops if op in after], split)
 
 
 def _by_base(views: Iterable[Op]) -> dict[Value, list[Op]]:
@@ -192,6 +195,10 @@ class _Places:
         tried = [each for some in both for each in self._ways(base, some) if each.all]
         if len(every) > len(views):
             tried += [each for each in self._ways(base, every) if not each.after]
+        if base in self.passed:
+            gets = [(each, [out for op in each.before for out in op.outs]) for each in tried]
+            tried += [each._replace(split=outs) for each, outs in gets if outs]
+            tried += [each._replace(split=[*outs, base]) for each, outs in gets]
         if base not in self.passed:
             return self._first(base, tried, shown=base in self.returned)
         found = self._first(base, tried, shown=True)
@@ -263,29 +270,29 @@ class _Sums:
         eager = _added([*shown, *self._inside(base, whole=True)])
         before = [*self._live(base, self.outer.before, read=True)]
         after = [*self._live(base, self.outer.after)]
-        inside = self._inside(base)
         if base in self.places.passed:
-            return eager == _added([*shown, *after, _added(inside), *before])
-        return eager == _added([_added([*shown, *after]), *inside])
+            return eager == _added([*shown, *after, *self._of_graph(base), *before])
+        return eager == _added([_added([*shown, *after]), *self._inside(base)])
 
     def _inside(self, value: Value, *, whole: bool = False) -> list[Sum | None]:
         """What comes by way of each use in the graph; `whole`: in eager, where the caller's are."""
         found = list[Sum | None]()
         for op in reversed(self.users.get(value, ())):
-            if op in self.outer.before and not whole:
-                continue  # the graph gets it
-            if op not in self.outer.all:
-                found += [(op, place) for place in reversed(range(_uses(op, value)))]
-                continue
-            caller = [
-                (CALLER, out) if whole and out in self.places.returned else None for out in op.outs
-            ]
-            sums = [
-                _added([by, *self._inside(out, whole=whole)])
-                for by, out in zip(caller, op.outs, strict=True)
-            ]
-            found.append(_through(op, sums))
+            if op not in self.outer.before or whole:  # else the graph gets it
+                found += self._by_way_of(op, value, whole=whole)
         return found
+
+    def _by_way_of(self, op: Op, value: Value, *, whole: bool) -> list[Sum | None]:
+        if op not in self.outer.all:
+            return [(op, place) for place in range(_uses(op, value))]
+        caller = [
+            (CALLER, out) if whole and out in self.places.returned else None for out in op.outs
+        ]
+        sums = [
+            _added([by, *self._inside(out, whole=whole)])
+            for by, out in zip(caller, op.outs, strict=True)
+        ]
+        return [_through(op, sums)]
 
     def _live(
         self, value: Value, views: Sequence[Op], *, read: bool = False
@@ -297,12 +304,21 @@ class _Sums:
         for op in reversed(views):
             if op.operands[0] is value:
                 caller = [(CALLER, out) if out in self.places.returned else None for out in op.outs]
-                graph = [_added(self._inside(out)) if read else None for out in op.outs]
+                graph = [self._of_graph(out) if read else () for out in op.outs]
                 sums = [
-                    _added([by, inside, *self._live(out, views, read=read)])
+                    _added([by, *inside, *self._live(out, views, read=read)])
                     for by, inside, out in zip(caller, graph, op.outs, strict=True)
                 ]
                 yield _through(op, sums)
+
+    def _of_graph(self, value: Value) -> Iterator[Sum | None]:
+        """What comes by way of the graph, of what it gets: one sum, or one for each op."""
+        if value not in self.outer.split:
+            yield _added(self._inside(value))
+            return
+        for op in reversed(self.users.get(value, ())):
+            if op not in self.outer.before:
+                yield _added(self._by_way_of(op, value, whole=False))
 
 
 def _added(summands: Iterable[Sum | None]) -> Sum | None:

@@ -10,9 +10,10 @@ import sympy
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.interface import Input, Mutation, Output, Role
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import SetRequiresGrad
-from foretrace.ir.program.walk import called_in
+from foretrace.ir.program.walk import called_in, rename
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.values.value import Tree, Value
 from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
@@ -39,19 +40,40 @@ def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
     written = [m for m in recorded.mutations if not (m.rebound or is_output(recorded, m))]
     core = replace(recorded, outputs=outputs, mutations=written)
-    if not (read := views_read(recorded, views)):
-        return core
-    ops = [op for op in called_in(recorded.ops) if read.keys().isdisjoint(op.outs)]
-    taken = [Input(value, Role("input", f"view_{i}")) for i, value in enumerate(read)]
-    return replace(core, ops=ops, inputs=[*recorded.inputs, *taken])
+    read = views_read(recorded, views)
+    taken = [
+        Input(Value(v.type, v.hint), Role("input", f"view_{i}")) for i, (v, _) in enumerate(read)
+    ]
+    renamed = dict[Op | None, dict[Value, Value]]()
+    for (value, by), item in zip(read, taken, strict=True):
+        renamed.setdefault(by, {})[value] = item.value
+    ops = [rename(op, renamed.get(None, {}) | renamed.get(op, {})) for op in _rest(recorded, views)]
+    return replace(core, ops=ops, inputs=[*recorded.inputs, *taken]) if read else core
 
 
-def views_read(recorded: Recording, views: OuterViews) -> dict[Value, None]:
-    """The views of inputs that the core takes as they are, so that a gradient adds up there."""
-    taken = {*views.before}
-    outs = {out for op in taken for out in op.outs if out.type.requires_grad}
-    rest = (op for op in called_in(recorded.ops) if op not in taken) if outs else ()
-    return {value: None for op in rest for value in op.operands if value in outs}
+def views_read(recorded: Recording, views: OuterViews) -> list[tuple[Value, Op | None]]:
+    """The views of inputs that the core takes as they are, so that a gradient adds up there.
+
+    Each with the one op that gets it, the last first as autograd adds up; None: all get it.
+    """
+    outs = [out for op in views.before for out in op.outs if out.type.requires_grad]
+    readers = {value: list[Op]() for value in (*outs, *views.split)}
+    for op in _rest(recorded, views) if readers else ():
+        for value in {*op.operands} & readers.keys():
+            readers[value].insert(0, op)
+    found = list[tuple[Value, Op | None]]()
+    for value, ops in readers.items():
+        if len(ops) > 1 and value in views.split:
+            found += [(value, op) for op in ops]
+        elif ops and value in outs:
+            found.append((value, None))
+    return found
+
+
+def _rest(recorded: Recording, views: OuterViews) -> list[Op]:
+    """The ops that are left to the core, where it takes views of its inputs."""
+    before = {*views.before}
+    return [op for op in called_in(recorded.ops) if op not in before]
 
 
 def is_output(recorded: Recording, mutation: Mutation) -> bool:

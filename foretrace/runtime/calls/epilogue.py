@@ -57,7 +57,7 @@ class CoreCall:
         """The call: of what it is, with the inputs and numbers."""
         results = self._results
         self._take(self.views.before)
-        read = [self._names[value] for value in views_read(self.recorded, self.views)]
+        read = [self._names[value] for value, _ in views_read(self.recorded, self.views)]
         assigned = f"({', '.join(results)}{',' * (len(results) == 1)}) = " if results else ""
         count_effects(self.source, self.recorded, self.inputs)
         self.source.add(f"{assigned}{call}({', '.join([*self.inputs, *read, *numbers])})")

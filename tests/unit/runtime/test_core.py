@@ -58,9 +58,23 @@ def test_a_graph_gets_the_views_that_it_reads() -> None:
 
     found = recorded(program, torch.ones(2, 3, requires_grad=True))
     core = core_of(found, outer_views(found, semantics(), trained=True))
-    assert [target_name(op.target) for op in core.ops] == ["view", "mul"]  # of which one is dead
+    assert [target_name(op.target) for op in core.ops] == ["mul"]
     assert [item.value.type.shape for item in core.inputs] == [(2, 3), (5,)]
-    assert core.inputs[1].value in core.ops[1].operands
+    assert core.inputs[1].value in core.ops[0].operands
+
+
+def test_a_graph_gets_a_view_once_for_each_op_where_autograd_adds_up() -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        part = x[1:]
+        return [part, part.sin() + part.cos(), x.exp(), x.tan()]
+
+    found = recorded(program, torch.ones(2, 3, requires_grad=True))
+    core = core_of(found, outer_views(found, semantics(), trained=True))
+    readers = {op.operands[0]: target_name(op.target) for op in core.ops}
+    shapes = [tuple(item.value.type.shape) for item in core.inputs]
+    assert shapes == [(2, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
+    read = [readers[item.value] for item in core.inputs[1:]]
+    assert read == ["cos", "sin", "tan", "exp"]  # the last first, as in eager
 
 
 @pytest.mark.parametrize("program", [
