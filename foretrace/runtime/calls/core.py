@@ -40,7 +40,8 @@ def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
     written = [m for m in recorded.mutations if not (m.rebound or is_output(recorded, m))]
     core = replace(recorded, outputs=outputs, mutations=written)
-    read = views_read(recorded, views)
+    if not (read := views_read(recorded, views)):
+        return core
     taken = [
         Input(Value(v.type, v.hint), Role("input", f"view_{i}")) for i, (v, _) in enumerate(read)
     ]
@@ -48,7 +49,7 @@ def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
     for (value, by), item in zip(read, taken, strict=True):
         renamed.setdefault(by, {})[value] = item.value
     ops = [rename(op, renamed.get(None, {}) | renamed.get(op, {})) for op in _rest(recorded, views)]
-    return replace(core, ops=ops, inputs=[*recorded.inputs, *taken]) if read else core
+    return replace(core, ops=ops, inputs=[*recorded.inputs, *taken])
 
 
 def views_read(recorded: Recording, views: OuterViews) -> list[tuple[Value, Op | None]]:
