@@ -10,6 +10,11 @@ from torch import Tensor
 import foretrace
 from tests.support.refusing import check, refused
 
+BACKENDS: dict[str, Any] = {
+    "graphs": lambda module, inputs: module,
+    "compilers": foretrace.aot_autograd(fw_compiler=lambda module, inputs: module),
+}
+
 
 def _between(x: Tensor) -> Any:
     x.requires_grad_(True)
@@ -128,3 +133,58 @@ def test_one_that_is_detached_and_followed_again() -> None:
     assert x.is_leaf
     refusal = refused(program, (given(),))
     assert "detaches the input x in place" in refusal.what
+
+
+def _before_its_use(x: Tensor) -> Any:
+    x.requires_grad_()
+    return (x * x).sin(), None
+
+
+def _with_a_hook(x: Tensor) -> Any:
+    x.requires_grad_()
+    x.register_hook(lambda gradient: gradient * 2)
+    return x.exp() * 3, x.shape
+
+
+class Losses(torch.nn.Module):
+    """A buffer to which losses are added, as in vector quantization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Any:
+        loss: Tensor = self.zero
+        loss.requires_grad_()
+        return loss * 2 + x.square().mean(), None
+
+
+@pytest.mark.parametrize("backend", ["graphs", "compilers"])
+@pytest.mark.parametrize("program", [_before_its_use, _with_a_hook])
+def test_a_graph_is_called_with_one_that_is_followed_before_its_use(
+    program: Any, backend: str
+) -> None:
+    compiled = foretrace.compile(program, backend=BACKENDS[backend], fullgraph=True)
+    expected = _called(program, torch.arange(6.0).view(2, 3))
+    assert _called(compiled, torch.arange(6.0).view(2, 3)) == expected
+
+
+@pytest.mark.parametrize("backend", ["graphs", "compilers"])
+def test_a_gradient_arrives_at_a_buffer(backend: str) -> None:
+    eager, module = Losses(), Losses()
+    compiled = foretrace.compile(module, backend=BACKENDS[backend], fullgraph=True)
+    for _ in range(2):
+        for call in (eager, compiled):
+            call(torch.ones(3, requires_grad=True))[0].backward()
+        assert torch.equal(module.zero.grad, eager.zero.grad)
+        assert module.zero.is_leaf
+
+
+def test_a_graph_is_not_called_with_one_that_is_used_before() -> None:
+    def program(x: Tensor) -> Tensor:
+        before = x * 2
+        x.requires_grad_()
+        return x * before
+
+    with pytest.raises(foretrace.Refusal, match="of which it sets `requires_grad`"):
+        foretrace.compile(program, backend=BACKENDS["graphs"], fullgraph=True)(torch.ones(3))

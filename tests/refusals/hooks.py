@@ -377,14 +377,15 @@ refuses("hook", "runtime/calls/kept_gradients.py:check_kept").when(
 
 
 def lets_its_input_be_followed(x: Tensor) -> Tensor:
+    before = x * 2
     x.requires_grad_()  # here
-    return x * x
+    return x * before
 
 
 refuses("hook", "runtime/calls/kept_gradients.py:check_kept").when(
     by_graphs(lets_its_input_be_followed, W.detach().clone()),
     compiles_whole(lets_its_input_be_followed, W.detach().clone()),
-    by_graphs(lambda w: w * w, W),
+    by_graphs(lambda w: w * (w * 2), W),
     at=lets_its_input_be_followed,
 )
 

@@ -37,7 +37,7 @@ from foretrace.runtime.backends.double_backward import GradientsAgain, parameter
 from foretrace.runtime.backends.eager import add_surrounded, seen_by_autograd
 from foretrace.runtime.backends.inline_guards import Undo
 from foretrace.runtime.backends.scalar_prelude import InferenceGraph
-from foretrace.runtime.calls.core import check_leaves, core_of
+from foretrace.runtime.calls.core import check_leaves, core_of, switched_first
 from foretrace.runtime.calls.epilogue import (
     CoreCall,
     check_changes,
@@ -54,15 +54,16 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
     """A builder of entries with compiled graphs; each entry has compilers of its own."""
 
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        recorded, source = captured.recorded, Source()
+        (recorded, switched), source = switched_first(captured.recorded), Source()
         call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
-        guards, early, abandoned = Guards(source, recorded), call.early, Abandoned()
+        guards, early, abandoned = Guards(source, captured.recorded), call.early, Abandoned()
         guards.call(args, kwargs, early.asked.values())
         guards.kernels()
         guards.outside(call.reads)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
+        inside.add(*(f"{guards.inputs[index]}.requires_grad_()" for index in switched))
         ops = [*called_in(recorded.ops)]
         undo = Undo(source, ops, abandoned, captured.semantics.may_raise)
         leaves = core_lines(inside, recorded, guards.inputs, call, undo)

@@ -9,13 +9,14 @@ from typing import Any
 import sympy
 
 from foretrace.errors import Refusal
+from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.interface import Input, Mutation, Output, Role
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import SetRequiresGrad
-from foretrace.ir.program.walk import called_in, rename
+from foretrace.ir.program.walk import called_in, makes_leaf, rename
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.values.value import Tree, Value
+from foretrace.ir.values.value import Tree, Value, values_in
 from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
 
 
@@ -83,6 +84,31 @@ def is_output(recorded: Recording, mutation: Mutation) -> bool:
     Not the content of an input that a buffer is bound to: the call has its tensor.
     """
     return mutation.same_as is None and (mutation.rebound or recorded.writes_followed(mutation))
+
+
+def switched_first(recorded: Recording) -> tuple[Recording, list[int]]:
+    """The program after `requires_grad` of inputs is set, which it sets before it uses them.
+
+    They are leaves when its graph is called, so that gradients arrive there; and their indices.
+    """
+    ops = [*called_in(recorded.ops)]
+    fixed = {value for output in recorded.outputs for value in values_in(output.value)}
+    fixed.update(recorded.inputs[mutation.index].value for mutation in recorded.mutations)
+    inputs, first = [*recorded.inputs], list[Effect]()
+    for effect in recorded.effects_of(SetRequiresGrad):
+        item = inputs[effect.index]
+        readers = [op for op in ops if item.value in op.operands]
+        if effect.on and len(readers) == 1 and makes_leaf(readers[0]):
+            (value,) = readers[0].outs
+            if fixed.isdisjoint((value, item.value)):
+                inputs[effect.index] = replace(item, value=value, leaf=True)
+                ops.remove(readers[0])
+                first.append(effect)
+    if not first:
+        return recorded, []
+    left = [effect for effect in recorded.effects if effect not in first]
+    places = [index for effect in first for index in effect.inputs]
+    return replace(recorded, ops=ops, inputs=inputs, effects=left), places
 
 
 def check_leaves(recorded: Recording) -> None:
