@@ -188,7 +188,10 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _followed_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The same; a view has a history of its own if its base has none, or no_grad took it."""
+    """The same; a view has a history of its own if its base has none, or no_grad took it.
+
+    In a call under no_grad nothing gets a history, so that all views are their base's.
+    """
     base = base_of(tensor)
     alone = attribute_of(tensor, "is_leaf") and torch.is_grad_enabled()
     own = alone or not base.requires_grad

@@ -188,3 +188,23 @@ def test_a_graph_is_not_called_with_one_that_is_used_before() -> None:
 
     with pytest.raises(foretrace.Refusal, match="of which it sets `requires_grad`"):
         foretrace.compile(program, backend=BACKENDS["graphs"], fullgraph=True)(torch.ones(3))
+
+
+@pytest.mark.parametrize("backend", ["graphs", "compilers"])
+def test_a_call_that_raises_before_it_leaves_the_input_as_it_was(backend: str) -> None:
+    def program(matrix: Tensor, x: Tensor) -> Tensor:
+        found = torch.linalg.cholesky(matrix)
+        x.requires_grad_()
+        return (found * x).sum()
+
+    compiled = foretrace.compile(program, backend=BACKENDS[backend], fullgraph=True)
+    for sign in (1, -1, 1):
+        inputs = [torch.ones(2), torch.ones(2)]
+        for call, x in zip((program, compiled), inputs, strict=True):
+            try:
+                call(torch.eye(2) * sign, x).backward()
+            except torch.linalg.LinAlgError:
+                assert sign == -1
+        assert [x.requires_grad for x in inputs] == [sign == 1] * 2
+        if sign == 1:
+            assert torch.equal(*(x.grad for x in inputs))

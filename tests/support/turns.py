@@ -76,7 +76,7 @@ def at_other_sizes(turn: int) -> list[Any]:
 
 
 class Sampled:
-    """The same for a test marked `one_in(n)`, over all of its parameters: before `-m` deselects.
+    """The same for a test marked `one_in(n)`, over what of it is quick, before `-m` deselects.
 
     The name of a test says where it begins, so that suites leave out different programs.
     """
@@ -86,7 +86,7 @@ class Sampled:
         """All but one in n are slow."""
         seen = Counter[str]()
         for item in items:
-            for mark in item.iter_markers("one_in"):
+            for mark in item.iter_markers("one_in") if not item.get_closest_marker("slow") else ():
                 name = item.nodeid.partition("[")[0]
                 seen[name] += 1
                 if (seen[name] + crc32(name.encode())) % mark.args[0]:

@@ -283,6 +283,7 @@ class _Sums:
         return found
 
     def _by_way_of(self, op: Op, value: Value, *, whole: bool) -> list[Sum | None]:
+        """What comes by way of one op: a summand for each use, or what a view passes on."""
         if op not in self.outer.all:
             return [(op, place) for place in range(_uses(op, value))]
         caller = [

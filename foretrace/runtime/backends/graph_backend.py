@@ -63,9 +63,10 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         check_changes(recorded)
         guards.write()
         inside = source.inner()
-        inside.add(*(f"{guards.inputs[index]}.requires_grad_()" for index in switched))
-        ops = [*called_in(recorded.ops)]
-        undo = Undo(source, ops, abandoned, captured.semantics.may_raise)
+        names, ops = [guards.inputs[index] for index in switched], [*called_in(recorded.ops)]
+        inside.add(*(f"{name}.requires_grad_()" for name in names))
+        back = [f"{name}.requires_grad_(False)" for name in names]
+        undo = Undo(source, ops, abandoned, captured.semantics.may_raise, first=back)
         leaves = core_lines(inside, recorded, guards.inputs, call, undo)
         last = register_hooks(inside, recorded, guards.inputs, leaves)
         inside.add(*last, *end_lines(inside, recorded, guards.inputs, leaves))

@@ -70,13 +70,14 @@ class Undo:
         abandoned: says why.
         may_raise: whether an operator's call may raise, of data.
         inside: the questions that it asks in the place of assertions, by their texts.
+        first: the lines that take back what it does before all ops.
     """
 
     def __init__(
         self, source: Source, ops: Sequence[Op], abandoned: Abandoned, may_raise: MayRaise,
-        inside: Mapping[str, ValueGuard] = NOTHING_ASKED,
+        inside: Mapping[str, ValueGuard] = NOTHING_ASKED, first: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.inside, self.may_raise = inside, may_raise
+        self.inside, self.may_raise, self.first = inside, may_raise, first
         self.abandon = source.bind(abandoned, "abandon")
         """its name"""
         self.states = "()"
@@ -96,7 +97,8 @@ class Undo:
 
         `back`: of a later part, the lines that first take back what earlier ones have done.
         """
-        if not (lines := [*lines]) or (self._goes_on and not back):
+        taken_back = [*self.first, *(back or ())]
+        if not (lines := [*lines]) or (self._goes_on and not taken_back):
             return lines
         return [
             *(self._begin if back is None else ()),
@@ -104,7 +106,7 @@ class Undo:
             *(INDENT + line for line in lines),
             f"except {self._passed_on}: raise",
             f"except Exception as {self._error}:",
-            *(INDENT + line for line in back or ()),
+            *(INDENT + line for line in taken_back),
             f"{INDENT}return {self.abandon}.raised({self._error}, {self.states})",
         ]
 

@@ -27,8 +27,8 @@ def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
 
     Args:
         recorded: the program.
-        views: those that a call takes itself; the core gives what they are taken of, and takes
-            those that it reads the gradients of, after the inputs of the program.
+        views: those that a call takes itself; the core gives what they are taken of. Its inputs
+            are those of the program, and then what `views_read` lists.
     """
     after = {out for op in views.all for out in op.outs}
     passed = {item.value for item in recorded.inputs}
@@ -54,9 +54,10 @@ def core_of(recorded: Recording, views: OuterViews = NO_VIEWS) -> Recording:
 
 
 def views_read(recorded: Recording, views: OuterViews) -> list[tuple[Value, Op | None]]:
-    """The views of inputs that the core takes as they are, so that a gradient adds up there.
+    """The tensors that a core gets beside the inputs, so that autograd adds up their gradients.
 
-    Each with the one op that gets it, the last first as autograd adds up; None: all get it.
+    They are views of inputs, and inputs once more. Each comes with the one op that reads it, the
+    last op first, as autograd adds up; with None, all ops read it.
     """
     outs = [out for op in views.before for out in op.outs if out.type.requires_grad]
     readers = {value: list[Op]() for value in (*outs, *views.split)}
@@ -87,9 +88,11 @@ def is_output(recorded: Recording, mutation: Mutation) -> bool:
 
 
 def switched_first(recorded: Recording) -> tuple[Recording, list[int]]:
-    """The program after `requires_grad` of inputs is set, which it sets before it uses them.
+    """The program without the `requires_grad_()` of inputs that comes before any use of them.
 
-    They are leaves when its graph is called, so that gradients arrive there; and their indices.
+    Returns:
+        The program, which has these inputs as leaves, so that gradients arrive at them; and their
+        indices, for the call to set `requires_grad` of them before its graph runs.
     """
     ops = [*called_in(recorded.ops)]
     fixed = {value for output in recorded.outputs for value in values_in(output.value)}
