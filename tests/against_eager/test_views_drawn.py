@@ -91,7 +91,7 @@ def relations(
         views,
         [known[id(each)] for each in given],
         [_counts(each, given) for each in given],
-        [t._version > n for t, n in zip(there, before, strict=True)],
+        [t._version - n for t, n in zip(there, before, strict=True)],
     ]
 
 

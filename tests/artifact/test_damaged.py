@@ -87,14 +87,14 @@ def in_program(change: Callable[[Any], None]) -> Change:
 
 
 def test_another_major_version_is_named(good: Path, tmp_path: Path) -> None:
-    path = rewritten(good, tmp_path / "two.ft", in_manifest(version=[2, 0]))
+    path = rewritten(good, tmp_path / "three.ft", in_manifest(version=[3, 0]))
     refusal = refused(path)
     assert refusal.kind == "artifact version"
-    assert "version 2.0" in refusal.what
+    assert "version 3.0" in refusal.what
 
 
 def test_a_later_minor_version_is_read(good: Path, tmp_path: Path) -> None:
-    later = in_manifest(version=[1, 7], more="what this reader does not know")
+    later = in_manifest(version=[2, 7], more="what this reader does not know")
     loaded = foretrace.load(rewritten(good, tmp_path / "later.ft", later))
     assert loaded(torch.ones(2, 4)).shape == (2, 3)
 
@@ -499,10 +499,10 @@ def without(*names: str) -> Callable[[Any], None]:
 
 
 def test_an_older_minor_version_is_read(good: Path, tmp_path: Path) -> None:
-    """Files of 1.0 have no Python state."""
+    """It may have no Python state."""
 
     def older(found: Members) -> None:
-        in_manifest(version=[1, 0])(found)
+        in_manifest(version=[2, 0])(found)
         in_program(without("python", "shared", "more"))(found)
 
     loaded = foretrace.load(rewritten(good, tmp_path / "older.ft", older))

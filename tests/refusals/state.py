@@ -497,7 +497,7 @@ def tags_once(x: Tensor) -> Tensor:
     return x * x.tag.factor  # type: ignore[attr-defined,no-any-return]
 
 
-refuses("side effect", "session/run/mutations.py:check_attributes_kept").when(
+refuses("side effect", "session/run/tensor_attributes.py:check_attributes_kept").when(
     captures(tags, X), captured(lambda x: x * 2, X), once_before(tags_once, X.clone())
 )
 

@@ -49,6 +49,7 @@ class Seen:
     aliases: set[Fact]
     gradients: list[tuple[list[str], Tensor | None]]
     rng: Tensor
+    counted: dict[str, int]
     tangents: list[Tensor] = field(default_factory=list)
     mutated: list[str] = field(default_factory=list)
 
@@ -182,6 +183,7 @@ def _backward(outputs: object, loss: int | None, tangents: Sequence[Tensor]) -> 
 def _run_eager(subject: Subject, loss: int | None, seed: int) -> Seen:
     wanted, inputs, state = _wanted(subject), subject.inputs(), subject.state()
     old = [(name, tensor, tensor.detach().clone()) for name, tensor in [*inputs, *state]]
+    versions = _versions(inputs, state)
     torch.default_generator.manual_seed(seed)
     outputs = subject.fn(*subject.args, **subject.kwargs)
     named = tensors(outputs, "output")
@@ -198,13 +200,27 @@ def _run_eager(subject: Subject, loss: int | None, seed: int) -> Seen:
         or not same_bits(changed.get(name, tensor), values)
     ]
     rng = torch.get_rng_state()
-    return Seen(outputs, inputs, subject.state(), aliases, gradients, rng, tangents, mutated)
+    counted = _counted(versions)
+    return Seen(
+        outputs, inputs, subject.state(), aliases, gradients, rng, counted, tangents, mutated
+    )
+
+
+def _versions(inputs: Named, state: Named) -> list[tuple[str, Tensor, int]]:
+    """The version counters that there are: inference tensors have none."""
+    return [(n, t, t._version) for n, t in [*inputs, *state] if not t.is_inference()]
+
+
+def _counted(before: list[tuple[str, Tensor, int]]) -> dict[str, int]:
+    """How many writes each version counter has counted since."""
+    return {name: tensor._version - version for name, tensor, version in before}
 
 
 def _run_forward(
     cut: Callable[..., object], ran: Subject, eager: Seen, loss: int | None, *, train: bool
 ) -> Seen:
     wanted, inputs, state = _wanted(ran), ran.inputs(), ran.state()
+    versions = _versions(inputs, state)
     outputs = cut(*ran.args, **ran.kwargs)
     named = tensors(outputs, "output")
     aliases = aliasing([*inputs, *state], named)
@@ -217,11 +233,13 @@ def _run_forward(
         if any(tensor.requires_grad for _, tensor in named):
             _backward(outputs, loss, eager.tangents)
         gradients = [(names, tensor.grad) for names, tensor in wanted]
-    return Seen(outputs, inputs, ran.state(), aliases, gradients, torch.get_rng_state())
+    rng, counted = torch.get_rng_state(), _counted(versions)
+    return Seen(outputs, inputs, ran.state(), aliases, gradients, rng, counted)
 
 
 def _run_joint(cut: Callable[..., object], ran: Subject, eager: Seen, loss: int | None) -> Seen:
     wanted, inputs, state = _wanted(ran), ran.inputs(), ran.state()
+    versions = _versions(inputs, state)
     fixed = {name for name, tensor in [*inputs, *state] if not tensor.requires_grad}
     copies = [tangent.clone() for tangent in eager.tangents]
     given = {} if loss is not None else {"tangents": copies}
@@ -232,7 +250,8 @@ def _run_joint(cut: Callable[..., object], ran: Subject, eager: Seen, loss: int 
     outputs, found = result
     aliases = aliasing([*inputs, *state], tensors(outputs, "output"))
     gradients = _by_name(dict(found), [names for names, _ in wanted], fixed)
-    return Seen(outputs, inputs, ran.state(), aliases, gradients, torch.get_rng_state())
+    rng, counted = torch.get_rng_state(), _counted(versions)
+    return Seen(outputs, inputs, ran.state(), aliases, gradients, rng, counted)
 
 
 def _by_name(
@@ -293,6 +312,9 @@ def _all_differences(name: str, eager: Seen, seen: Seen) -> Iterator[str]:
         for (path, left), (_, right) in flags if name in TRAINED else ():
             if left != right:
                 yield f"{path}: requires_grad is {left} in eager, {right} in the cut"
+    for path, count in eager.counted.items():
+        if count != seen.counted[path]:
+            yield f"{path}: {count} writes are counted in eager, {seen.counted[path]} in the cut"
     if not torch.equal(eager.rng, seen.rng):
         yield "the random state after the run differs: more or fewer numbers were drawn"
 

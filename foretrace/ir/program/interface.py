@@ -197,8 +197,8 @@ class Mutation:
 
     index: int
     value: Value
-    hidden: bool = False
-    """the op that wrote hides it from autograd (batch norm's statistics)"""
+    counted: tuple[int, ...] | None = None
+    """the inputs whose version counters count the writes, one by one; None: its own counts one"""
     rebound: bool = False
     """the program bound the buffer's attribute to another tensor"""
     kept: bool = False
@@ -209,6 +209,29 @@ class Mutation:
     """where the buffer was bound; its tensor may have other names, too"""
     same_as: int | None = None
     """the input whose tensor the buffer's attribute is bound to"""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether autograd sees none of the writes: of `.data`, or to batch norm's statistics."""
+        return self.counted == ()
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether the copy of the new content is a write that no version counter counts."""
+        return self.index not in self.counts
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The inputs whose version counters count the writes, one by one."""
+        return (self.index,) if self.counted is None else self.counted
+
+    @property
+    def recounted(self) -> list[int]:
+        """The same, but for the one that a copy of the new content is."""
+        left = [*self.counts]
+        if self.index in left:
+            left.remove(self.index)
+        return left
 
 
 def roles_of(items: Sequence[Input | Output]) -> tuple[Role, ...]:

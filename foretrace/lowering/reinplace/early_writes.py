@@ -5,14 +5,17 @@ of the input, or a hook on it, sees what comes by way of the results. The others
 end: until then a call can be abandoned at a question of data, and run again as Python.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
+from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import Reshape
+from foretrace.operators.schemas.schema import schema_of
 
 STRIDED = torch.ops.aten.as_strided.default
 EarlyWrites = dict[int, list[Mutation]]
@@ -43,6 +46,19 @@ def early_writes(
         if read and laid and not stays and possible(after):
             found.setdefault(place, []).append(mutation)
     return dict(sorted(found.items()))
+
+
+def without_later(mutation: Mutation, after: Iterable[Op]) -> Mutation:
+    """The write as it is done early: the ops that follow it in place count their writes."""
+    memory, count = {mutation.value}, 0
+    for op in after:
+        seen = view_positions_of(op)
+        memory.update(op.outs[out] for out, base, _ in seen if base in memory)
+        operator = hasattr(op.target, "overloadpacket")
+        written = schema_of(op.target).written_now(op.args, op.kwargs) if operator else []
+        count += not memory.isdisjoint(written)
+        memory.update(op.outs if not memory.isdisjoint(written) else ())
+    return replace(mutation, counted=mutation.counts[count:] or mutation.counts[-1:])
 
 
 def _followed(op: Op) -> bool:

@@ -19,7 +19,7 @@ from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.kinds import TRAINED, UNTRAINED
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import recompute
-from foretrace.lowering.reinplace.early_writes import early_writes
+from foretrace.lowering.reinplace.early_writes import early_writes, without_later
 from foretrace.lowering.reinplace.order import raises
 from foretrace.lowering.reinplace.reinplace import InPlace, as_values, written_in_place
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
@@ -28,13 +28,12 @@ from foretrace.runtime.backends.scalar_prelude import NOTHING, ScalarPrelude, fo
 from foretrace.runtime.calls.epilogue import (
     Ending,
     check_changes,
-    count_all,
     count_effects,
     end_lines,
     leaf_texts,
     new_content,
     register_hooks,
-    write_line,
+    write_lines,
 )
 from foretrace.runtime.guards.abandoned import Abandoned
 from foretrace.runtime.guards.cut_guards import follows
@@ -192,10 +191,10 @@ def _write_among(
             if may_raise(_unhooked(graph.ops[place + 1 :])):
                 back = _keep(source, [inputs[mutation.index] for mutation in done])
             start = len(source.lines)
-        for mutation in mutations:
-            live, new = inputs[mutation.index], straight.names[mutation.value]
-            write_line(source, recorded, mutation, live, new)
-            straight.names[mutation.value] = live
+        after = graph.ops[place + 1 :]
+        news = [(without_later(m, after), straight.names[m.value]) for m in mutations]
+        write_lines(source, recorded, inputs, news)
+        straight.names.update((m.value, inputs[m.index]) for m in mutations)
         begin = place + 1
     straight.run(graph.ops[begin:], kept)
     if undo is not None and back:
@@ -222,14 +221,8 @@ def _write_back(
     done: Collection[Mutation],
 ) -> None:
     """The writes that are not done yet."""
-    counted = list[str]()
-    for mutation in (each for each in recorded.mutations if each not in done):
-        live, new = inputs[mutation.index], new_content(mutation, inputs, names)
-        if live != new or mutation.rebound:
-            write_line(source, recorded, mutation, live, new)
-        elif not mutation.hidden:
-            counted.append(live)
-    count_all(source, counted)
+    left = (mutation for mutation in recorded.mutations if mutation not in done)
+    write_lines(source, recorded, inputs, ((m, new_content(m, inputs, names)) for m in left))
 
 
 def _among(ops: Sequence[Op], wanted: Sequence[Op]) -> list[Op]:

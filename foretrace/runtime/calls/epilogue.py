@@ -1,6 +1,6 @@
 """The end of a generated call: write-backs, outputs, and effects on Python state."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import sympy
 
@@ -71,10 +71,9 @@ class CoreCall:
             if recorded.is_new_leaf(value):
                 source.add(f"{name} = {name}.detach().requires_grad_()")
         source.add(*Ending(source, inputs).lines(recorded, "memory"))
-        for mutation in self._left:
-            new = new_content(mutation, inputs, names)
-            write_line(source, recorded, mutation, inputs[mutation.index], new)
-        count_all(source, [inputs[index] for index in sorted(self.written)])
+        left = [(m, new_content(m, inputs, names)) for m in self._left]
+        done = [(m, inputs[m.index]) for m in recorded.mutations if m not in self._left]
+        write_lines(source, recorded, inputs, [*left, *done])
         self._take(self.views.after)
         return leaf_texts(source, self._straight, recorded, inputs)
 
@@ -89,16 +88,41 @@ def new_content(mutation: Mutation, inputs: Sequence[str], names: Mapping[Value,
     return names[mutation.value] if same_as is None else inputs[same_as]
 
 
-def write_line(
+def write_lines(
+    source: Source,
+    recorded: Recording,
+    inputs: Sequence[str],
+    news: Iterable[tuple[Mutation, str]],
+) -> None:
+    """The lines that write back what inputs hold, and let version counters count as in eager.
+
+    Args:
+        source: takes them.
+        recorded: the program.
+        inputs: names of its inputs.
+        news: what is written with the name of that; the input itself, where it is written already.
+    """
+    counted = list[int]()
+    for mutation, new in news:
+        live = inputs[mutation.index]
+        if new == live and not mutation.rebound:
+            counted += mutation.counts
+        else:
+            _write_line(source, recorded, mutation, live, new)
+            counted += mutation.recounted
+    _count_all(source, [inputs[index] for index in counted])
+
+
+def _write_line(
     source: Source, recorded: Recording, mutation: Mutation, live: str, new: str
 ) -> None:
-    """The line that writes back what an input holds after the run."""
     before = recorded.inputs[mutation.index].value.type
-    if mutation.hidden and not mutation.rebound:
+    own = mutation.rebound or mutation.kept
+    quiet = not (own or before.requires_grad or mutation.value.type.requires_grad)
+    if mutation.hidden or (mutation.uncounted and quiet):
         source.add(f"{live}.data.copy_({new})")
         return
-    own = mutation.rebound or mutation.kept
-    if not (own or before.requires_grad or mutation.value.type.requires_grad):
+    if quiet:
         source.add(f"{live}.copy_({new})")  # autograd follows neither
         return
     call = source.bind(write_back, "write_back")
@@ -106,8 +130,7 @@ def write_line(
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
 
 
-def count_all(source: Source, names: Sequence[str]) -> None:
-    """The line by which autograd knows of what was written in place."""
+def _count_all(source: Source, names: Sequence[str]) -> None:
     if names:
         source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
@@ -115,7 +138,7 @@ def count_all(source: Source, names: Sequence[str]) -> None:
 def count_effects(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
     """The lines by which autograd knows, before the run, of inputs that effects write to."""
     names = [inputs[index] for effect in recorded.effects for index in effect.counted]
-    count_all(source, names)
+    _count_all(source, names)
 
 
 class Ending:

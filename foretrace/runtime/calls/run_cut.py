@@ -1,7 +1,7 @@
 """Run a cut: check the inputs, call the graph, write back what the program wrote."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -198,6 +198,7 @@ def finish(
     for mutation, content in zip(recorded.mutations, rest, strict=False):
         new = content if mutation.same_as is None else flat[mutation.same_as]
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
+        count_write([flat[index] for index in mutation.recounted])
     if not recorded.returns_results:
         call.outputs = OutputTensors(recorded, call).all()
     _run_effects(recorded, call, "state")
@@ -238,7 +239,8 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
             at=asking_line(),
             do="pass a clone of it",
         )
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
+    uncounted = torch_api.uncounted(live) if mutation.uncounted else nullcontext()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not kept), uncounted:
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
             live.detach_()  # else the gradient of its old values, zeros, would be added
         live.copy_(new)
@@ -258,12 +260,11 @@ count_write = torch.autograd.graph.increment_version
 
 
 def _write_inner(live: Any, new: Any) -> None:
-    """Write into a subclass's inner tensors; autograd follows no such write, but counts it."""
+    """Write into a subclass's inner tensors; autograd counts it as a write to the outer one."""
     for name in flattened(live)[0]:
         mine, its = getattr(live, name), getattr(new, name)
         if wraps(type(mine)):
             _write_inner(mine, its)
         elif mine is not its:
-            with torch.no_grad():
-                mine.copy_(its)
+            mine.data.copy_(its)
     count_write(live)

@@ -8,7 +8,7 @@ from foretrace.errors import Refusal
 from foretrace.serialization.schema.errors import PROGRAM, damaged
 
 FORMAT: Final = "foretrace artifact"
-VERSION: Final = (1, 2)
+VERSION: Final = (2, 0)
 """Major: an older reader would misread the file. Minor: it may ignore what is new."""
 MANIFEST: Final = "manifest.json"
 TENSORS: Final = "tensors.safetensors"

@@ -113,7 +113,7 @@ ROWS: tuple[NodeSchema, ...] = (
         {
             "index": NUMBER,
             "value": VALUE,
-            "hidden": TRUTH,
+            "counted": optional(sequence_of(NUMBER)),
             "rebound": TRUTH,
             "kept": TRUTH,
             "unwritten": TRUTH,

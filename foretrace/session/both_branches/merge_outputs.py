@@ -124,6 +124,7 @@ class Leavings:
         some = one or other
         ends = [m for m in (one, other) if m is not None]
         facts = {(m.hidden, m.rebound, m.kept, m.unwritten, m.owner, m.same_as) for m in ends}
+        longest = max(ends, key=lambda m: len(m.counts))
         if some is None or len(facts) > 1:
             raise ProgramsDiffer(f"the {name} is written to in two ways")
         old = self.inputs[index].value
@@ -136,7 +137,7 @@ class Leavings:
             raise ProgramsDiffer(f"the {name} is bound to another tensor on one of them alone")
         if of_sides and value.type.requires_grad:
             raise ProgramsDiffer(f"the {name}, which requires grad, is written to")
-        return Mutation(index, value, *next(iter(facts)))
+        return replace(longest, value=value)
 
     # ---- written over ---------------------------------------------------------------------------
 
@@ -181,9 +182,9 @@ def _placed(run: Recording, place: Mapping[int, int]) -> Iterator[Mutation]:
     """The mutations of a run, with places among the inputs of both."""
     at: Any = place.get
     for each in run.mutations:
-        yield replace(
-            each, index=at(each.index, each.index), same_as=at(each.same_as, each.same_as)
-        )
+        index, same_as = (at(place, place) for place in (each.index, each.same_as))
+        counted = each.counted and tuple(at(place, place) for place in each.counted)
+        yield replace(each, index=index, same_as=same_as, counted=counted)
 
 
 def _what(mutation: Mutation) -> tuple[int, tuple[nn.Module, str] | None]:

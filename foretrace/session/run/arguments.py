@@ -25,8 +25,8 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
 from foretrace.session.run.aliased_inputs import check_no_set_of_inputs, sharing
-from foretrace.session.run.mutations import copy_attributes
 from foretrace.session.run.session_parts import Assumed, KnownTensors
+from foretrace.session.run.tensor_attributes import copy_attributes
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.recorder.run_inputs import RunInputs

@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -8,17 +8,13 @@ import torch
 from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import view_positions_of
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.program.call_requirements import FIRST_CALL
 from foretrace.ir.program.effect import Effect
 from foretrace.ir.program.interface import Input, Mutation
 from foretrace.ir.program.op import Op, Write
 from foretrace.ir.program.tensor_effects import CountWrite, Reshape
-from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.value import Value, values_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.operators.abstract_tensors.subclass_types import wraps
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
-from foretrace.python_state.effects.state_inputs import Run
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.tracer.functionalization.alias import Alias, alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
@@ -27,7 +23,7 @@ from foretrace.tracer.functionalization.functionalize import holder
 from foretrace.tracer.functionalization.out_variants import LEAVE_OUT
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.recorder.run_inputs import RunInputs
-from foretrace.tracer.subclasses.dispatch import check_unchanged, known_as
+from foretrace.tracer.subclasses.dispatch import known_as
 
 SUMMANDS = 2
 """Gradients that add up to the same in whatever order; with that of the write, there is one more"""
@@ -40,10 +36,17 @@ def mutations_of(
     loan: SwappedModuleTensors,
     effects: list[Effect],
     leaves: RunLeaves,
+    views: Mapping[int, Mapping[int, Alias]],
 ) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    `effects` takes new shapes; `leaves` knows where `requires_grad` is set, and of other memory.
+    Args:
+        recorder: of the run.
+        inputs: those of the program.
+        loan: the modules, with the tensors that are theirs.
+        effects: takes new shapes, and writes that leave the content as it is.
+        leaves: knows where `requires_grad` is set, and of other memory.
+        views: for an input that is a memory, the inputs that are views of it.
     """
     found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, inputs.placeholders, strict=True)):
@@ -52,35 +55,60 @@ def mutations_of(
         taken = leaves.taken.get(index)
         alias = taken.before if taken is not None else alias_of(placeholder).before_moving
         new = recorder.autograd.switched.get(now := current(alias, recorder), now)
-        if alias.parent is not None:
-            raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        _check_writable(item, placeholder, alias, new, recorder, index in leaves.flags)
         if alias.moved is not None:
             left = _shape_left(item, inputs.real[index], placeholder, recorder, new)
             effects.append(Reshape(index, left.type))
             unwritten = left.type.requires_grad and new is item.value
             found += [Mutation(index, left, unwritten=True)] * unwritten
-        if alias.initial is not item.value:
-            raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        followed = placeholder.requires_grad or index in leaves.flags
-        leaf_now = placeholder.ft_leaf and not item.leaf  # detached, and followed again
-        if item.value.type.requires_grad and (leaf_now or not followed):
-            raise _not_written_back(f"detaches the {item.role}", new, recorder)
+        counted = _counted(index, alias, views.get(index, {}))
         if new is not item.value:
             kept = _keeps_history(makers, item.value, new, switched=index in leaves.flags)
             _check_written(item, new, alias, recorder)
             _check_read_once(item, None if kept else inputs.real[index], new, recorder)
-            written = new if alias.moved is None else left
-            found.append(Mutation(index, written, hidden=not alias.version.count, kept=kept))
-        elif alias.version.count and alias.moved is None:
-            effects.append(CountWrite(index))
+            found.append(Mutation(index, left if alias.moved else new, counted, kept=kept))
+        else:
+            effects += map(CountWrite, counted)
     return [*found, *_rebound(recorder, inputs, inputs.placeholders, loan)]
+
+
+def _check_writable(
+    item: Input, placeholder: Abstract, alias: Alias, new: Value, recorder: Recorder, switched: bool
+) -> None:  # fmt: skip
+    """Refuse what a call cannot do to the caller's tensor.
+
+    Raises:
+        Refusal: the program gives it a shape or a size that it has not, or detaches it.
+    """
+    if alias.parent is not None:
+        raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+    if alias.initial is not item.value:
+        raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
+    followed = placeholder.requires_grad or switched
+    leaf_now = placeholder.ft_leaf and not item.leaf  # detached, and followed again
+    if item.value.type.requires_grad and (leaf_now or not followed):
+        raise _not_written_back(f"detaches the {item.role}", new, recorder)
+
+
+def _counted(index: int, alias: Alias, views: Mapping[int, Alias]) -> tuple[int, ...]:
+    """The inputs whose version counters count the writes to an input's memory, one by one.
+
+    Those that share its memory may have counters of their own: each counts what goes through it.
+    A shape that is set in place is counted as such.
+    """
+    through = {place: each.counted for place, each in views.items()}
+    through[index] = alias.version.count - sum(through.values())
+    shaped = {place for place, each in {**views, index: alias}.items() if each.moved is not None}
+    return tuple(
+        place for place, count in through.items() for _ in range(count - (place in shaped))
+    )
 
 
 def reshaped_views(
     recorder: Recorder,
     inputs: RunInputs,
     current: list[Any],
-    together: Mapping[int, Sequence[int]],
+    together: Mapping[int, Mapping[int, Alias]],
 ) -> Iterator[Reshape]:
     """Inputs that are views of an input of their memory, and got another shape in place.
 
@@ -93,8 +121,8 @@ def reshaped_views(
     Raises:
         Refusal: autograd follows one, or it begins elsewhere now.
     """
-    for index in (index for views in together.values() for index in views):
-        if alias_of(current[index]).before_moving.moved is not None:
+    for index, alias in (each for views in together.values() for each in views.items()):
+        if alias.moved is not None:
             item, followed = inputs[index], value_of(current[index], recorder)
             left = _shape_left(item, inputs.real[index], current[index], recorder, followed)
             yield Reshape(index, left.type)
@@ -293,39 +321,3 @@ def line_of(recorder: Recorder, value: Value) -> Frame | None:
 def maker_of(recorder: Recorder, value: Value) -> Op | None:
     """The op that computed a value; None: it is an input."""
     return next((op for op in recorder.scope.log if value in op.outs), None)
-
-
-def copy_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
-    """Copy the Python attributes of a tensor to its stand-in."""
-    if not torch_api.is_fake(tensor):
-        vars(placeholder).update(vars(tensor))
-
-
-def check_attributes_kept(
-    loan: SwappedModuleTensors, run: Run, themselves: AbstractSet[int], lines: Lines
-) -> None:
-    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor.
-
-    `themselves`: those that the program has no stand-ins of; their attributes are kept.
-    """
-    pairs = [*run.inputs.pairs()]
-    stands = {id(tensor): stands for tensor, stands in reversed(pairs)}  # an argument comes last
-    loan.check_attributes(stands, lines)
-    for index, (tensor, placeholder) in enumerate(pairs):
-        fake = not isinstance(placeholder, Abstract) or torch_api.is_fake(tensor)
-        if fake or index in themselves:
-            continue
-        if wraps(type(tensor)):
-            if placeholder.ft_instance is not None:
-                check_unchanged(placeholder.ft_instance(), placeholder)
-            continue
-        before, now = vars(tensor), vars(placeholder)
-        names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES
-        changed = [n for n in names if before.get(n) is not now.get(n)]
-        if changed:
-            raise Refusal(
-                f"the program sets the attribute `{changed[0]}` of a tensor that was there before",
-                kind="side effect",
-                at=lines.binding(changed[0]),
-                do=("set it outside of the captured program", FIRST_CALL),
-            )

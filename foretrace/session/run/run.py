@@ -62,7 +62,6 @@ from foretrace.session.run.aliased_inputs import (
 from foretrace.session.run.append_only import check_new
 from foretrace.session.run.mutations import (
     begins_read,
-    check_attributes_kept,
     check_together,
     idle,
     line_of,
@@ -71,6 +70,8 @@ from foretrace.session.run.mutations import (
 )
 from foretrace.session.run.outputs import Outputs, computed
 from foretrace.session.run.session import Session
+from foretrace.session.run.tensor_attributes import check_attributes_kept
+from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.autograd_leaves import check_parted, check_unwritten_leaves
 from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
@@ -270,10 +271,13 @@ def _mutations(
     returned: list[tuple[str, Any]],
 ) -> list[Mutation]:
     recorder, inputs = capture.recorder, capture.inputs
-    mutations = mutations_of(recorder, inputs, loan, requires.notes.effects, capture.leaves)
-    requires.notes.effects += reshaped_views(
-        recorder, inputs, capture.arguments.current(), requires.inputs.together
-    )
+    current, effects = capture.arguments.current(), requires.notes.effects
+    together = {
+        memory: {index: alias_of(current[index]).before_moving for index in views}
+        for memory, views in requires.inputs.together.items()
+    }
+    mutations = mutations_of(recorder, inputs, loan, effects, capture.leaves, together)
+    effects += reshaped_views(recorder, inputs, current, together)
     requires.inputs.whole |= {each.index: None for each in mutations if each.unwritten}
     requires.inputs.begins = begins_read(recorder, inputs.placeholders, mutations)
     for memory, views in requires.inputs.together.items():

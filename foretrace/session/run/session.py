@@ -41,9 +41,10 @@ from foretrace.session.run.aliased_inputs import containers_read
 from foretrace.session.run.arguments import Arguments
 from foretrace.session.run.grad_accumulators import RunLeaves
 from foretrace.session.run.grad_attributes import Gradients, OfClasses
-from foretrace.session.run.mutations import copy_attributes, strided_views
+from foretrace.session.run.mutations import strided_views
 from foretrace.session.run.placement import Placement
 from foretrace.session.run.session_parts import Assumed, KnownTensors, RunAnswers, WatchedRecorder
+from foretrace.session.run.tensor_attributes import copy_attributes
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
@@ -135,8 +136,7 @@ class Session:
             copy_attributes(abstract, tensor)
         self.known.abstract[id(tensor)] = abstract
         live = None if kind == "input" else tensor
-        role = Role(kind, self.known.unique(name))
-        hooked = torch_api.has_hooks(tensor)
+        role, hooked = Role(kind, self.known.unique(name)), torch_api.has_hooks(tensor)
         item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
         self.inputs.add(item, tensor, abstract)
         if kind == "constant":

@@ -34,8 +34,8 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "initial", "last", "leaf_view", "mixed", "moved", "parent",
-        "since", "step", "tensor", "twins", "value", "version",
+        "based", "children", "counted", "distance", "initial", "last", "leaf_view", "mixed",
+        "moved", "parent", "since", "step", "tensor", "twins", "value", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
@@ -64,6 +64,8 @@ class Alias:
         self.version: Version = parent.version if parent is not None else Version()
         self.since = self.version.count
         """the version at which its last value became current"""
+        self.counted = 0
+        """writes through it, and through what was derived from it, that its counter counts"""
 
     @property
     def root(self) -> "Alias":
@@ -90,6 +92,15 @@ class Alias:
     def count_alone(self) -> None:
         """Take a new version counter, as `.data` does."""
         self.version, self.since = Version(), 0
+
+    def count_write(self) -> None:
+        """Let the version counter count one write that goes through this tensor."""
+        version = self.version
+        version.count += 1
+        member: Alias | None = self
+        while member is not None and member.version is version:
+            member.counted += 1
+            member = member.parent
 
     def up_to_history(self) -> tuple["Alias", list["Alias"]]:
         """The member that carries autograd's history of this one, and the way down from it."""

@@ -86,18 +86,17 @@ def functionalize(call: Call) -> Any:
     check_not_wrapped(targets)
     for target in targets:
         cut_off(target)
-    custom = schema.functional.wrapped is not None  # autograd sees no write of another library's
-    followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
-    followed = followed and not custom
+    grad = recorder.grad_mode() and not call.foreign  # autograd sees no write of another library's
+    followed = grad and any(v.type.requires_grad for v in call.values)
     if followed:
         check_leaves(func, targets, out_variant=bool(schema.outs))
-    if not custom and write_one_by_one(call, followed=followed):
+    if not call.foreign and write_one_by_one(call, followed=followed):
         return None
     if len(targets) == 1 and schema.returns.written:
         _write_one(call, followed)
         return targets[0]
     each = schema.outs or schema.returns.written or not schema.returns.something
-    if each and not custom:
+    if each and not call.foreign:
         return _write_each(call)
     return _write_many(call)
 
@@ -146,7 +145,8 @@ def _write_one(call: Call, followed: bool) -> None:
     op = Op(func, args, call.kwargs, new, (new,), origin=origin, below=body, writes=True)
     recorder.append(op)
     note_written(recorder, old, op)
-    alias.version.count += 1
+    if not call.unseen:
+        alias.count_write()
     _spread(recorder, history, new, origin)
     if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
         recorder.aliasing.rebased.append(alias)
@@ -289,20 +289,19 @@ def _write_each(call: Call) -> Any:
         returned = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in arguments))
         done = schema_of(form).written_now(*arguments)
         values = [value for value in values if value not in done]
-        news = [
-            current(alias_of(t), recorder)
-            for t in torch_api.tree_leaves(returned)
-            if isinstance(t, Abstract)
-        ]
+        found = (t for t in torch_api.tree_leaves(returned) if isinstance(t, Abstract))
+        news = [current(alias_of(each), recorder) for each in found]
         formed = recorder.scope.ops[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
         check_fits(call, targets, news)
+    copy, unseen = aten.copy_.default, not call.counts_writes
     with recorder.aliasing.writing_results(formed):
         for target, new in zip(targets, news, strict=True):
             if new is not None:  # a gradient that its mask leaves out
                 over, each = (current(alias_of(target), recorder), new), recorder.abstract(new)
-                functionalize(Call(recorder, aten.copy_.default, over, {}, [target, each], [*over]))
+                into = [target, each]
+                functionalize(Call(recorder, copy, over, {}, into, [*over], unseen=unseen))
     if not (schema.returns.something and schema.returns.several):
         return targets[0] if schema.returns.something else None
     return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
@@ -326,8 +325,8 @@ def _write_many(call: Call) -> Any:
     outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
-        # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        alias_of(target).version.count += schema.returns.written or call.counts_writes
+        if call.counts_writes:
+            alias_of(target).count_write()
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad

@@ -128,7 +128,7 @@ def _note(alias: Alias, op: Op, recorder: RecorderBase) -> None:
             recorder.aliasing.overwritten.setdefault(member.value, overwritten)
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
-    version.count += 1
+    alias.count_write()
 
 
 def detach(call: Call) -> Abstract:
@@ -188,7 +188,7 @@ def take(call: Call) -> Abstract:
     answers = tensor.ft_queries.answers
     if other is not tensor and not answers.set_data(tensor, other, counted=True):
         raise _sees_another(call.func)
-    alias_of(tensor).version.count += 1
+    alias_of(tensor).count_write()
     return tensor
 
 

@@ -29,6 +29,8 @@ class Call:
     """what these stand for"""
     outcome: Outcome | None = None
     """its outcome, where that is shared by all calls of one key"""
+    unseen: bool = False
+    """whether no version counter counts the write"""
     schema: Schema = field(init=False)
     """what the operator's schema says"""
     written: list[Value] = field(init=False)
@@ -61,11 +63,24 @@ class Call:
         return dict(zip(self.values, self.tensors, strict=True))
 
     @property
-    def counts_writes(self) -> bool:
-        """Whether another library's operator increments version counters when it writes."""
+    def foreign(self) -> bool:
+        """Whether another library's kernel writes."""
         form = self.schema.functional
-        foreign = form is not None and form.wrapped is not None
-        return foreign and torch_api.kernel_for(self.func, COUNTS)
+        return form is not None and form.wrapped is not None
+
+    @property
+    def counts_writes(self) -> bool:
+        """Whether version counters count what the call writes.
+
+        They do in in-place and `out=` forms and in those of lists, but not in fused optimizers nor
+        for batch norm's statistics. The kernels of other libraries may increment them.
+        Source: gen_inplace_or_view_type.py and gen_variable_type.py in tools/autograd of torch.
+        """
+        schema = self.schema
+        if self.foreign:
+            return schema.returns.written or torch_api.kernel_for(self.func, COUNTS)
+        lists = self.func.name().startswith("aten::_foreach_")
+        return schema.returns.written or bool(schema.outs) or lists
 
     @property
     def functional(self) -> tuple[Any, Tree, dict[str, Tree]]:

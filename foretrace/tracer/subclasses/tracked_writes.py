@@ -22,6 +22,7 @@ from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, fill
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import RecorderBase
+from foretrace.tracer.functionalization.in_place_checks import check_leaves
 from foretrace.tracer.functionalization.op_call import Call
 from foretrace.tracer.subclasses.dispatch import (
     FLAGGED,
@@ -48,6 +49,8 @@ def write_to_wrapping(call: Call) -> Any:
         Refusal: no graph can do it.
     """
     target, old, followed = target_of(call)
+    if followed:
+        check_leaves(call.func, [target], out_variant=False)
     return write_followed(call, target, old) if followed else write(call)
 
 
@@ -85,7 +88,7 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
     same = asked == old.type and new.type.wrapped.from_start == kind.from_start
     if not same or formed is None or known.get(new) != in_place:
         raise refused(f"the class {kind} does another thing for {call.func} than for {form.call}")
-    alias.version.count += 1
+    alias.count_write()
     renew(recorder, target, new)
     FLAGGED(tensor, new.type.requires_grad)
     return tensor

@@ -67,7 +67,7 @@ def write(call: Call) -> Any:
         alias.value, alias.since, alias.version.count = value, since, count  # as before
         if counted or alias is within[0]:
             note_overwritten(alias, recorder)
-    within[0].version.count += 1
+    within[0].count_write()
     renew(recorder, target, new)
     if old.type.requires_grad:
         recorder.aliasing.rewritten_leaves.add(new)
