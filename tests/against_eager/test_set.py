@@ -110,3 +110,39 @@ def test_a_view_that_autograd_follows_is_refused() -> None:
     a = (torch.ones(4, 3, requires_grad=True) * 1)[1:]
     with pytest.raises(foretrace.Refusal, match="the memory of"):
         compiled(a, torch.ones(3, 3))
+
+
+def a_view_of_it(a: Tensor) -> tuple[Tensor, ...]:
+    a.data = a.detach().clone() * 3
+    return (a.t(),)
+
+
+def a_view_and_a_result(a: Tensor) -> tuple[Tensor, ...]:
+    a.data = a.data.clamp(-1, 0.5)
+    return a[0], a * 2, a[1, 1:]
+
+
+def in_other_strides(a: Tensor) -> tuple[Tensor, ...]:
+    a.data = a.detach().t().contiguous().t() * 3
+    return (a * 2).t(), a
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["dense", "turned"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [a_view_of_it, a_view_and_a_result, in_other_strides])
+def test_results_of_a_leaf_with_other_data(
+    program: Callable[..., tuple[Tensor, ...]], backend: str, *, turned: bool
+) -> None:
+    """A view of it that is returned has the leaf's history, and the strides of the new memory."""
+
+    def facts(call: Callable[..., tuple[Tensor, ...]]) -> list[Any]:
+        memory = torch.arange(8.0).reshape(4, 2).t() if turned else torch.arange(8.0).reshape(2, 4)
+        leaf = memory.clone(memory_format=torch.preserve_format).requires_grad_()
+        results = call(leaf)
+        sum(each.sin().sum() for each in results).backward()
+        assert leaf.grad is not None
+        seen = [(r.tolist(), r.stride(), r.requires_grad, r.is_leaf) for r in (*results, leaf)]
+        return [seen, leaf.grad.tolist(), leaf.grad.stride()]
+
+    compiled = foretrace.compile(program, fullgraph=True, backend=BACKENDS[backend])
+    assert [facts(compiled) for _ in range(2)] == [facts(program)] * 2

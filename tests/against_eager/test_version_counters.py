@@ -74,6 +74,27 @@ def turned_and_written_unseen(a: Tensor) -> Any:
     return a * 2
 
 
+def saved_and_turned(a: Tensor) -> Any:
+    b = a * a
+    a.t_()
+    a.t_()
+    return b, a
+
+
+def a_view_of_what_is_saved(a: Tensor) -> Any:
+    b = a * a
+    a.t().unsqueeze_(0)
+    return b
+
+
+def saved_and_written(a: Tensor) -> Any:
+    b = a * a
+    with torch.no_grad():
+        a.mul_(2)
+    a.mul_(3)
+    return b, a
+
+
 def itself(a: Tensor) -> Any:
     a.copy_(a)
     return a * 1
@@ -172,6 +193,15 @@ def test_each_write_counts(case: str, way: str, *, followed: bool) -> None:
     ours = WAYS[way](fn, args(followed))
     expected = counted(fn, args(followed))
     assert [counted(ours, args(followed)) for _ in range(2)] == [expected] * 2
+
+
+@pytest.mark.parametrize("way", ["compile", "export"])
+@pytest.mark.parametrize("fn", [saved_and_turned, a_view_of_what_is_saved, saved_and_written])
+def test_writes_that_a_backward_is_to_find(fn: Callable[[Tensor], Any], way: str) -> None:
+    """The graph writes them itself, so that the backward raises as eager's."""
+    ours = WAYS[way](fn, one(followed=True))
+    expected = counted(fn, one(followed=True))
+    assert [counted(ours, one(followed=True)) for _ in range(2)] == [expected] * 2
 
 
 @pytest.mark.parametrize("kind", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)

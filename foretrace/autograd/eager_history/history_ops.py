@@ -20,7 +20,7 @@ WRITTEN = "the program wrote to this memory since, and the backward is to find w
 
 
 def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
-    """A copy in the same strides: kernels may round otherwise where elements lie otherwise.
+    """A copy in the strides that are asked: kernels round otherwise where elements lie otherwise.
 
     Raises:
         Refusal: several elements share one place, and a copy would separate them.
@@ -32,10 +32,10 @@ def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
             at=because.origin.frame,
             do="change the shape of a clone, or write to one",
         )
-    if old.type.dense:
+    if old.type.dense and old.type.stride == out.type.stride:
         yield make_call(because, aten.clone.default, (old,), out, why)
         return
-    raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))
+    raw, sizes = Value(out.type.with_grad(False)), (list(out.type.shape), list(out.type.stride))
     yield make_call(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
     yield make_call(because, aten.copy_.default, (raw, old), out, why)
 

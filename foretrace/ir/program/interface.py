@@ -213,7 +213,7 @@ class Mutation:
     @property
     def hidden(self) -> bool:
         """Whether autograd sees none of the writes: of `.data`, or to batch norm's statistics."""
-        return self.counted == ()
+        return self.counted == () and not self.unwritten
 
     @property
     def uncounted(self) -> bool:
@@ -223,7 +223,8 @@ class Mutation:
     @property
     def counts(self) -> tuple[int, ...]:
         """The inputs whose version counters count the writes, one by one."""
-        return (self.index,) if self.counted is None else self.counted
+        own = () if self.unwritten else (self.index,)
+        return own if self.counted is None else self.counted
 
     @property
     def recounted(self) -> list[int]:

@@ -5,6 +5,7 @@ of the input, or a hook on it, sees what comes by way of the results. The others
 end: until then a call can be abandoned at a question of data, and run again as Python.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from foretrace.ir.program.interface import Mutation
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_effects import Reshape
+from foretrace.ir.values.value import Value
 from foretrace.operators.schemas.schema import schema_of
 
 STRIDED = torch.ops.aten.as_strided.default
@@ -50,15 +52,33 @@ def early_writes(
 
 def without_later(mutation: Mutation, after: Iterable[Op]) -> Mutation:
     """The write as it is done early: the ops that follow it in place count their writes."""
-    memory, count = {mutation.value}, 0
-    for op in after:
-        seen = view_positions_of(op)
-        memory.update(op.outs[out] for out, base, _ in seen if base in memory)
+    count = _writes_among(after, mutation.value)
+    return replace(mutation, counted=mutation.counts[count:] or mutation.counts[-1:])
+
+
+def counted_before(recorded: Recording, ops: Sequence[Op]) -> list[int]:
+    """The inputs whose version counters count what effects do to them, one by one.
+
+    `ops`: those that run where autograd sees them. What they write, for a backward to find it so,
+    is counted then.
+    """
+    counts = Counter(index for effect in recorded.effects for index in effect.counted)
+    for index in counts if ops else ():
+        counts[index] -= _writes_among(ops, recorded.inputs[index].value)
+    return [*counts.elements()]
+
+
+def _writes_among(ops: Iterable[Op], value: Value) -> int:
+    """How often ops write in place to the memory of a value."""
+    memory, count = {value}, 0
+    for op in ops:
         operator = hasattr(op.target, "overloadpacket")
         written = schema_of(op.target).written_now(op.args, op.kwargs) if operator else []
-        count += not memory.isdisjoint(written)
-        memory.update(op.outs if not memory.isdisjoint(written) else ())
-    return replace(mutation, counted=mutation.counts[count:] or mutation.counts[-1:])
+        of_it = not memory.isdisjoint(written)
+        count += of_it
+        memory.update(op.outs[out] for out, base, _ in view_positions_of(op) if base in memory)
+        memory.update(op.outs if of_it else ())
+    return count
 
 
 def _followed(op: Op) -> bool:

@@ -143,7 +143,8 @@ def write_body(
     body, unseen = (source, False) if below is None else (source.inner(), True)
     instead = undo.instead if undo is not None and undo.inside else None
     straight = Straight(body, recorded.symbols, names, instead)
-    count_effects(source, recorded, inputs)
+    counting = run.graph.ops if explicit and not unseen else ()
+    count_effects(source, recorded, inputs, counting)
     views, done = _among(run.graph.ops, below or ()), list[Mutation]()
     if explicit and not unseen:
         done = _write_among(straight, recorded, run.graph, inputs, undo)

@@ -20,6 +20,7 @@ from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.outer_views import NO_VIEWS, OuterViews
+from foretrace.lowering.reinplace.early_writes import counted_before
 from foretrace.runtime.calls.core import core_of, is_output, views_read
 from foretrace.runtime.calls.output_tensors import MARKS, in_memory, put_there
 from foretrace.runtime.calls.run_cut import count_write, write_back
@@ -135,10 +136,14 @@ def _count_all(source: Source, names: Sequence[str]) -> None:
         source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
 
-def count_effects(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
-    """The lines by which autograd knows, before the run, of inputs that effects write to."""
-    names = [inputs[index] for effect in recorded.effects for index in effect.counted]
-    _count_all(source, names)
+def count_effects(
+    source: Source, recorded: Recording, inputs: Sequence[str], ops: Sequence[Op] = ()
+) -> None:
+    """The line by which autograd knows, before the run, of inputs that effects write to.
+
+    `ops`: those that run where autograd sees them.
+    """
+    _count_all(source, [inputs[index] for index in counted_before(recorded, ops)])
 
 
 class Ending:

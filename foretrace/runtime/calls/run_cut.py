@@ -13,10 +13,12 @@ from foretrace.autograd.backward.gradient_hooks import hooked
 from foretrace.errors import Refusal
 from foretrace.ir.program.effect import Call, Phase
 from foretrace.ir.program.interface import Input, Mutation
+from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.substitution import Numbers
 from foretrace.ir.values.tensor_type import TangentStrides
+from foretrace.lowering.reinplace.early_writes import counted_before
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
 from foretrace.runtime.calls.output_tensors import OutputTensors
@@ -48,7 +50,7 @@ class Called(Protocol):
 
 def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
-    flat, sizes = _inputs(cut, args, kwargs)
+    flat, sizes = _inputs(cut, args, kwargs, cut.graph.ops)
     check_tangents(cut.graph, cut.calls.recorded, flat)
     with cut.calls.grad_mode(), uncast():
         results = mark(cut.graph_module(*flat), cut.untrained, flat)
@@ -98,16 +100,19 @@ def run_pair(
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 
-def _inputs(cut: Called, args: Any, kwargs: Any) -> tuple[list[Any], Numbers]:
+def _inputs(
+    cut: Called, args: Any, kwargs: Any, seen: Sequence[Op] = ()
+) -> tuple[list[Any], Numbers]:
     """The graph's inputs for a call, and the numbers of its open sizes.
+
+    `seen`: the ops that run where autograd sees them.
 
     Raises:
         Refusal: the call breaks a guard.
     """
     flat, sizes = cut.calls.inputs(args, kwargs, cut.graph)
-    for effect in cut.calls.recorded.effects:
-        for index in effect.counted:
-            count_write(flat[index])
+    if (recorded := cut.calls.recorded).effects:
+        count_write([flat[index] for index in counted_before(recorded, seen)])
     return flat, sizes
 
 

@@ -235,7 +235,7 @@ def _relation(alias: Alias, value: Value) -> Relation | None:
     """What it is to autograd otherwise than its value: with another counter, or no view."""
     if alias.parent is None or value.type.sparse or value.type.wrapped:
         return None
-    if alias.version is not alias.root.version:
+    if alias.version is not alias.root.version and not value.type.requires_grad:
         top = alias
         while top.parent is not None and top.parent.version is alias.version:
             top = top.parent

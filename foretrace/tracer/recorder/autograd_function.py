@@ -228,6 +228,8 @@ class _Call:
         loose = _among(item, self.context.non_differentiable)
         numbers = item.is_floating_point() or item.is_complex()
         followed = self.followed and numbers and not loose
+        if dirty and (not followed or alias_of(item).last is not alias_of(item).initial):
+            alias_of(item).count_write()  # beside those of forward; else the graph's call does
         if dirty and (followed or not item.requires_grad):
             return self._become(item) if followed else item
         if _real(item) or _among(item, self.args) or self._value(item) not in inner_outs:
