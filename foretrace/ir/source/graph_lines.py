@@ -1,6 +1,7 @@
 """Lines behind the nodes of a torch.fx graph, whose code is generated."""
 
 import re
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -12,7 +13,9 @@ from foretrace.errors import Frame, NodeFrame
 LINE: Final = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 GRAPH_CODE: Final = "<eval_with_key>"
 """How torch.fx names the files of what it generates (torch/fx/graph_module.py)"""
-COPIED: Final = ("nn_module_stack", "source_fn_stack", "custom")
+CUSTOM: Final = "custom"
+"""What `torch.fx.traceback.annotate` says of nodes"""
+COPIED: Final = ("nn_module_stack", "source_fn_stack", CUSTOM)
 """Of a node's `meta`, what `torch.export` copies to the nodes that come of it"""
 
 
@@ -53,6 +56,12 @@ class GraphLines:
         if node is None or line is None:
             return None
         return NodeFrame(line.file, line.line, line.function, copied_meta(node.meta))
+
+
+def annotated(frame: Frame, custom: Mapping[str, Any]) -> NodeFrame:
+    """A line in a region of `torch.fx.traceback.annotate`."""
+    meta = frame.meta if isinstance(frame, NodeFrame) else {}
+    return NodeFrame(frame.file, frame.line, frame.function, {**meta, CUSTOM: dict(custom)})
 
 
 def copied_meta(meta: Any) -> dict[str, Any]:

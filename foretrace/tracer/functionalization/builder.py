@@ -11,12 +11,14 @@ from types import CodeType
 from typing import Any, Protocol
 
 import torch
+from torch.fx import traceback
 
 from foretrace import torch_api
 from foretrace.ir.program.op import Op, Target, Write
 from foretrace.ir.program.origin import Choice, Origin
 from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.ir.source.call_site import Sources
+from foretrace.ir.source.graph_lines import CUSTOM, annotated
 from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Tree, Value
@@ -247,6 +249,8 @@ class RecorderBase(torch_api.TorchDispatchMode):
         grad = self.grad_mode() if grad is None else grad
         scope, inference = self.scope, self.autograd.inference.on
         last, frame = scope.last_origin, scope.frame if scope.depth else self.sources.here(above)
+        if frame is not None and CUSTOM in (around := traceback.get_current_meta()):
+            frame = annotated(frame, around[CUSTOM])
         if (
             last.frame is frame
             and last.module is scope.module
