@@ -648,6 +648,21 @@ refuses("aliased outputs", "session/run/outputs.py:_created").when(
 )
 
 
+def returns_a_view_of_other_memory(x: Tensor) -> Tensor:
+    x.data = torch.ones_like(x)
+    return x[0]  # here
+
+
+def returns_a_copy_of_the_view(x: Tensor) -> Tensor:
+    x.data = torch.ones_like(x)
+    return x[0].clone()
+
+
+refuses("aliased outputs", "session/run/outputs.py:_check_not_moved").when(
+    captures(returns_a_view_of_other_memory, X), captured(returns_a_copy_of_the_view, X)
+)
+
+
 def returns_two_histories(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     row = y[:3].detach()

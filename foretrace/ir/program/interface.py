@@ -197,8 +197,8 @@ class Mutation:
 
     index: int
     value: Value
-    counted: tuple[int, ...] | None = None
-    """the inputs whose version counters count the writes, one by one; None: its own counts one"""
+    hidden: bool = False
+    """autograd sees none of the writes: of `.data`, or to batch norm's statistics"""
     rebound: bool = False
     """the program bound the buffer's attribute to another tensor"""
     kept: bool = False
@@ -209,11 +209,8 @@ class Mutation:
     """where the buffer was bound; its tensor may have other names, too"""
     same_as: int | None = None
     """the input whose tensor the buffer's attribute is bound to"""
-
-    @property
-    def hidden(self) -> bool:
-        """Whether autograd sees none of the writes: of `.data`, or to batch norm's statistics."""
-        return self.counted == () and not self.unwritten
+    counted: tuple[int, ...] | None = None
+    """the inputs whose version counters count the writes, one by one; None: its own counts one"""
 
     @property
     def uncounted(self) -> bool:

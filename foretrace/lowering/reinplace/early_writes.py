@@ -53,7 +53,7 @@ def early_writes(
 def without_later(mutation: Mutation, after: Iterable[Op]) -> Mutation:
     """The write as it is done early: the ops that follow it in place count their writes."""
     count = _writes_among(after, mutation.value)
-    return replace(mutation, counted=mutation.counts[count:] or mutation.counts[-1:])
+    return replace(mutation, counted=mutation.counts[count:])
 
 
 def counted_before(recorded: Recording, ops: Sequence[Op]) -> list[int]:

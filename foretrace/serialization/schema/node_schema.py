@@ -113,12 +113,13 @@ ROWS: tuple[NodeSchema, ...] = (
         {
             "index": NUMBER,
             "value": VALUE,
-            "counted": optional(sequence_of(NUMBER)),
+            "hidden": TRUTH,
             "rebound": TRUTH,
             "kept": TRUTH,
             "unwritten": TRUTH,
             "owner": optional(tuple_of(MODULE, text)),
             "same_as": PLACE,
+            "counted": optional(sequence_of(NUMBER)),
         },
     ),
     NodeSchema(

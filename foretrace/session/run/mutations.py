@@ -40,13 +40,8 @@ def mutations_of(
 ) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    Args:
-        recorder: of the run.
-        inputs: those of the program.
-        loan: the modules, with the tensors that are theirs.
-        effects: takes new shapes, and writes that leave the content as it is.
-        leaves: knows where `requires_grad` is set, and of other memory.
-        views: for an input that is a memory, the inputs that are views of it.
+    `effects` takes new shapes, and writes that leave the content; `leaves` knows where
+    `requires_grad` is set, and of other memory; `views`: those of an input that is a memory.
     """
     found, makers = [], {out: op for op in recorder.scope.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, inputs.placeholders, strict=True)):
@@ -66,7 +61,11 @@ def mutations_of(
             kept = _keeps_history(makers, item.value, new, switched=index in leaves.flags)
             _check_written(item, new, alias, recorder)
             _check_read_once(item, None if kept else inputs.real[index], new, recorder)
-            found.append(Mutation(index, left if alias.moved else new, counted, kept=kept))
+            found.append(
+                Mutation(
+                    index, left if alias.moved else new, not counted, kept=kept, counted=counted
+                )
+            )
         else:
             effects += map(CountWrite, counted)
     return [*found, *_rebound(recorder, inputs, inputs.placeholders, loan)]

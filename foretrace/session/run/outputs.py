@@ -150,6 +150,7 @@ class Outputs:
         if placeholder.ft_alias is None:
             return Output(value, role)
         alias, recorder, placeholders = alias_of(placeholder), self.recorder, self.stand_ins()
+        self._check_not_moved(alias, value)
         relation, owner, below = _relation(alias, value), alias.root, None
         if relation is None and (below := self._viewed_loosely(alias, value)) is not None:
             followed = placeholders[below].requires_grad
@@ -180,6 +181,24 @@ class Outputs:
         return Output(
             value, role, None, view_of, seen, separate, through, step, relation=relation, base=below
         )
+
+    def _check_not_moved(self, alias: Alias, value: Value) -> None:
+        """Refuse a view of an input that sees other memory by now: that is set after the graph.
+
+        Raises:
+            Refusal: it is one.
+        """
+        moved = [self.stand_ins()[index] for index in self.before.values()]
+        at: Alias | None = alias
+        while moved and at is not None and at.is_view:
+            at = at.parent
+            if at is not None and any(at.tensor() is each for each in moved):
+                raise Refusal(
+                    "the program returns a view of an input to which it gives other memory (.data)",
+                    kind="aliased outputs",
+                    at=line_of(self.recorder, value),
+                    do="return a clone of the view, or take the view outside of the program",
+                )
 
     def _viewed_loosely(self, alias: Alias, value: Value) -> int | None:
         """The input that it is a view of, if it was taken under no_grad."""

@@ -100,7 +100,7 @@ def test_one_view_returned_twice_is_one() -> None:
 
 
 def test_what_reads_what_is_written_without_autograd_reads_a_copy() -> None:
-    _, _, written = explicit(counted=())
+    _, _, written = explicit(hidden=True)
     assert_tree(
         written.ops,
         """\
@@ -113,7 +113,7 @@ def test_what_reads_what_is_written_without_autograd_reads_a_copy() -> None:
 
 def test_a_write_by_data_that_a_backward_reads_is_refused() -> None:
     with pytest.raises(Refusal, match="in a way that autograd does not see"):
-        explicit(FOLLOWED, counted=())
+        explicit(FOLLOWED, hidden=True)
 
 
 def test_a_buffer_bound_to_another_type_is_refused() -> None:
