@@ -95,6 +95,13 @@ def saved_and_written(a: Tensor) -> Any:
     return b, a
 
 
+def other_memory(a: Tensor) -> Any:
+    with torch.no_grad():
+        a.set_(torch.ones(4, 4))
+        a.mul_(2)
+    return a * 1
+
+
 def itself(a: Tensor) -> Any:
     a.copy_(a)
     return a * 1
@@ -143,6 +150,10 @@ def one(followed: bool) -> tuple[Tensor, ...]:
     return (torch.ones(4, 4, requires_grad=followed) * 1,)
 
 
+def leaf(followed: bool) -> tuple[Tensor, ...]:
+    return (torch.ones(4, 4),)
+
+
 def two(followed: bool) -> tuple[Tensor, ...]:
     return *one(followed), *one(followed)
 
@@ -173,6 +184,7 @@ CASES: dict[str, Case] = {
     **{f"{fn.__name__} {args.__name__}": (fn, args)
        for fn in (both, lists) for args in (two, halves, with_its_data, detached)},
     "fused": (fused, two), "out": (out, two), "subclass": (twice, wrapping),
+    "set": (other_memory, leaf),
 }  # fmt: skip
 
 

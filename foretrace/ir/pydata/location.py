@@ -273,15 +273,6 @@ class OnData(OnTensor):
     attribute, what = "data", "memory"
 
 
-class OnSet(OnData):
-    """The same by `set_`, which autograd counts as a write."""
-
-    def bind(self, item: Any) -> None:
-        """Set it on the input of a call."""
-        super().bind(item)
-        torch.autograd.graph.increment_version(self.holder)
-
-
 class OnArgument(Location):
     """What a container or an object among the arguments holds; each call fills the one it has.
 

@@ -59,11 +59,8 @@ class TensorAnswers:
         """Set `requires_grad` of a leaf; False where no call can."""
         return False
 
-    def set_data(self, tensor: Any, other: Any, *, counted: bool = False) -> bool:
-        """Set the memory of a tensor to another's; False where no call can.
-
-        `counted`: as `set_` does, which is a write to autograd.
-        """
+    def set_data(self, tensor: Any, other: Any) -> bool:
+        """Set the memory of a tensor to another's; False where no call can."""
         return False
 
     def is_inference(self, tensor: Any) -> bool:

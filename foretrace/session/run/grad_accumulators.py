@@ -45,8 +45,6 @@ class Taken:
     seen: Abstract
     """what sees the giver's memory, whatever becomes of the giver"""
     at: Frame | None
-    place: type[OnData]
-    """what each call does: `data =` or `set_`"""
 
     def owner(self, takers: Container[int]) -> Abstract:
         """The tensor that had that memory first in this layout, but for `takers` of theirs."""
@@ -108,22 +106,19 @@ class RunLeaves:
         first = {value for value, leaf in leaves if leaf is not None and id(leaf()) in ids}
         return first.union(value_of(each, recorder) for each in stand_ins)
 
-    def take(self, tensor: Abstract, other: torch.Tensor, place: type[OnData]) -> None:
-        """Let a tensor have the memory of another; `place`: what each call does to an input."""
+    def take(self, tensor: Abstract, other: torch.Tensor) -> None:
+        """Let a tensor have the memory of another."""
         recorder = self.run.recorder
         giver, before = known_as(other, recorder), alias_of(tensor)
         seen = take_memory(recorder, tensor, giver)
         if tensor.ft_gradient is not None:
             index = tensor.ft_gradient[1]
             first = self.taken[index].before if index in self.taken else before
-            self.taken[index] = Taken(first, giver, seen, asking_line(), place)
+            self.taken[index] = Taken(first, giver, seen, asking_line())
 
     def memories(self) -> list[Change]:
         """The memory that inputs have, which was that of others; nothing where it is their own."""
-        places = {
-            i: taken.place(f"{self.run.inputs[i].role.name}.data", i)
-            for i, taken in self.taken.items()
-        }
+        places = {i: OnData(f"{self.run.inputs[i].role.name}.data", i) for i in self.taken}
         takers = {id(self.run.inputs.placeholders[index]) for index in self.taken}
         return [
             Change(places[index], taken.owner(takers), True, taken.at)

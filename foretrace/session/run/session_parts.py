@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.pydata.location import OnData, OnSet
 from foretrace.ir.pydata.state import Change
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.values.tensor_type import Size
@@ -119,10 +118,10 @@ class RunAnswers(TensorAnswers):
         """As `RunLeaves.switch`."""
         return self._leaves is not None and self._leaves.switch(tensor, wanted)
 
-    def set_data(self, tensor: Abstract, other: torch.Tensor, *, counted: bool = False) -> bool:
+    def set_data(self, tensor: Abstract, other: torch.Tensor) -> bool:
         """As `RunLeaves.take`."""
         if self._leaves is not None:
-            self._leaves.take(tensor, other, OnSet if counted else OnData)
+            self._leaves.take(tensor, other)
         return self._leaves is not None
 
     @property

@@ -186,7 +186,7 @@ def take(call: Call) -> Abstract:
             do="call it under torch.no_grad()",
         )
     answers = tensor.ft_queries.answers
-    if other is not tensor and not answers.set_data(tensor, other, counted=True):
+    if other is not tensor and not answers.set_data(tensor, other):
         raise _sees_another(call.func)
     alias_of(tensor).count_write()
     return tensor
