@@ -210,7 +210,7 @@ class Mutation:
     same_as: int | None = None
     """the input whose tensor the buffer's attribute is bound to"""
     counted: tuple[int, ...] | None = None
-    """the inputs whose version counters count the writes, one by one; None: its own counts one"""
+    """the inputs whose counters count the writes, one by one (decision 085); None: its own, one"""
 
     @property
     def uncounted(self) -> bool:
