@@ -120,6 +120,7 @@ class Compiled:
         tried: Tried = {known: unmet for known, unmet in failed if unmet is not None}
         entry: Entry | None = None
         refusal: Refusal | None = None
+        again = self._again is not None
         while entry is None:  # until no other thread has captured it meanwhile
             for known in self._entries:
                 result = GUARD_FAILED if known in tried else _run(known, args, kwargs, tried)
@@ -135,12 +136,16 @@ class Compiled:
                 refusal = found
             if refusal is not None:  # here an error of the program has no other one around it
                 return self._refused(refusal, args, kwargs)
-        result = entry.run(args, kwargs)
-        if result is not GUARD_FAILED:
-            return result
+            if entry is not None:
+                result = entry.run(args, kwargs)
+                if result is not GUARD_FAILED:
+                    return result
+                tried[entry] = entry.abandoned.taken()
+                if again and tried[entry] is None:  # its compiler may set what the program reads
+                    again, entry = False, None
         try:
             with self._asked:
-                return self._unstable(entry, args, kwargs)
+                return self._unstable(entry, tried[entry], args, kwargs)
         except Refusal as found:
             refusal = found
         return self._refused(refusal, args, kwargs)
@@ -257,9 +262,10 @@ class Compiled:
             if self._may_be_first(refusal):
                 raise refusal
 
-    def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A guard that its own capture breaks: what it looks at changes by itself."""
-        unmet = entry.abandoned.taken()
+    def _unstable(
+        self, entry: Entry, unmet: ValueGuard | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A guard that two captures break: what it looks at changes by itself."""
         broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
         if self._again is None and broken and isinstance(broken.asked, SymbolGuard):
             raise refusal_of(broken)  # of one capture; nobody could have known before it ran

@@ -1,5 +1,6 @@
 """Rewrites of a graph for Inductor compute what the graph did, in the same types."""
 
+import os
 from typing import Any
 
 import pytest
@@ -72,3 +73,32 @@ def test_what_is_traced_again_computes_the_same(program: Any) -> None:
         result.backward(torch.ones_like(result))
         sides.append((result.tolist(), result.stride(), x.grad.tolist(), x.grad.stride()))
     assert sides[0] == sides[1]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_compiler_sets_what_the_program_reads(
+    always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Inductor's first import does, and the logging of others."""
+    monkeypatch.delenv("OF_A_COMPILER", raising=False)
+    graphs = list[fx.GraphModule]()
+
+    def compiler(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(module)
+        monkeypatch.setenv("OF_A_COMPILER", str(len(graphs)) if always else "set")
+        return module
+
+    def program(x: Tensor) -> Tensor:
+        return x * len(os.environ.get("OF_A_COMPILER", ""))
+
+    compiled = foretrace.compile(program, backend=compiler, fullgraph=True)
+    if always:
+        with pytest.raises(foretrace.Refusal, match="the global environ") as error:
+            compiled(torch.ones(3))
+        assert error.value.kind == "unstable guard"
+        assert len(graphs) == 2
+        return
+    for call in range(3):
+        x = torch.full((3,), call + 1.0)
+        assert torch.equal(compiled(x), program(x))
+    assert len(graphs) == 2
