@@ -68,7 +68,7 @@ test-backends:
 	$(MAKE) --no-print-directory VENV=.venv-backends bars
 
 bars: $(READY)
-	$(PIP) install --quiet --no-build-isolation -e '.[iree,onnx,openvino]'
+	$(PIP) install --quiet --no-build-isolation -e '.[iree,onnx,openvino,executorch,tvm]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.backends $(addprefix --backend ,$(BACKEND)) \
 	  $(addprefix --only ,$(ONLY))
 	$(BIN)/python -m pytest -q tests/house/test_docs.py -k 'test_python and README'

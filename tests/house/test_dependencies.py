@@ -47,8 +47,8 @@ def declared(extras: Iterable[str] = ()) -> set[str]:
 
 
 EXTRAS = {each.extra for each in ADAPTERS.values()}
-MODULES = {"iree": {"iree-base-compiler", "iree-base-runtime"}}
-"""What a namespace of several distributions is of"""
+MODULES = {"iree": {"iree-base-compiler", "iree-base-runtime"}, "tvm": {"apache-tvm"}}
+"""What a namespace of other distributions is of"""
 BROUGHT = {"onnx", "onnxscript"}
 """What torch imports, asked by an adapter"""
 

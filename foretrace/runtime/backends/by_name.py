@@ -14,7 +14,7 @@ from foretrace.autograd.backward.gradient_hooks import holds_tensors, standing
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.lowering.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
-from foretrace.runtime.adapters import iree, onnxruntime, openvino
+from foretrace.runtime.adapters import executorch, iree, onnxruntime, openvino, tvm
 from foretrace.runtime.adapters.adapter import Adapter
 from foretrace.runtime.backends.compiled_half import Compiler
 from foretrace.runtime.backends.compilers import CompilersBackend, TorchCompilers
@@ -51,7 +51,7 @@ BACKENDS: Mapping[str, Callable[..., Entry]] = MappingProxyType(
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
 ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {each.name: each for each in (iree.ADAPTER, onnxruntime.ADAPTER, openvino.ADAPTER)}
+    {each.ADAPTER.name: each.ADAPTER for each in (iree, onnxruntime, openvino, executorch, tvm)}
 )
 """Compilers of other projects, each of which a package has"""
 
