@@ -119,6 +119,33 @@ def test_what_is_not_installed_is_refused_with_the_line_for_pip(
         assert f"pip install 'foretrace[{ADAPTERS[name].extra}]'" in error.value.do
 
 
+INDICES = torch.tensor([[3, 0, 2], [2, 4, 3]])
+GRAD = torch.arange(24.0).reshape(2, 3, 4)
+OPENED: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.select.int, (X, 1, -2), {}),
+    (aten.select.int, (X, 0, 2), {}),
+    (aten.add.Tensor, (X, X.abs()), {"alpha": 2}),
+    (aten.add.Tensor, (X, 3.0), {"alpha": -0.5}),
+    (aten.sub.Tensor, (X, X.abs()), {"alpha": 4}),
+    (aten.embedding_dense_backward.default, (GRAD, INDICES, 6, -1, False), {}),
+    (aten.embedding_dense_backward.default, (GRAD, INDICES, 6, 3, False), {}),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs"), OPENED)
+def test_what_tvm_is_wrong_of_is_opened_as_the_operator(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """The numbers are such that no sum is rounded."""
+    found = dict(ADAPTERS["tvm"].opens)[op](*args, **kwargs)
+    expected = op(*args, **kwargs)
+    if found is NotImplemented:  # what the importer is right of
+        assert args[-1] == 2
+        return
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
 def test_other_inputs_than_it_was_compiled_for() -> None:
     toy = Toy()
     run = toy.adapter.compile(foretrace.capture(torch.sin, (X,)).cut("aten").graph_module, [X])
