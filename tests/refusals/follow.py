@@ -47,6 +47,11 @@ def guarded(fn: Program, *args: Any) -> Callable[[], None]:
     return follow
 
 
+def as_a_cut(fn: Program, *args: Any, cut: str = "step", **options: Any) -> Callable[[], None]:
+    """The program is captured, and a cut of it gives what eager gives."""
+    return lambda: same(foretrace.capture(fn, args).cut(cut, **options)(*args), fn(*args))
+
+
 def drawn(fn: Program, *args: Any) -> Callable[[], None]:
     """The program is captured, and from the same random numbers gives what eager gives."""
 

@@ -72,6 +72,7 @@ EXCUSED: dict[str, str] = {
     "session/patches/collector.py:check_whole": "in a forked child: tests/unit/forks",
     "session/run/setup.py:check_values": "a wrong call",
     "frontends/program/make_cut.py:_no_cut": "a wrong call",
+    "frontends/program/make_cut.py:_no_numbers": "a wrong call",
     "inspect/diff/diff.py:of": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/diff.py:_check_related": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/numeric.py:check_runs_here": "a wrong call: tests/explained/test_diff.py",

@@ -19,7 +19,16 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foretrace
 from tests.refusals.asks import captures, compiles, cuts, exports
-from tests.refusals.follow import captured, compiled, drawn, exported, guarded, same, trained
+from tests.refusals.follow import (
+    as_a_cut,
+    captured,
+    compiled,
+    drawn,
+    exported,
+    guarded,
+    same,
+    trained,
+)
 from tests.refusals.registry import EXCUSED, refuses
 
 X = torch.randn(6, 8)
@@ -173,6 +182,38 @@ refuses("data-dependent", "runtime/backends/scalar_custom_op.py:numbers_refused"
     captured(adds_by_a_tensor, SQUARE),
     at=None,
 )
+
+
+def gives_a_number(x: Tensor) -> tuple[Tensor, float]:
+    total = x.sum().item()  # here
+    return x * total, total
+
+
+def gives_a_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    total = x.sum()
+    return x * total.item(), total
+
+
+def divides_by_a_count(x: Tensor) -> Tensor:
+    return x * (1 / (x > 0).sum().item())  # here
+
+
+def divides_by_a_float(x: Tensor) -> Tensor:
+    return x * (1 / float((x > 0).sum().item()))
+
+
+AS_TENSORS: dict[str, Any] = {"cut": "step", "numbers": "tensors"}
+for number, tensor, args in (
+    (takes_its_exponential, takes_the_tensors_exponential, (X,)),
+    (adds_by_a_number, adds_by_a_tensor, (SQUARE,)),
+    (gives_a_number, gives_a_tensor, (X,)),
+    (divides_by_a_count, divides_by_a_float, (torch.arange(4.0),)),
+):
+    refuses("unsupported", "lowering/cuts/scalar_ops.py:refuse").when(
+        cuts(number, *args, **AS_TENSORS),
+        as_a_cut(tensor, *args, **AS_TENSORS),
+        as_a_cut(number, *args),
+    )
 
 
 @torch.library.custom_op("foretrace_tests::of_eager_alone", mutates_args=())

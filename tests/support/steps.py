@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import foretrace
+from foretrace.frontends.program.cut import Cut
 from foretrace.runtime.calls.compiled_module import CompiledModule
 from foretrace.runtime.graph_breaks.partial_capture import PartialCapture
 from tests.support.bits import differences, tensors
@@ -237,8 +238,8 @@ def _ran(compiled: Any) -> Ran:
 
 
 def same_cut(
-    build: Build, level: str = "aten", *, before: int = 2, batches: int = 1
-) -> None:  # fmt: skip
+    build: Build, level: str = "aten", *, before: int = 2, batches: int = 1, **options: Any
+) -> Cut:
     """Batches by a cut of `foretrace.capture`, beside eager; the capture changes nothing.
 
     Args:
@@ -246,6 +247,7 @@ def same_cut(
         level: which cut.
         before: batches that both sides run eagerly first, as optimizers make their state in them.
         batches: how many are compared after these.
+        options: of the cut.
 
     Raises:
         AssertionError: something differs.
@@ -260,8 +262,9 @@ def same_cut(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Sparse invariant checks")  # once in a process
-        cut = foretrace.capture(loop.step, given).cut(level)
+        cut = foretrace.capture(loop.step, given).cut(level, **options)
     _fail_on("capturing", list(differences(was, _look(loop, None), "after it")))
     for index, expected in enumerate(every[before : before + batches]):
         found = _look(loop, cut(*loop.batch(before + index) if index else given))
         _fail_on(f"the {level} cut", list(differences(expected, found, f"after batch {index}")))
+    return cut

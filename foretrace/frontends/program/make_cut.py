@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
@@ -29,6 +30,9 @@ from foretrace.lowering.pipelines.verify import verify_pair
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.patches.collector import UNCOLLECTED
 
+DERIVED: Final = ("joint", "step")
+"""Cuts that have their gradients in them: autograd follows nothing, and so no number either"""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -40,6 +44,8 @@ class Form:
     table: Table | None = None
     policy: Policy = SAVE_ALL
     """of a step"""
+    numbers: Any = None
+    """as the caller gives it"""
 
     def graph(
         self, recorded: Recording, semantics: TargetSemantics, tangents: TangentStrides | None,
@@ -58,9 +64,11 @@ class Form:
         """
         if self.kind not in CUTS:
             raise _no_cut(self.kind)
+        if self.numbers is not None and (self.numbers != "tensors" or self.kind not in DERIVED):
+            raise _no_numbers(self.kind, self.numbers)
         context = Context(
             recorded, semantics, self.level, loss=self.loss, tangents=tangents, table=self.table,
-            policy=self.policy, watch=watch,
+            policy=self.policy, numbers=self.numbers, watch=watch,
         )  # fmt: skip
         return make_graph(CUTS[self.kind], self.kind, context)
 
@@ -92,7 +100,8 @@ def cut_at(
     def again(tangents: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, tangents),)
 
-    stored = Stored(form.kind, graph, form.loss, form.level, form.table is not None)
+    opened = form.table is not None or form.numbers is not None
+    stored = Stored(form.kind, graph, form.loss, form.level, opened)
     return Cut(tree, graph, form.loss, Remake(again, passes), stored=stored)
 
 
@@ -133,4 +142,12 @@ def _no_cut(kind: str) -> Refusal:
         f"there is no cut {kind!r}",
         kind="unknown cut",
         do='use one of "export", "aten", "step", "joint", "forward", "backward"',
+    )
+
+
+def _no_numbers(kind: str, numbers: Any) -> Refusal:
+    return Refusal(
+        f"numbers={numbers!r:.60} of the cut {kind!r}",
+        kind="wrong call",
+        do='numbers="tensors" is for "joint", its halves, and "step"; leave it out of others',
     )

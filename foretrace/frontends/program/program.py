@@ -35,7 +35,7 @@ class Program(Tree):
         raise not_copied("a program", "capture again, or program.save(path)")
 
     @Hiding()
-    def cut(
+    def cut(  # noqa: PLR0913 - what may be asked of a graph; all but one are keywords
         self,
         kind: str,
         *,
@@ -45,6 +45,7 @@ class Program(Tree):
         policy: Policy | None = None,
         decompositions: Table | None = None,
         level: Literal["core"] | None = None,
+        numbers: Literal["tensors"] | None = None,
     ) -> Cut:
         """A graph of the program; the program does not run again.
 
@@ -61,20 +62,19 @@ class Program(Tree):
             decompositions: functions by OpOverload, which open every op that has an entry, as far
                 down as that goes; such as torch.export.default_decompositions().
             level: "core": torch's core ATen set by tag, all else opened by torch's decompositions.
+            numbers: "tensors": those that Python computes of data are tensors, of the same bits.
 
         Raises:
             Refusal: a gradient has no derivative, the loss is no scalar, a decomposition raises.
         """
-        table = table_at(level, decompositions)
-        if kind in HALVES:
-            chosen = policy or MIN_CUT
-            pair = self.pair(loss=loss, policy=chosen, keep=keep, open=open, decompositions=table)
-            return pair[HALVES.index(kind)]
+        half, table = kind in HALVES, table_at(level, decompositions)
         whole = Level(kind == "export" and level is None, tuple(keep), tuple(open))
         if whole.keep or whole.open:
             with self.asked():
                 check_selectors(self.recorded.ops, (*whole.keep, *whole.open))
-        return cut_at(self, Form(kind, whole, loss, table, policy or SAVE_ALL))
+        form = Form("joint" if half else kind, whole, loss, table, policy or SAVE_ALL, numbers)
+        cut = cut_at(self, form)
+        return halves_of(cut, policy or MIN_CUT)[HALVES.index(kind)] if half else cut
 
     def compile(self, backend: Backend = "eager") -> Compiled:
         """A callable for calls like the captured one, which trains through autograd.
@@ -111,6 +111,7 @@ class Program(Tree):
         loss: int | None = None,
         decompositions: Table | None = None,
         level: Literal["core"] | None = None,
+        numbers: Literal["tensors"] | None = None,
     ) -> ExportedProgram:
         """A graph with its backward in it, as a torch.export.ExportedProgram, for compilers.
 
@@ -124,6 +125,7 @@ class Program(Tree):
             loss: for "joint", the index of the scalar output to differentiate.
             decompositions: as for a cut.
             level: as for a cut.
+            numbers: as for a cut.
 
         Raises:
             Refusal: as for the cut; no file can have it, or the program leaves state that its next
@@ -131,7 +133,9 @@ class Program(Tree):
         """
         with self.asked(), torch_api.outside_fake_mode():
             check_kind(kind, loss)
-            cut = self.cut(kind, loss=loss, decompositions=decompositions, level=level)
+            cut = self.cut(
+                kind, loss=loss, decompositions=decompositions, level=level, numbers=numbers
+            )
             return exported(cut)
 
     @Hiding()

@@ -34,7 +34,12 @@ from foretrace.lowering.pipelines.joint import (
     flatten_joint,
 )
 from foretrace.lowering.pipelines.passes import Pass
-from foretrace.lowering.pipelines.rewrites import open_by_table, open_subclasses, recompute
+from foretrace.lowering.pipelines.rewrites import (
+    numbers_as_tensors,
+    open_by_table,
+    open_subclasses,
+    recompute,
+)
 
 Pipeline = tuple[Pass, ...]
 
@@ -90,6 +95,7 @@ STEP: Final[Pipeline] = (
     check_left_gradients,
     *INFERENCE,
     open_subclasses,
+    numbers_as_tensors,
     open_by_table,
     recompute,
 )
@@ -99,6 +105,7 @@ JOINT: Final[Pipeline] = (
     differentiate,
     *_FROM_DERIVATIVE,
     open_subclasses,
+    numbers_as_tensors,
     open_by_table,
 )
 CUTS: Final[Mapping[str, Pipeline]] = MappingProxyType(

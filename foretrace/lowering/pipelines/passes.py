@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from foretrace.autograd.backward.unpack_hooks import read_by_hooks
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
@@ -39,6 +39,8 @@ class Context:
     """decompositions, by operator"""
     policy: Policy = SAVE_ALL
     """what a step keeps of its forward for its own backward"""
+    numbers: Literal["tensors"] | None = None
+    """what computes numbers of data: tensors, or Python"""
     watch: "Watch | None" = None
     """is called after each pass"""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.cuts.decompose import decompose
 from foretrace.lowering.cuts.functional_forms import functional
-from foretrace.lowering.cuts.scalar_ops import in_file
+from foretrace.lowering.cuts.scalar_ops import as_tensors, in_file
 from foretrace.lowering.partition.partition import partition
 from foretrace.lowering.partition.recompute import recomputed
 from foretrace.lowering.pipelines.passes import Context, as_pass
@@ -31,6 +31,12 @@ def open_by_table(graph: Graph, context: Context) -> Graph:
 def scalars_as_ops(graph: Graph, context: Context) -> Graph:
     """Put operators in the place of what Python computes of numbers of data."""
     return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
+
+
+@as_pass("tensor numbers")
+def numbers_as_tensors(graph: Graph, context: Context) -> Graph:
+    """Put tensors of one element in the place of numbers of data, where the caller asks for it."""
+    return as_tensors(graph, context.semantics) if context.numbers else graph
 
 
 @as_pass("functional forms")

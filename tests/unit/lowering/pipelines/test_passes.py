@@ -40,6 +40,7 @@ from foretrace.lowering.pipelines.joint import (
 )
 from foretrace.lowering.pipelines.passes import Context, Pass, changed, run_passes, start
 from foretrace.lowering.pipelines.rewrites import (
+    numbers_as_tensors,
     open_by_table,
     order_losses,
     recompute,
@@ -463,6 +464,18 @@ def test_a_function_that_no_file_has_is_refused() -> None:
     graph, context = with_numbers(fn)
     with pytest.raises(Refusal, match="has no exp of a number that data decides"):
         scalars_as_ops.change(graph, context)
+
+
+def test_numbers_of_data_are_tensors_where_they_are_asked_for() -> None:
+    graph, context = with_numbers(lambda x: x * (1 / x.sum().item()))
+    assert same(numbers_as_tensors, graph, context)
+    made = numbers_as_tensors.change(graph, replace(context, numbers="tensors")).ops
+    assert [op.target for op in made] == [
+        aten.sum.default, aten.view.default, aten._to_copy.default,
+        aten.scalar_tensor.default, aten.ne.Scalar, aten._assert_async.msg, aten.div.Tensor,
+        aten._to_copy.default, aten.mul.Tensor,
+    ]  # fmt: skip
+    assert {op.piece_of for op in made[3:7]} == {graph.ops[2]}
 
 
 def step(x):
