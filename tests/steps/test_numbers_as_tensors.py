@@ -207,6 +207,17 @@ def test_the_halves_of_a_pair() -> None:
     assert torch.equal(gradients["x"], torch.autograd.grad(fn(x), x)[0])
 
 
+def test_a_node_tells_the_number() -> None:
+    cut = foretrace.capture(trained()[1], (torch.ones(5, 3),)).cut("step", numbers="tensors")
+    nodes = cut.graph_module.graph.find_nodes(
+        op="call_function", target=aten.pow.Tensor_Tensor, sort=True
+    )
+    told = str(cut.explain(nodes[0].name))
+    assert "optimizer.step()" in told
+    assert "a tensor of one element in the place of a number" in told
+    assert "table" not in told
+
+
 @pytest.mark.parametrize(("kind", "numbers"), [("export", "tensors"), ("step", "tensor")])
 def test_a_wrong_call(kind: str, numbers: Any) -> None:
     program = foretrace.capture(lambda x: x * x.sum().item(), (torch.ones(2),))

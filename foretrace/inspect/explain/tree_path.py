@@ -1,7 +1,8 @@
 """The path of an op in the tree: the user's line, modules, the op as written, each level below."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isroutine
+from types import MappingProxyType
 from typing import Any
 
 from foretrace import torch_api
@@ -15,6 +16,7 @@ from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.ir.values.value import Value
 from foretrace.lowering.cuts.runtime_asserts import ASSERT_NUMBER
+from foretrace.lowering.cuts.scalar_ops import TAKEN
 from foretrace.lowering.partition.recompute import AGAIN
 from foretrace.operators.abstract_tensors.subclass_types import dispatched
 from foretrace.tracer.higher_order.views_as_copies import COPIES
@@ -210,6 +212,10 @@ def _module_link(call: ModuleCall) -> Link:
     return Link("module", f"{path}{call.qualified_class}", facts=facts)
 
 
+IN_PLACE_OF: Mapping[Choice | None, str] = MappingProxyType({COPIES: "copied", TAKEN: "number"})
+"""What stands for another op, though no table has opened that, and the word for it"""
+
+
 def pieces_to(op: Op) -> list[Op]:
     """The op that a decomposition table opened, and its pieces down to this one."""
     way = [op]
@@ -225,8 +231,9 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
         if piece.choice is not None and piece.choice.what == LAYOUT:
             yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
             continue
-        if piece.choice == COPIES:
-            yield Link("copied", print_call(piece), choice_notes(piece.choice), facts)
+        if piece.choice in IN_PLACE_OF:
+            word = IN_PLACE_OF[piece.choice]
+            yield Link(word, print_call(piece), choice_notes(piece.choice), facts)
             continue
         if _of_a_policy(piece):
             text = f"{target_name(piece.target)} runs again for a backward of the step"
@@ -243,7 +250,7 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
 
 
 def _opened_by_table(piece: Op) -> bool:
-    return not (of_history(piece) or _of_a_policy(piece) or piece.choice == COPIES)
+    return not (of_history(piece) or _of_a_policy(piece) or piece.choice in IN_PLACE_OF)
 
 
 def of_history(op: Op) -> bool:

@@ -68,7 +68,7 @@ READ: Final = aten._local_scalar_dense.default
 DOUBLE: Final[Mapping[str, Any]] = MappingProxyType(
     {"dtype": torch.float64, "device": torch.device("cpu")}
 )
-TAKEN: Final = Choice("numbers", "tensors", 'numbers="tensors": a tensor in the place of a number')
+TAKEN: Final = Choice("numbers", "tensors", "a tensor of one element in the place of a number")
 OF_NUMBERS: Final[Mapping[Any, Any]] = MappingProxyType(
     {
         operator.add: aten.add.Tensor,
