@@ -1,6 +1,6 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,8 @@ class Symbols:
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self.log = torch_api.CaptureLog()
         """the capture that they are of, in torch's structured log"""
+        self.sequence: dict[Hashable, int] = {}
+        """by what an op makes, the number that it and its backward have in each graph"""
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 

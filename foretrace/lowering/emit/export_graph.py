@@ -153,7 +153,7 @@ class ExportEmitter(Emitter):
         self, symbols: Symbols, vals: Vals, needs: Needs, modules: Mapping[str, str]
     ) -> None:
         super().__init__(symbols, vals, needs)
-        self.modules, self.stacks = modules, ModuleStacks(modules)
+        self.modules, self.stacks, self.sequenced = modules, ModuleStacks(modules), False
         self.outermost = {"L__self__": ("", modules[""])}
         self._calls = Counter[str]()
         self._steps: dict[Any, Any] = {}

@@ -40,7 +40,8 @@ class Emitter(SizeNodes):
         super().__init__(symbols)
         self.vals, self.needs, self.root = vals, needs, torch.nn.Module()
         self.append = torch_api.Nodes(self.graph).append
-        self.stacks = ModuleStacks()
+        self.stacks, self.sequenced = ModuleStacks(), True
+        """whether nodes have AOTAutograd's numbers; those of torch.export have none"""
         self.unbound = set(self.data)
         """those that data decides, until a node gives them their numbers"""
 
@@ -183,8 +184,20 @@ class Emitter(SizeNodes):
             meta.update({name: copy(item) for name, item in origin.frame.meta.items()})
         if op.because is not None:
             meta["autograd_backward"] = True  # as torch has it, and its tools read
+        if op.outs and self.sequenced:
+            meta["seq_nr"] = self._sequence_number(op)
         torch_api.set_meta(node, meta)
         return meta
+
+    def _sequence_number(self, op: Op) -> int:
+        """One for what autograd has one node for, and for its backward: tools match them by it."""
+        of = op.because or op
+        while of.piece_of is not None:
+            of = of.piece_of
+        known = self.symbols.sequence
+        number = next((known[out] for out in of.outs if out in known), len(known))
+        known.update(dict.fromkeys(of.outs, number))
+        return number
 
     def _arguments(self, tree: Tree) -> Any:
         kind = type(tree)
