@@ -26,6 +26,7 @@ from foretrace.session.patches.device_questions import absent
 from foretrace.session.patches.global_switches import unswitched
 from foretrace.session.patches.rng import random_stand_ins, undrawn
 from foretrace.session.patches.switched_inside import Switches
+from foretrace.session.patches.triton_launches import unlaunched
 from foretrace.tracer.recorder.autograd_function import function_calls
 from foretrace.tracer.recorder.modes_inside import guards
 from foretrace.tracer.recorder.module_calls import module_calls
@@ -176,9 +177,8 @@ def running(
     here = target.device.type in torch_api.device_types_here()
     stand_ins, ambient = refusing(recorder, here), Switches(recorder)
     stand_ins |= ambient.stand_ins(target.device.type) if switches else {}
-    stand_ins["engine"] = _engine(engine, ambient, here)
+    stand_ins |= {"engine": _engine(engine, ambient, here)} | engine.edges.stand_ins()
     stand_ins |= {"first vmap": engine.batches, "checkpoint": checkpoints.around}
-    stand_ins |= engine.edges.stand_ins()
     talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
     for name in torch_api.OPTIONAL if as_they_are else ():
         if f"torch.{name}" in as_they_are:
@@ -190,6 +190,7 @@ def running(
         torch_api.replaced(stand_ins),
         sizes_as_integers(),
         talks,
+        unlaunched(recorder),
         followed_autocast(recorder),
         function_calls(recorder, parts),
         nullcontext() if here else absent(recorder, target),
