@@ -163,7 +163,7 @@ from foretrace.torch_api.fake import (
     symbolic_meta as symbolic_meta,
 )
 from foretrace.torch_api.functions import (
-    MODULE_CALL as MODULE_CALL,
+    BELOW_CALL as BELOW_CALL,
     BackwardHookFunction as BackwardHookFunction,
     applied as applied,
     applied_as_written as applied_as_written,

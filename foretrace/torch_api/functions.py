@@ -310,8 +310,8 @@ def module_called(frame: FrameType, put_in: torch.nn.Module) -> torch.nn.Module:
 BELOW_CALL: Any = torch.nn.Module._call_impl
 
 
-def calls_forward_alone(module: torch.nn.Module) -> bool:
-    """Whether a call of the module is one of its `forward`, and of nothing else.
+def calls_forward_alone(module: torch.nn.Module, called: Any) -> bool:
+    """Whether a call of the module by `called` is one of its `forward`, and of nothing else.
 
     As `Module._call_impl` finds it; there is no public way to ask. Checked on 2.13.
     """
@@ -326,6 +326,6 @@ def calls_forward_alone(module: torch.nn.Module) -> bool:
         )
     except KeyError:  # it was never initialised
         return False
-    of_torch = kind._call_impl is BELOW_CALL and kind._wrapped_call_impl is MODULE_CALL
+    of_torch = called is MODULE_CALL is kind._wrapped_call_impl and kind._call_impl is BELOW_CALL
     for_all = any(FOR_ALL_MODULES) or _C._get_tracing_state()
     return of_torch and not (around or for_all)

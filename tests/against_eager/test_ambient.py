@@ -25,6 +25,7 @@ from foretrace.torch_api.ambient.modes import HOOK_TABLES
 from tests.support.bits import differences, same_bits
 
 NET = nn.Linear(3, 3)
+CALLED, KEPT = nn.Module.__call__, NET.__call__
 X = torch.linspace(-1, 1, 6).view(2, 3)
 asks_by_another_name = torch.is_grad_enabled
 
@@ -93,6 +94,9 @@ ASKS: dict[str, Callable[[Tensor], Any]] = {
     "adds": lambda x: torch.add(x, 1),
     "makes": lambda x: torch.ones(2) + torch.zeros(2),
     "calls a module": lambda x: NET(x) * 2,
+    "calls one by the class's own": lambda x: CALLED(NET, x) * 2,
+    "calls one by a method kept": lambda x: KEPT(x) * 2,
+    "calls one below its call": lambda x: NET._call_impl(x) * 2,
     "grad mode": lambda x: x * (2 if torch.is_grad_enabled() else 3),
     "grad mode by another name": lambda x: x * (2 if asks_by_another_name() else 3),
     "inference mode": lambda x: x * (2 if torch.is_inference_mode_enabled() else 3),

@@ -114,7 +114,9 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
         capture.places.reached = before.objects
         recorded = _recorded(fn, args, kwargs, capture, before)
         if capture.outside is not None:
-            _note_ambient(recorded.requires, capture)
+            # a module may be called by what its class had before, in whose place nothing stands
+            called = capture.outside.asked.has_run(torch_api.BELOW_CALL)
+            _note_ambient(recorded.requires, capture, modules=called)
         capture.parts.settle(capture.inputs.stood_for())
         note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
@@ -246,12 +248,12 @@ def _running(
     )  # fmt: skip
 
 
-def _note_ambient(requires: CallRequirements, capture: Session) -> None:
+def _note_ambient(requires: CallRequirements, capture: Session, *, modules: bool) -> None:
     """Note which arguments the program knows by another way, and on what around it it depends."""
     objects = ids_compared(requires.python.reads)
     requires.shared.own = capture.own(requires, objects)
     asked = {"inference mode"} if capture.types.queries.answers.asks_inference else set[str]()
-    if capture.recorder.scope.called_modules:
+    if modules or capture.recorder.scope.called_modules:
         asked.add("hooks of all modules")
     inference = capture.recorder.autograd.inference.around
     requires.python.ambient = ambient_guards(

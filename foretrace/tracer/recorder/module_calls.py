@@ -51,7 +51,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     With a hook for all modules each call would go torch's long way: the time of four ops.
     """
     running = {threading.get_ident(): ModuleCalls(recorder, paths)}
-    original, torchs_own = nn.Module.__call__, False
+    original = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         calls = running.get(threading.get_ident())
@@ -61,7 +61,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         watch.__enter__()
         try:
             around = calls.open(module)
-            plain = torchs_own and torch_api.calls_forward_alone(module)
+            plain = torch_api.calls_forward_alone(module, original)
         finally:
             goes_on = watch.ended()
         goes_on()
@@ -74,8 +74,8 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
             calls.recorder.scope.leave_module(*around)
 
     def over(before: Any) -> Any:
-        nonlocal original, torchs_own
-        original, torchs_own = before, before is torch_api.MODULE_CALL
+        nonlocal original
+        original = before
         return call
 
     recorder.unwatched.rests_at(call.__code__)
