@@ -10,6 +10,7 @@ from tests.fuzz.grammar import each
 from tests.fuzz.thing import thing
 from tests.fuzz.things_in_c import IN_C
 from tests.fuzz.things_led_to import LED_TO
+from tests.fuzz.things_replaced import REPLACED
 
 OBJECTS: Final = (
     thing("global", "SCALE = 2.0", "x * SCALE", "names['SCALE'] = 3.0 ; names['SCALE'] = 3"),
@@ -326,7 +327,7 @@ OF_TORCH: Final = (
           "hooked(x)", "names['HOOK_SCALE'] = 5.0"),
 )  # fmt: skip
 
-THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH, *IN_C, *LED_TO)
+THINGS: Final = (*OBJECTS, *CONTAINERS, *OF_C, *OF_TORCH, *IN_C, *LED_TO, *REPLACED)
 
 AROUND: Final = each("""
     torch.no_grad() ; torch.inference_mode() ; torch.autocast('cpu', dtype=torch.bfloat16) ;

@@ -277,6 +277,7 @@ class AccessMonitor(Unmonitored):
             return self._meet_as(code, ())
         if kind == "layer":
             self.mentions.attributes |= reads_of(code).attributes
+            self.asked.note_named(reads_of(code), space)
             self.mentions.note_counts(frame)
             return self._meet_as(code, ())
         return self._meet_users(frame, code)
@@ -329,6 +330,7 @@ class AccessMonitor(Unmonitored):
         self.mentions.own_attributes |= reads.attributes
         self.places.note_code(code, space)
         self.asked.note_builtins(reads, space)
+        self.asked.note_named(reads, space)
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._cells.codes.append(code)

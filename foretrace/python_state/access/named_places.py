@@ -8,7 +8,7 @@ from typing import Any
 from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, cell_content
 from foretrace.ir.symbols.builtin_casts import Chosen, Like
-from foretrace.python_state.access.noted import state_of_python
+from foretrace.python_state.access.noted import module_through, state_of_python
 from foretrace.python_state.code.bytecode import ANNOTATED, cells_of, imported, reads_of
 
 MOST_FRAMES = 64
@@ -50,12 +50,10 @@ class NamedPlaces(dict[tuple[int, str], Location]):
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self.note(name, space)
-        for first, *way, name in reads.of_modules:
-            module = space.get(first)
-            for each in way:  # without a lookup of a class's, which may run
-                module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
-            if isinstance(module, types.ModuleType):
-                self.note(name, vars(module))
+        for way in reads.of_modules:
+            module = module_through(way, space) if way[-1] in reads.stores else None
+            if module is not None:
+                self.note(way[-1], module)
         for name in imported(code, space):
             self.note(name, sys.modules)
         for name, table in state_of_python(reads, space):

@@ -6,7 +6,7 @@ import os
 import sys
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
@@ -14,13 +14,14 @@ from typing import Any, Final, Protocol
 import torch
 
 from foretrace.errors import FROM_TEXT, PACKAGE_DIR, Attempt, is_generated
+from foretrace.ir.pydata.location import Location
 from foretrace.ir.pydata.members import MISSING, attributes_of
 from foretrace.ir.pydata.object_containers import HEAP_TYPE
 from foretrace.ir.pydata.plain_data import SINGLE, plain
 from foretrace.ir.pydata.read_facts import ShownContent
 from foretrace.python_state.access.dynamic_names import Read, dicts_read, reads_by_itself
 from foretrace.python_state.code.bytecode import Reads, reads_of, values_of
-from foretrace.python_state.code.code_owner import origin, origin_of_class
+from foretrace.python_state.code.code_owner import origin, origin_in, origin_of_class
 from foretrace.python_state.snapshot.code_references import functions_in
 
 BUILTINS: Final = frozenset(vars(builtins))
@@ -121,6 +122,8 @@ class Asked:
     """attributes that code of Python's own library names, which ran"""
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     """by the id of globals: these, and the names that stand for Python's own in that code"""
+    functions: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
+    """by their ids and a name: the names of a library's module, of which code names that one"""
 
     def note(self, frame: types.FrameType, reads: Reads) -> None:
         """What the code of a frame has."""
@@ -215,6 +218,29 @@ class Asked:
         hidden = {name for name in reads.globals if name not in space and name in own}
         if hidden:
             self.builtins.setdefault(id(space), (space, set()))[1].update(hidden)
+
+    def note_named(self, reads: Reads, space: dict[str, Any]) -> None:
+        """What the code names in modules of libraries: somebody may put another function there."""
+        for way in reads.of_modules:
+            table = module_through(way, space)
+            if table is not None and way[-1] in table and origin_in(table) != "user":
+                self.functions[id(table), way[-1]] = table
+
+    def named(self) -> Iterator[Location]:
+        """The functions among these, now that all is as before the run."""
+        for (_, name), table in self.functions.items():
+            item = table.get(name)
+            if callable(item) and not issubclass(type(item), type):
+                yield Location(name, table, item)
+
+
+def module_through(way: Sequence[str], space: dict[str, Any]) -> dict[str, Any] | None:
+    """The names of the module whose last attribute a chain from a global names, if it is one."""
+    first, *further, _ = way
+    module = space.get(first)
+    for each in further:  # without a lookup of a class's, which may run
+        module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
+    return vars(module) if isinstance(module, types.ModuleType) else None
 
 
 def looked_up(item: Any, name: str) -> object:

@@ -5,6 +5,7 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate, chain
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Reads:
     binds: frozenset[str]
     """globals that it may bind"""
     of_modules: tuple[tuple[str, ...], ...]
-    """what it may bind in modules: a global, the names from there to a module, and one in that"""
+    """what it reads or may bind in modules: a global, the names from there, and one in a module"""
     counts: frozenset[str]
     """attributes, globals, cells of others and keys that it reads and stores to"""
     stores: frozenset[str]
@@ -77,9 +78,9 @@ def reads_of(code: types.CodeType) -> Reads:
     return Reads(
         written(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
         frozenset(arg for kind, arg in named if kind in ATTRIBUTES)
-        | {text for text in texts if text.isidentifier() and not text.startswith("__")},
+        | {text for text in texts if _may_name(text)},
         frozenset(arg for kind, arg in named if kind == (STORE, GLOBAL)),
-        tuple(_stored_through(found)),
+        tuple(dict.fromkeys(_through(found))),
         frozenset(_counted(found, stored)),
         frozenset(arg for _, arg in stored),
         frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
@@ -108,6 +109,11 @@ def values_of(
                 yield each.name
 
 
+def _may_name(text: str) -> bool:
+    """Whether a text may be the name of an attribute, or of a file: `import_module("a.b")`."""
+    return not text.startswith("__") and all(map(str.isidentifier, text.split(".")))
+
+
 def _texts(constants: Iterable[Any]) -> Iterator[str]:
     """The texts among constants, those in tuples too: `for name in ("scale", "bias")`."""
     for each in constants:
@@ -123,7 +129,9 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
         package = str(space.get("__package__") or "").split(".")
         above = (".".join(package[:end]) for end in range(len(package), 0, -1))
         known = (name, *(f"{each}.{name}".strip(".") for each in above))
-        for each in known:
+        # also those above: `import a.b as c` reads an attribute of `a`
+        ways = (accumulate(each.split("."), "{}.{}".format) for each in known)
+        for each in chain.from_iterable(ways):
             file = sys.modules.get(each)
             if isinstance(file, types.ModuleType) and origin_in(vars(file)) == "user":
                 yield each
@@ -142,17 +150,15 @@ def _counted(code: list[Word], stored: list[Word]) -> Iterator[str]:
                 yield arg
 
 
-def _stored_through(code: list[Word]) -> Iterator[tuple[str, ...]]:
-    """The names in what it stores at attributes of globals: `package.module.name = 1`."""
-    for place, (kind, arg) in enumerate(code):
-        if kind != (STORE, ATTRIBUTE):
-            continue
-        names, before = [arg], place - 1
-        while before > 0 and code[before][0] == (LOAD, ATTRIBUTE):
-            names.append(code[before][1])
-            before -= 1
-        if code[before][0] in ((LOAD, GLOBAL), (LOAD, NAME)):
-            yield code[before][1], *reversed(names)
+def _through(code: list[Word]) -> Iterator[tuple[str, ...]]:
+    """The names of attributes of globals: `package.module.name = 1`, `torch.nn.functional.relu`."""
+    way = list[str]()
+    for kind, arg in code:
+        if way and kind in ((LOAD, ATTRIBUTE), (STORE, ATTRIBUTE)):
+            way.append(arg)
+            yield tuple(way)
+        else:
+            way = [arg] if kind in ((LOAD, GLOBAL), (LOAD, NAME)) else []
 
 
 def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:

@@ -1,6 +1,6 @@
 """Which attributes of an object, or of a class, the code that ran may read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from enum import EnumMeta
 from typing import Any
 
@@ -28,7 +28,7 @@ class AttributesRead:
     """
 
     def __init__(self, mentioned: frozenset[str], asked: Asked) -> None:
-        self._mentioned, self._lists = mentioned, asked.lists_all
+        self._mentioned, self._lists, self._has_run = mentioned, asked.lists_all, asked.has_run
         self._by_library = frozenset(asked.by_library)
         self._objects: dict[tuple[Any, ...], tuple[frozenset[str], list[str], frozenset[str]]] = {}
         self._in_c: dict[type, dict[str, Callable[[Any], Any]]] = {}
@@ -60,6 +60,11 @@ class AttributesRead:
         own = OF_ENUMS if isinstance(kind, EnumMeta) else frozenset()
         by_library = reads_itself(kind, self._by_library)
         return sorted(every & self._mentioned | every & own | every & by_library)
+
+    def ran(self, kind: type, names: Container[str]) -> list[str]:
+        """The names of a class, among `names`, whose methods ran, whoever called them."""
+        space = vars(kind)
+        return [key for key in space if key in names and self._has_run(space[key])]
 
     def in_c(self, kind: type) -> dict[str, Callable[[Any], Any]]:
         """What is read of objects of a class that it has in C, each with how it is asked."""

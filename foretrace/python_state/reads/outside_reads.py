@@ -1,6 +1,7 @@
 """What a run that was watched may have read outside of its arguments: where the walk begins."""
 
 from collections.abc import Collection, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def read_outside(
     reading = reading_by(outside, open=open, unread=set(map(id, requires.notes.filled)))
     kinds = dict.fromkeys(requires.in_structure.kinds())
     items = [("the program", fn), *leaves, *((kind.__name__, kind) for kind in kinds)]
-    reading.read(requires.python.modules, outside.places.values(), items)
+    places = chain(outside.places.values(), outside.asked.named())
+    reading.read(requires.python.modules, places, items)
     reading.found += builtins_seen(outside.asked)
     reading.found += (*outside.asked.checks.values(), *outside.asked.answered())
     names = {place.name for place in outside.places.values()}

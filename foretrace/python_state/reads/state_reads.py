@@ -47,6 +47,8 @@ from foretrace.ir.pydata.read_facts import (
 )
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.python_state.access.noted import Asked
+from foretrace.python_state.code.bytecode import ANNOTATED
+from foretrace.python_state.code.code_owner import origin_of_class
 from foretrace.python_state.reads.attributes_read import AttributesRead
 from foretrace.python_state.reads.object_parts import (
     MATCHED,
@@ -159,6 +161,8 @@ class StateReads:
         That it is the same object is known already.
         """
         kind = type(item)  # its class as it says itself is Python of the user's
+        if issubclass(kind, torch.Tensor):
+            return self._classes(kind)
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return ()
         return () if self._data(item) and not leads_on(item) else ((short(name), item),)
@@ -279,19 +283,26 @@ class StateReads:
                     self._seen[id(each)] = each
                     yield from self._class(each, mentioned)
                     yield from self._classes(type(each))
+            elif id(each) not in self._seen and origin_of_class(each) == "layer":
+                self._seen[id(each)] = each
+                yield from self._members(each, self._names.ran(each, vars(each)))
         return slots
 
     def _class(self, kind: type, mentioned: list[str]) -> Iterator[Step]:
-        space, make = vars(kind), partial(ReadClassAttribute, kind=kind)
+        space = vars(kind)
         self.found += bases_of(kind, self.mentioned)
         yield from self._in_c(kind.__name__, kind)
         self.found.append(AttributeNames(kind.__name__, space, kind.__base__, frozenset(space)))
         if self._asked.lists_all(kind):
             self.found.append(names_in(kind.__name__, space))
-        named = [key for key in mentioned if not key.startswith("__")]
+        named = [key for key in mentioned if key[:2] != "__" or key == ANNOTATED]
         others = space.keys() - PYTHONS_OWN - {*named}
-        ran = [key for key in space if key in others and self._asked.has_run(space[key])]
-        for key in (*named, *ran, *MATCHED & space.keys()):
+        ran = self._names.ran(kind, others)
+        yield from self._members(kind, (*named, *ran, *MATCHED & space.keys()))
+
+    def _members(self, kind: type, names: Iterable[str]) -> Iterator[Step]:
+        space, make = vars(kind), partial(ReadClassAttribute, kind=kind)
+        for key in names:
             if not isinstance(space[key], SLOT):
                 name, item = f"{kind.__name__}.{key}", space[key]
                 leads = key in self.mentioned or self._asked.may_call(item)

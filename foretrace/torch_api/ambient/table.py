@@ -162,7 +162,8 @@ ROWS: Final = (
         saving_watched,
     ),
     Row(
-        "random generators", "process", ("values",), "around", "recorded", torch.initial_seed,
+        "random generators", "process", ("values",), "asked", "recorded", torch.initial_seed,
+        asked=("initial_seed",),
     ),
     Row(
         "levels of torch.func", "thread", ("values", "gradients"), "around", "recorded",

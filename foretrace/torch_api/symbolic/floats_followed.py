@@ -92,7 +92,9 @@ class FollowedFloats:
         self._before: list[Place] = []
         self.compute, self.follows, self.call, self.number = compute, follows, call, number
         self._as_they_are = as_they_are
-        self._places = self._first = self._without(_of_math())
+        # what others have put there runs as it is
+        own = (each for each in _of_math() if vars(math).get(each[1]) is MATHS[each[1]])
+        self._places = self._first = self._without(own)
         self._around: Any = None
 
     def follow_all(self) -> None:
