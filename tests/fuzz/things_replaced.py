@@ -26,8 +26,7 @@ REPLACED: Final[tuple[Thing, ...]] = (
     thing("files by dotted names", FILES,
           "x * imports() ; x * imports_from() ; x * importlib.import_module('ft_up.low').k ; "
           "x * sys.modules['ft_up.low'].k",
-          "LOWER.k = 5.0 ; UPPER.low = OTHER ; sys.modules['ft_up.low'] = OTHER ; "
-          "sys.modules['ft_up'] = types.SimpleNamespace(low=OTHER)"),
+          "LOWER.k = 5.0 ; sys.modules['ft_up.low'] = OTHER"),
     thing("classes of tensors", "class Own(torch.Tensor): k = 2.0\n"
           "class OwnParameter(nn.Parameter): k = 3.0\n"
           "OWN_TENSOR, OWN_P = torch.ones(4).as_subclass(Own), OwnParameter(torch.ones(4))",

@@ -5,7 +5,6 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, chain
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -129,9 +128,7 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
         package = str(space.get("__package__") or "").split(".")
         above = (".".join(package[:end]) for end in range(len(package), 0, -1))
         known = (name, *(f"{each}.{name}".strip(".") for each in above))
-        # also those above: `import a.b as c` reads an attribute of `a`
-        ways = (accumulate(each.split("."), "{}.{}".format) for each in known)
-        for each in chain.from_iterable(ways):
+        for each in known:
             file = sys.modules.get(each)
             if isinstance(file, types.ModuleType) and origin_in(vars(file)) == "user":
                 yield each
