@@ -1,7 +1,7 @@
 """Core operators that few compilers take, in operators that each adapter's takes.
 
-Backwards of windows are products with matrices of zeros and ones, one for each dimension: no
-compiler has to know how windows overlap.
+Backwards of means and interpolations are products with a matrix for each dimension: what the
+forward makes of unit vectors. No compiler has to know how windows overlap.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +16,9 @@ from foretrace.lowering.cuts.decomposition_tracer import CORE, table_at
 
 aten = torch.ops.aten
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Backward = Callable[..., Tensor]
+MEAN, MAXIMUM = 1, 2
+"""Modes of `embedding_bag`. Source: EmbeddingBag.h of torch 2.13"""
 
 
 def convolution_backward(
@@ -46,48 +49,108 @@ def convolution_backward(
     return of_input, of_weight, of_bias
 
 
-def max_pool2d_with_indices_backward(grad: Tensor, input: Tensor, *window: Any) -> Tensor:
-    """Each gradient is added where its maximum was found."""
-    zeros = torch.zeros_like(input, memory_format=torch.contiguous_format).flatten(-2)
-    last, indices = zeros.dim() - 1, window[-1]
-    found = zeros.scatter_add(last, indices.flatten(-2), grad.flatten(-2))
-    return found.view(input.shape)
+def _scattered(dims: int) -> Backward:
+    """Of a pooling by maxima over the last dimensions: each gradient is added where one was."""
+
+    def backward(grad: Tensor, input: Tensor, *window: Any) -> Tensor:
+        zeros = torch.zeros_like(input, memory_format=torch.contiguous_format).flatten(-dims)
+        last, indices = zeros.dim() - 1, window[-1]
+        found = zeros.scatter_add(last, indices.flatten(-dims), grad.flatten(-dims))
+        return found.view(input.shape)
+
+    return backward
 
 
-def avg_pool2d_backward(grad: Tensor, input: Tensor, *window: Any) -> Tensor:
-    """Each element of the input gets the gradients of its windows, by their numbers of elements."""
-    kernel, stride, padding, _, count_include_pad, divisor_override = window
-    for dim in (-2, -1):
-        n, m = input.shape[dim], grad.shape[dim]
-        k, p = kernel[dim % len(kernel)], padding[dim % len(padding)]
-        s = stride[dim % len(stride)] if stride else k
-        begin = torch.arange(m, device=grad.device) * s - p
-        at = torch.arange(n, device=grad.device)
-        inside = (at >= begin[:, None]) & (at < begin[:, None] + k)
-        matrix = inside.to(grad.dtype)
-        if divisor_override is None and count_include_pad:
-            matrix = matrix / ((begin + k).clamp(max=n + p) - begin)[:, None]
-        elif divisor_override is None:
-            matrix = matrix / matrix.sum(1, keepdim=True)
-        grad = _times(grad, matrix, dim)
-    return grad if divisor_override is None else grad / divisor_override
+def _pooled(forward: Callable[..., Tensor], dims: int) -> Backward:
+    """Of a pooling by means over the last dimensions."""
+
+    def backward(grad: Tensor, input: Tensor, kernel: Any, stride: Any, *rest: Any) -> Tensor:
+        padding, ceil, include, divisor = rest
+
+        def along(units: Tensor, place: int) -> Tensor:
+            lists = ((kernel, 1), (stride or kernel, 1), (padding, 0))
+            window = (_one_of([*list] * dims, place, dims, other) for list, other in lists)
+            return forward(units, *window, ceil, include, None if divisor is None else 1)
+
+        found = _through(grad, input.shape[-dims:], along)
+        return found if divisor is None else found / divisor
+
+    return backward
 
 
-def upsample_nearest2d_backward(
-    grad: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    scales_h: float | None = None,
-    scales_w: float | None = None,
-) -> Tensor:
-    """Each element of the input gets the gradients of its copies."""
-    for dim, scale in ((-2, scales_h), (-1, scales_w)):
-        n, m = input_size[dim], grad.shape[dim]
-        step = 1 / scale if scale else n / m
-        of = (torch.arange(m, device=grad.device) * step).long().clamp(max=n - 1)
-        matrix = (of[:, None] == torch.arange(n, device=grad.device)).to(grad.dtype)
-        grad = _times(grad, matrix, dim)
+def _adapted(forward: Callable[..., Tensor], dims: int) -> Backward:
+    """Of a pooling by means to a size."""
+
+    def backward(grad: Tensor, input: Tensor) -> Tensor:
+        def along(units: Tensor, place: int) -> Tensor:
+            return forward(units, _one_of(grad.shape[-dims:], place, dims, 1))
+
+        return _through(grad, input.shape[-dims:], along)
+
+    return backward
+
+
+def _resized(forward: Callable[..., Tensor], flags: int) -> Backward:
+    """Of an interpolation with so many flags before its scales."""
+
+    def backward(
+        grad: Tensor,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        *rest: Any,
+        **named: Any,
+    ) -> Tensor:
+        dims = len(output_size)
+        scales = (*rest[flags:], *named.values())[:dims] or (None,) * dims
+
+        def along(units: Tensor, place: int) -> Tensor:
+            size, own = _one_of(output_size, place, dims, 1), _one_of(scales, place, dims, None)
+            return forward(units, size, *rest[:flags], *own)
+
+        return _through(grad, input_size[-dims:], along)
+
+    return backward
+
+
+def _one_of(each: Sequence[Any], place: int, dims: int, other: Any) -> list[Any]:
+    """The value of one dimension, and another for the rest."""
+    return [each[place] if at == place else other for at in range(dims)]
+
+
+def _through(grad: Tensor, sizes: Sequence[int], along: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """The gradient of what acts on each of the last dimensions by a matrix.
+
+    The matrix is what it makes of the unit vectors: `along` takes these and a dimension's place.
+    """
+    for place, n in enumerate(sizes):
+        dim = place - len(sizes)
+        at = torch.arange(n, device=grad.device)  # torch.eye opens to uint8, which IREE lacks
+        units = (at[:, None] == at).to(grad.dtype)
+        matrix = along(units.view(1, n, *_one_of(sizes, place, len(sizes), 1)), place).view(n, -1)
+        grad = (grad.transpose(dim, -1) @ matrix.t()).transpose(dim, -1)
     return grad
+
+
+def embedding_bag_backward(
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor, *rest: Any
+) -> Tensor:
+    """Each row gets the gradients of the bags that it is in, or whose maximum it is."""
+    maximum_indices, num_weights, by_frequency, mode, _, weights, *padding = rest
+    if by_frequency:  # eager divides by the counts of other rows: EmbeddingBag.cpp of torch 2.13
+        return NotImplemented
+    zeros = grad.new_zeros(num_weights, grad.shape[1])
+    if mode == MAXIMUM:
+        return zeros.scatter_add(0, maximum_indices.clamp(min=0), grad * (bag_size[:, None] > 0))
+    places = torch.arange(len(indices), device=indices.device)
+    of = (places[:, None] >= offsets[: len(grad)]).sum(1) - 1
+    rows = grad.index_select(0, of)
+    if mode == MEAN:
+        rows = rows / bag_size.index_select(0, of)[:, None]
+    if weights is not None:
+        rows = rows * weights[:, None]
+    if padding:
+        rows = torch.where((indices == padding[0])[:, None], 0, rows)
+    return zeros.index_add(0, indices, rows)
 
 
 def squeeze_dims(input: Tensor, dims: Sequence[int]) -> Tensor:
@@ -103,17 +166,33 @@ def empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor:
     return found
 
 
-def _times(grad: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """The product with a matrix over a dimension: the last, or the one before."""
-    return grad @ matrix if dim == -1 else (grad.transpose(-2, -1) @ matrix).transpose(-2, -1)
-
-
+POOLED: Final = {
+    aten.max_pool2d_with_indices_backward: _scattered(2),
+    aten.max_pool3d_with_indices_backward: _scattered(3),
+    aten.adaptive_max_pool2d_backward: _scattered(2),
+    aten.adaptive_max_pool3d_backward: _scattered(3),
+    aten.avg_pool2d_backward: _pooled(aten.avg_pool2d, 2),
+    aten.avg_pool3d_backward: _pooled(aten.avg_pool3d, 3),
+    aten._adaptive_avg_pool2d_backward: _adapted(aten._adaptive_avg_pool2d, 2),
+    aten._adaptive_avg_pool3d_backward: _adapted(aten._adaptive_avg_pool3d, 3),
+}
+RESIZED: Final = {
+    aten.upsample_nearest1d_backward: _resized(aten.upsample_nearest1d, 0),
+    aten.upsample_nearest2d_backward: _resized(aten.upsample_nearest2d, 0),
+    aten.upsample_nearest3d_backward: _resized(aten.upsample_nearest3d, 0),
+    aten._upsample_nearest_exact1d_backward: _resized(aten._upsample_nearest_exact1d, 0),
+    aten._upsample_nearest_exact2d_backward: _resized(aten._upsample_nearest_exact2d, 0),
+    aten._upsample_nearest_exact3d_backward: _resized(aten._upsample_nearest_exact3d, 0),
+    aten.upsample_linear1d_backward: _resized(aten.upsample_linear1d, 1),
+    aten.upsample_bilinear2d_backward: _resized(aten.upsample_bilinear2d, 1),
+    aten.upsample_trilinear3d_backward: _resized(aten.upsample_trilinear3d, 1),
+    aten.upsample_bicubic2d_backward: _resized(aten.upsample_bicubic2d, 1),
+}
 OWN: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
     {
+        **{op.default: backward for op, backward in (POOLED | RESIZED).items()},
         aten.convolution_backward.default: convolution_backward,
-        aten.max_pool2d_with_indices_backward.default: max_pool2d_with_indices_backward,
-        aten.avg_pool2d_backward.default: avg_pool2d_backward,
-        aten.upsample_nearest2d_backward.default: upsample_nearest2d_backward,
+        aten._embedding_bag_backward.default: embedding_bag_backward,
         aten.squeeze.dims: squeeze_dims,
         aten.empty_strided.default: empty_strided,
     }

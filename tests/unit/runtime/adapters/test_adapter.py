@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import foretrace
 from foretrace.runtime.adapters.adapter import Adapter
-from foretrace.runtime.adapters.opened import OWN
+from foretrace.runtime.adapters.opened import OWN, RESIZED
 from foretrace.runtime.backends.by_name import ADAPTERS
 
 aten = torch.ops.aten
@@ -192,21 +192,66 @@ def test_each_decomposition_is_the_operator() -> None:
         y = aten.convolution(x, w, None, *window)
         args = torch.randn_like(y), x, w, [6], *window, [True, True, True]
         held(aten.convolution_backward.default, *args)
-    x = torch.randn(2, 3, 7, 9, **wide)
-    for k, s, p, ceil in itertools.product((2, 3), (1, 2, 3), (0, 1), (False, True)):
-        window = [k, k], [s, s], [p, p]
-        y, at = aten.max_pool2d_with_indices(x, *window, [1, 1], ceil)
-        held(
-            aten.max_pool2d_with_indices_backward.default,
-            *(torch.randn_like(y), x, *window, [1, 1], ceil, at),
-        )
+
+
+MAXIMA, MEANS = "max_pool{}d_with_indices", "avg_pool{}d"
+POOLINGS = (MAXIMA, MEANS, "_adaptive_avg_pool{}d", "adaptive_max_pool{}d")
+
+
+def windows(dims: int) -> Iterator[tuple[list[list[int]], bool]]:
+    every = itertools.product((2, 3), (1, 2, 3), (0, 1), (False, True))
+    for kernel, stride, padding, ceil in every:
+        yield [[kernel] * dims, [stride] * dims, [padding] * dims], ceil
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_each_pooling_is_the_operator(dims: int) -> None:
+    torch.manual_seed(0)
+    ops = {name: getattr(aten, name.format(dims)) for name in POOLINGS}
+    back = {name: getattr(aten, f"{name.format(dims)}_backward").default for name in POOLINGS}
+    x = torch.randn(2, 3, *(6, 7, 5)[:dims], dtype=torch.float64)
+    for window, ceil in windows(dims):
+        y, at = ops[MAXIMA](x, *window, [1] * dims, ceil)
+        held(back[MAXIMA], torch.randn_like(y), x, *window, [1] * dims, ceil, at)
         for more in ((True, None), (False, None), (True, 5)):
-            y = aten.avg_pool2d(x, *window, ceil, *more)
-            held(aten.avg_pool2d_backward.default, torch.randn_like(y), x, *window, ceil, *more)
-    for size, scaled in itertools.product(((14, 18), (10, 12), (5, 4)), (False, True)):
-        scales = (size[0] / 7, size[1] / 9) if scaled else (None, None)
-        grad = torch.randn(2, 3, *size, **wide)
-        held(aten.upsample_nearest2d_backward.default, grad, size, [2, 3, 7, 9], *scales)
+            y = ops[MEANS](x, *window, ceil, *more)
+            held(back[MEANS], torch.randn_like(y), x, *window, ceil, *more)
+    for sizes in ([3, 7, 2], [1, 1, 1], [8, 5, 9]):
+        y = ops["_adaptive_avg_pool{}d"](x, sizes[:dims])
+        held(back["_adaptive_avg_pool{}d"], torch.randn_like(y), x)
+        y, at = ops["adaptive_max_pool{}d"](x[0], sizes[:dims])
+        held(back["adaptive_max_pool{}d"], torch.randn_like(y), x[0], at)
+
+
+@pytest.mark.parametrize("op", RESIZED)
+def test_each_interpolation_is_the_operator(op: Any) -> None:
+    torch.manual_seed(0)
+    forward = getattr(aten, op.__name__.removesuffix("_backward"))
+    dims = int(op.__name__.removesuffix("_backward")[-2])
+    shape = [2, 3, 7, 9, 4][: 2 + dims]
+    flags = ([],) if "nearest" in op.__name__ else ([False], [True])
+    for size, flag, scaled in itertools.product(
+        ((14, 18, 8), (10, 12, 1), (5, 4, 3)), flags, (0, 1)
+    ):
+        scales = [size[at] / shape[at + 2] if scaled else None for at in range(dims)]
+        grad = torch.randn(*shape[:2], *size[:dims], dtype=torch.float64)
+        assert forward(torch.zeros(shape), size[:dims], *flag, *scales).shape == grad.shape
+        held(op.default, grad, list(size[:dims]), shape, *flag, *scales)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_bags_of_an_embedding_are_the_operator(mode: int) -> None:
+    torch.manual_seed(0)
+    table, indices = torch.randn(6, 4, dtype=torch.float64), torch.tensor([1, 2, 2, 5, 0, 2, 4])
+    weights = torch.randn(7, dtype=torch.float64) if mode == 0 else None
+    starts = ([0, 3, 3, 5], [0, 0, 7, 7], [0, 2, 4, 6])
+    for offsets, padding, last in itertools.product(starts, (-1, 2), (False, True)):
+        at = torch.tensor([*offsets, 7] if last else offsets)
+        rest = False, mode, False, weights
+        y, *found = aten._embedding_bag(table, indices, at, *rest, last, padding)
+        args = torch.randn_like(y), indices, at, *found, 6, *rest, padding
+        held(aten._embedding_bag_backward.default, *args)
+    assert OWN[aten._embedding_bag_backward.default](*args[:7], True, *args[8:]) is NotImplemented
 
 
 def held(operator: Any, *args: Any) -> None:
