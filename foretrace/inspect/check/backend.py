@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from foretrace.inspect.check.first_difference import Off, Parts, largest_error, largest_ulps
+from foretrace.inspect.check.first_difference import Off, Parts
+from foretrace.inspect.check.rounding import largest_error, largest_ulps
 from foretrace.ir.program.recording import Recording
 from foretrace.runtime.backends.compiled_half import Compiler
 from foretrace.runtime.guards.cut_guards import CallGuards
@@ -27,7 +28,7 @@ class Checked:
     raised: str = ""
     """what the backend does but to give other numbers: it raises, writes to an input"""
     differs: bool = False
-    """whether an output is off; no part may show it"""
+    """whether an output is off, which no part may show; or a node, which no output may show"""
     off: Off | None = None
 
     @property
@@ -76,12 +77,12 @@ def check_half(
     parts = Parts(module, inputs, compiler)
     expected = tuple(parts.results)
     outcome = parts.whole()
-    off = parts.first_off(name, outcome.fault) if outcome.fault else None
+    off = parts.first_off(name, outcome.fault) if outcome.fault else parts.hidden(name)
     if outcome.text:
         return Checked(half, raised=outcome.text, differs=True, off=off), expected
     errors = tuple(map(largest_error, outcome.expected, outcome.found))
     ulps = tuple(map(largest_ulps, outcome.expected, outcome.found))
-    return Checked(half, errors, ulps, differs=bool(outcome.fault), off=off), expected
+    return Checked(half, errors, ulps, differs=bool(outcome.fault or off), off=off), expected
 
 
 class Captured(Protocol):

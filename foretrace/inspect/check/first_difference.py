@@ -15,15 +15,10 @@ import torch
 from torch import Tensor, fx
 
 from foretrace.errors import Attempt
-from foretrace.inspect.check.tolerance import amount
+from foretrace.inspect.check.rounding import differs, distances, in_float64, largest_error
 from foretrace.ir.program.op import Op
 from foretrace.runtime.backends.by_name import ADAPTERS
 from foretrace.runtime.backends.compiled_half import Compiler
-
-TOLERANCE: Final = 1e-5
-"""Of each element, absolute and relative"""
-INCOMPARABLE: Final = 1e30
-"""The error where a number is beside none: another shape, a NaN"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +123,9 @@ class Parts:
                 text = f"gives the memory of {kept} as a result"
                 return Outcome("keeps", text, expected, found)
         off = any(map(differs, expected, found))
+        exact = in_float64(module, values) if off else None
+        if exact is not None:
+            off = any(map(differs, expected, found, [exact[place] for place in places[0]]))
         return Outcome("off" if off else "", "", expected, found)
 
     def first_off(self, name: str, fault: str) -> Off | None:
@@ -139,6 +137,21 @@ class Parts:
         begin = next((at for at in range(low, -1, -1) if self._has(fault, at, low)), None)
         return None if begin is None else self._described(begin, low, name)
 
+    def hidden(self, name: str) -> Off | None:
+        """The first node that is off where no result of the whole graph shows it."""
+        graph, inputs, outputs = self._part(0, len(self.ops) - 1, every=True)
+        expected, count = [self.values[node] for node in outputs], len(outputs)
+        outcome = self._outcome(graph, inputs, outputs, expected, (range(count), count))
+        if outcome.fault != "off":
+            return None
+        exact = in_float64(graph, [self.values[node] for node in inputs]) or [None] * count
+        triples = zip(outputs, expected, outcome.found, exact, strict=True)
+        off = {node for node, *values in triples if differs(*values)}
+        found = (at for at, op in enumerate(self.ops) if off & {op, *_items(op)})
+        return next(
+            (self._described(at, at, name) for at in found if self._has("off", at, at)), None
+        )
+
     def _has(self, fault: str, begin: int, end: int) -> bool:
         """Whether a part has the fault; alone it may be what the backend does not take at all."""
         return 0 <= begin <= end < len(self.ops) and self._of_part(begin, end).fault == fault
@@ -148,15 +161,19 @@ class Parts:
         expected, count = [self.values[node] for node in outputs], len(outputs)
         return self._outcome(graph, inputs, outputs, expected, (range(count), count))
 
-    def _part(self, begin: int, end: int) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
-        """A graph of some ops: what it reads is an input, what is read outside is an output."""
+    def _part(
+        self, begin: int, end: int, *, every: bool = False
+    ) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+        """A graph of some ops, which gives what is read outside of it, or `every` result."""
         inside = dict[fx.Node, None]()
         for node in self.ops[begin : end + 1]:
             inside[node] = None
             inside |= dict.fromkeys(_items(node))
         outside = (set(node.users) - inside.keys() for node in inside)
         outputs = [
-            n for n, read in zip(inside, outside, strict=True) if read and _tensor(self.values[n])
+            node
+            for node, read in zip(inside, outside, strict=True)
+            if (read or every) and _tensor(self.values[node])
         ]
         graph, known, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
         for each in (n for node in inside for n in node.all_input_nodes if n not in inside):
@@ -179,7 +196,7 @@ class Parts:
         if outcome.fault == "off":
             pairs = zip([self.values[n] for n in outputs], outcome.found, strict=True)
             eager, found = max(pairs, key=lambda pair: largest_error(*pair))
-            distance = _distances(eager, found)
+            distance = distances(eager, found)
             at = None if distance is None else int(distance.argmax())
             ours, theirs = _number(eager, at), _number(found, at)
         node = self.ops[end]
@@ -296,41 +313,3 @@ def _tensor(value: Any) -> bool:
 def _call(node: fx.Node) -> str:
     arguments = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
     return f"{node.target}({', '.join(arguments)})"
-
-
-def _distances(eager: Any, found: Any) -> Tensor | None:
-    """How far each element is; None where the two cannot be compared."""
-    if not (_tensor(eager) and _tensor(found)) or eager.shape != found.shape:
-        return None
-    wide = torch.complex128 if eager.is_complex() else torch.float64
-    return (
-        (eager.to(wide) - found.to(wide))
-        .abs()
-        .nan_to_num(0.0 if _nans(eager, found) else INCOMPARABLE)
-    )
-
-
-def _nans(eager: Tensor, found: Tensor) -> bool:
-    return bool((eager.isnan() == found.isnan()).all() and (eager.isinf() == found.isinf()).all())
-
-
-def differs(eager: Any, found: Any) -> bool:
-    """Whether a result is off."""
-    if not _tensor(eager):
-        return bool(eager != found)
-    distance = _distances(eager, found)
-    return distance is None or bool((distance > TOLERANCE * (1 + eager.abs().nan_to_num())).any())
-
-
-def largest_error(eager: Any, found: Any) -> float:
-    """The largest difference of an element."""
-    distance = _distances(eager, found)
-    if distance is None:
-        return INCOMPARABLE
-    return float(distance.max()) if distance.numel() else 0.0
-
-
-def largest_ulps(eager: Any, found: Any) -> float:
-    """The same in representable numbers; 0 of integers."""
-    step = amount(("", eager), ("", found)) if _tensor(eager) and _tensor(found) else None
-    return (step and step.ulps) or 0.0
