@@ -11,27 +11,11 @@ from torch.nn import functional as F
 
 import foretrace
 from foretrace.frontends.cli import main
-from foretrace.operators.targets.build import build_named, check_kernel, names
+from foretrace.operators.targets.build import check_kernel, names
 from foretrace.operators.targets.profile import target_of
+from tests.support.accelerator import VERSION, npu
 
-VERSION = torch.__version__.partition("+")[0]
 CPU = torch.device("cpu")
-
-
-def npu(**fields: Any) -> dict[str, Any]:
-    """A plausible accelerator: it has the kernels that a CUDA build has, but not those of cuDNN."""
-    build = build_named("cuda")
-    own = [name for name in build.kernels if build.has(name) and "cudnn" not in name]
-    return {
-        "target": "npu",
-        "device": "privateuseone",
-        "torch": VERSION,
-        "sources": {"kernels": "made up"},
-        "capability": [1, 0],
-        "attention": {"overrideable": ["four_dimensions", "no_dropout"], "math": ["math_is_on"]},
-        "kernels": {"PrivateUse1": sorted(own)},
-        **fields,
-    }
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tests.databases.__main__ import main
 from tests.databases.attempts import records, warm
 from tests.databases.children import Ended, Job, Record, run
 from tests.databases.databases import DATABASES, cases
+from tests.databases.on_targets import records as records_there, results_of, target_in
 from tests.databases.routes import OURS
 from tests.databases.stated import facts, fault, group, samples_stated, stated
 from tests.databases.table import Line, lines_of
@@ -168,3 +169,18 @@ def test_what_is_stated(database, shard):
     mine = {f for f in stated() if f[0] == group(database) == database and f[1] in names}
     gone = mine - facts(found)
     assert not gone, f"no more so; `make reliability` updates it: {sorted(gone)}"
+
+
+@pytest.mark.parametrize("name", ["cuda:sm90", "npu"])
+def test_operators_for_a_device_that_is_not_here(name, tmp_path):
+    target = target_in(tmp_path, name)
+    chosen = cases(["opinfo.float32"], "^(addmm|cumsum|histogram|nn.functional.conv2d|view)$")
+    warm()
+    jobs = [(case.name, partial(records_there, case, target, 2)) for case in chosen]
+    ended = list(run(jobs, limit=LIMIT, workers=1))
+    found = [result for each in ended for result in results_of(each)]
+    for operator, record in found:
+        expected = "disguised" if operator == "histogram" else "same"  # CUDA has no kernel of it
+        assert record["status"] == expected, (operator, record)
+    assert {record["cut"] for _, record in found} == {"aten", "joint", "capture"}
+    assert len(found) > len(chosen)
