@@ -122,10 +122,9 @@ class Parts:
             if self.memory[node] not in own and (kept := theirs.get(_memory(each))):
                 text = f"gives the memory of {kept} as a result"
                 return Outcome("keeps", text, expected, found)
-        off = any(map(differs, expected, found))
-        exact = in_float64(module, values) if off else None
-        if exact is not None:
-            off = any(map(differs, expected, found, [exact[place] for place in places[0]]))
+        off = any(map(differs, expected, found)) and any(
+            map(differs, expected, found, in_float64(module, values, places[0]))
+        )
         return Outcome("off" if off else "", "", expected, found)
 
     def first_off(self, name: str, fault: str) -> Off | None:
@@ -144,7 +143,7 @@ class Parts:
         outcome = self._outcome(graph, inputs, outputs, expected, (range(count), count))
         if outcome.fault != "off":
             return None
-        exact = in_float64(graph, [self.values[node] for node in inputs]) or [None] * count
+        exact = in_float64(graph, [self.values[node] for node in inputs], range(count))
         triples = zip(outputs, expected, outcome.found, exact, strict=True)
         off = {node for node, *values in triples if differs(*values)}
         found = (at for at, op in enumerate(self.ops) if off & {op, *_items(op)})

@@ -76,13 +76,16 @@ def largest_ulps(eager: Any, found: Any) -> float:
     return (step and step.ulps) or 0.0
 
 
-def in_float64(module: fx.GraphModule, inputs: Sequence[Any]) -> Sequence[Any] | None:
-    """What a graph gives in float64; None where that raises, or it has nothing narrower."""
+def in_float64(
+    module: fx.GraphModule, inputs: Sequence[Any], places: Sequence[int]
+) -> Sequence[Any]:
+    """Some results of a graph in float64; None for each where it does not run so."""
     with Attempt(Exception) as attempt, torch.no_grad():
         results = _Wide(module).run(*map(_wide, inputs))
     if attempt.error is not None:
-        return None
-    return [results] if isinstance(results, Tensor) else list(results)
+        return [None for _ in places]
+    every = [results] if isinstance(results, Tensor) else results
+    return [every[place] for place in places]
 
 
 class _Wide(fx.Interpreter):
