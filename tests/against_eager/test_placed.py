@@ -4,11 +4,14 @@ Eager runs on the device "meta", which every machine has.
 """
 
 import copy
+from collections import OrderedDict, deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import foretrace
 
@@ -86,6 +89,74 @@ def nodes(net: nn.Module, x: torch.Tensor, target: str | None) -> list[Any]:
         for node in graph.nodes
         if isinstance(node.meta.get("val"), torch.Tensor)
     ]
+
+
+MADE = {
+    "by an op": lambda y, free: y,
+    "of none": lambda y, free: free,
+    "moved": lambda y, free: [free.to(y.device), free.clone()],
+    "where another is": lambda y, free: (torch.zeros(3, device=y.device), free),
+    "nested": lambda y, free: {"a": [y, (free, y[0])], "b": OrderedDict(c=free, d=y)},
+    "in a deque": lambda y, free: deque([free, y]),
+    "in an object": lambda y, free: SimpleNamespace(a=y, b=free),
+    "a parameter": lambda y, free: [nn.Parameter(y.clone()), free],
+    "a view": lambda y, free: [y[0], free.view(1, 3), y],
+}
+
+
+class Keeping(nn.Module):
+    """Makes something at its first call, and reads it at the next ones."""
+
+    def __init__(self, make: Any, way: str) -> None:
+        super().__init__()
+        self.inner, self.make, self.way = nn.Linear(3, 3), make, way
+        self.table, self.rows, self.kept = dict[str, Any](), list[Any](), None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = F.dropout(self.inner(x), 0.1)
+        found = {"dict": self.table.get("kept"), "list": [*self.rows], "attribute": self.kept}
+        if not found[self.way]:
+            made = self.make(y.detach(), torch.ones(3))
+            if self.way == "dict":
+                self.table["kept"] = [made]
+            elif self.way == "list":
+                self.rows.append(made)
+            else:
+                self.kept = [made]
+            return y
+        return [each * 2 for each in all_in(found[self.way])]
+
+
+def all_in(item: Any) -> list[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        return [item]
+    held = vars(item) if isinstance(item, SimpleNamespace) else item
+    return [t for each in (held.values() if isinstance(held, dict) else held) for t in all_in(each)]
+
+
+@pytest.mark.parametrize("way", ["dict", "list", "attribute"])
+@pytest.mark.parametrize("name", MADE)
+def test_what_a_warm_call_leaves_is_where_a_call_there_leaves_it(name: str, way: str) -> None:
+    net, x = Keeping(MADE[name], way), torch.randn(2, 3)
+    there = moved(net)
+    there(x.to("meta"))
+    expected = devices(there(x.to("meta")))
+    torch.manual_seed(0)
+    copy.deepcopy(net)(x)
+    drawn = torch.get_rng_state()
+    for target in ("meta", "cuda:sm90"):
+        torch.manual_seed(0)
+        recorded = foretrace.capture(copy.deepcopy(net), (x,), warm=True, target=target).recorded
+        found = [o.value.type.device.type for o in recorded.outputs if o.role.kind == "output"]
+        assert found == [target.partition(":")[0] if d == "meta" else d for d in expected]
+        assert torch.equal(torch.get_rng_state(), drawn)  # the call alone draws
+
+
+def test_what_a_warm_call_copies_to_the_cpu_is_there() -> None:
+    net = Keeping(lambda y, free: [y.cpu().clone(), y], "list")
+    recorded = foretrace.capture(net, (torch.randn(2, 3),), warm=True, target="cuda:sm90").recorded
+    found = [o.value.type.device.type for o in recorded.outputs if o.role.kind == "output"]
+    assert found == ["cpu", "cuda"]
 
 
 class Trainer:

@@ -9,7 +9,7 @@ from torch import Tensor
 import foretrace
 from tests.refusals.asks import captures
 from tests.refusals.follow import captured
-from tests.refusals.registry import refuses
+from tests.refusals.registry import Ask, refuses
 
 X = torch.randn(6, 8)
 FREE = 1 << 30
@@ -114,4 +114,35 @@ def has_a_module(x: Tensor) -> Tensor:
 
 refuses("autocast", "session/run/placement.py:cast_unseen").when(
     captures(unpacks_a_module, X, target="cuda:sm90"), for_cuda(has_a_module), at=casts
+)
+
+KEPT = dict[str, Tensor]()
+
+
+def keeps_what_it_moves(x: Tensor) -> Tensor:
+    if not KEPT:
+        KEPT["there"] = there = x.detach() * 2  # here
+        KEPT["here"] = there.cpu()
+    return x + KEPT["there"]
+
+
+def keeps_a_copy(x: Tensor) -> Tensor:
+    if not KEPT:
+        KEPT["there"] = there = x.detach() * 2
+        KEPT["here"] = there.cpu().clone()
+    return x + KEPT["there"]
+
+
+def after_its_first_call(fn: Callable[..., Any]) -> Callable[[], None]:
+    def follow() -> None:
+        KEPT.clear()
+        assert foretrace.capture(fn, (X,), target="cuda:sm90", warm=True).cut("export").nodes
+
+    return follow
+
+
+refuses("aliased inputs", "frontends/program/capture.py:_left").when(
+    Ask(keeps_what_it_moves, after_its_first_call(keeps_what_it_moves)),
+    after_its_first_call(keeps_a_copy),
+    captured(keeps_a_copy, X),
 )

@@ -1,9 +1,11 @@
 """Captures a program, and registers a derivative."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from foretrace import torch_api
@@ -13,8 +15,12 @@ from foretrace.errors import Refusal
 from foretrace.frontends.program.program import Program
 from foretrace.ir.program.interface import Target
 from foretrace.ir.program.op import target_name
+from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.containers import flatten
 from foretrace.ir.source.call_site import Asked
 from foretrace.ir.source.short_tracebacks import Hiding
+from foretrace.ir.values.value import Value
+from foretrace.operators.targets.profile import target_of
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.both_branches.explore import explored
 from foretrace.session.run.session import Session
@@ -24,12 +30,14 @@ from foretrace.session.run.setup import (
     Branches,
     Values,
     check_branches,
+    device_of,
     prepare,
     record_to_fixpoint,
 )
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
 
-T = TypeVar("T")
+Placed: TypeAlias = Sequence[tuple[torch.Tensor, torch.device]]
+"""Tensors that a call before the capture has left, and where they are on the target"""
 
 
 @Hiding()
@@ -60,28 +68,39 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
         branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
             program runs once for each answer, and the sides are a cond, up to where they meet.
         warm: call the program as Python first, for what only its first call makes (lazy modules,
-            caches, hooks, state). The call does all that the program does.
+            caches, hooks, state). The call does all that the program does. For another device than
+            the inputs' it is recorded before, which says where it leaves what it makes.
         verify: check the recording, and each graph of it, against docs/stages.md.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
     with Asked("capture", fn):
         check_branches(branches)
         call = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
-        once = partial(_once, call, values, counts)
-        ran = after_warmup(partial(explored, once, branches), fn, args, kwargs, warm=warm)
+        record = partial(_recorded, call, values, branches)
+        ran = record(_warmed_up(record, *call[:4]) if warm else ())
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 
+def _recorded(call: tuple[Any, ...], values: Values, branches: Branches, left: Placed) -> Captured:
+    counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
+    return explored(partial(_once, call, values, counts, left), branches)
+
+
 def _once(
-    call: tuple[Any, ...], values: Values, counts: SymbolicCounters, path: AnswerPath | None
+    call: tuple[Any, ...],
+    values: Values,
+    counts: SymbolicCounters,
+    left: Placed,
+    path: AnswerPath | None,
 ) -> Captured:
     """One path through a program; `call`: the first arguments of `prepare`."""
 
     def make(assumed: Assumed) -> Session:
         run = prepare(*call, values=values, assumed=assumed)
+        for tensor, device in left:
+            run.places.note(tensor, device)
         run.questions.follow(path, run.recorder)
         return run
 
@@ -135,19 +154,47 @@ def rule_name(op: Any, backward: Any) -> str:
     return f"{getattr(backward, '__name__', backward)}{place}"
 
 
-def after_warmup(
-    capture: Callable[[], T],
+def _warmed_up(
+    record: Callable[[Placed], Captured],
     fn: Any,
     args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-    *,
-    warm: bool,
-) -> T:
-    """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+) -> Placed:
+    """Call a program, so that what only its first call makes is there; gives what that is.
+
+    The call runs where the inputs are. For another device its recording knows what is there of
+    what it leaves; of a call without a graph all stays.
+    """
+    first: Captured | None = None
+    if target is not None and target_of(target, here := device_of(fn, args, kwargs)).device != here:
+        with suppress(Refusal):
+            first = record(())
+    fn(*args, **kwargs)
+    return [*_left(first.recorded)] if first is not None else ()
+
+
+def _left(recorded: Recording) -> Iterator[tuple[torch.Tensor, torch.device]]:
+    """What the places hold now that a recorded call binds; gradients are known.
 
     Raises:
-        Refusal: as for the capture.
+        Refusal: here one tensor is what two are on the device.
     """
-    if warm:
-        fn(*args, **(kwargs or {}))
-    return capture()
+    known = dict[int, Value]()
+    for state in recorded.states:
+        leaves, _ = flatten(state.place.now)
+        bound = [leaf for number, leaf in enumerate(leaves) if number not in state.kept]
+        outputs = recorded.outputs[state.first :][: state.count]
+        for leaf, output in zip(bound, outputs, strict=False):  # it may have gone another way
+            value = output.value
+            if not (isinstance(leaf, torch.Tensor) and isinstance(value, Value)):
+                continue
+            if known.setdefault(id(leaf), value) is not value:
+                raise Refusal(
+                    f"the call of warm=True leaves one tensor as {state.place.name} and elsewhere,"
+                    f" and on {recorded.target.device} these are two: it moves one",
+                    kind="aliased inputs",
+                    at=state.at,
+                    do=("keep a copy (`.clone()`) of what is moved", "capture on the device"),
+                )
+            yield leaf, value.type.device

@@ -173,7 +173,7 @@ class Gradients:
             return None
         count, of = len(self.inputs), self.inputs[index]
         like = of.value.type if of.value.type.symbols and _same_layout(real, grad) else None
-        self.places.note_gradient(grad, of.value.type.device)
+        self.places.note(grad, of.value.type.device)
         stand_in = self.make(grad, f"{of.role.name}.grad", like)
         new = len(self.inputs) > count  # `is`, as a tensor compares its elements
         place = count if new else self.inputs.place_of(stand_in)

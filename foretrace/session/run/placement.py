@@ -2,7 +2,8 @@
 
 A capture for a target shows what eager does after `model.to(device)`, with the arguments there.
 That moves parameters and buffers of modules, and their gradients. What optimizers keep of a
-parameter is where `load_state_dict` puts it. Another tensor stays where it is.
+parameter is where `load_state_dict` puts it, and what a warm call has left, where the recording of
+that call has it. Another tensor stays where it is.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,10 +40,10 @@ class Placement:
         """modules and optimizers among it; more as it runs"""
         self._looked = 0
 
-    def note_gradient(self, gradient: torch.Tensor, device: torch.device) -> None:
-        """Note the `.grad` of a tensor that is on `device` to the program."""
+    def note(self, tensor: torch.Tensor, device: torch.device) -> None:
+        """Note a tensor that is on `device` to the program: a `.grad`, what a call has left."""
         if device == self.device:
-            self._moved.add(id(gradient))
+            self._moved.add(id(tensor))
 
     def of(self, tensor: torch.Tensor, kind: str = "captured") -> torch.device:
         """The device that a tensor is on to the program; `kind`: of its role."""
