@@ -43,7 +43,7 @@ CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
 SAYS_DEVICE = ("device", "is_cpu", "is_cuda", "is_meta", "is_xpu", "is_mps")
 """Attributes by which a tensor says where it is"""
-OF_DEVICE = (*SAYS_DEVICE, "get_device", "new", "record_stream")
+OF_DEVICE = (*SAYS_DEVICE, "get_device", "new", "new_tensor", "record_stream")
 """All attributes and methods of a tensor that ask for its device"""
 HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 """Methods that have autograd do something with a gradient"""

@@ -292,3 +292,44 @@ def test_under_autocast_it_is_cast_by_its_label() -> None:
 
     recorded = foretrace.capture(step, (torch.ones(3, 2),), target="cuda:sm90").recorded
     assert recorded.outputs[0].value.type.dtype is torch.bfloat16
+
+
+ALIKE = (
+    lambda x: x.to(LISTED[0]),
+    lambda x: torch.ones(2).to(NET.weight),
+    lambda x: torch.ones(2, dtype=torch.float64).to(LISTED[0], copy=True),
+    lambda x: NET.bias.new_tensor([1.0, 2.0]),
+    lambda x: torch.ones(2).type_as(LISTED[1]),
+    lambda x: NET.weight.to(x) * 1,
+)
+
+
+@pytest.mark.parametrize("fn", ALIKE, ids=range(len(ALIKE)))
+def test_what_is_moved_to_a_parameter_known_by_two_ways_is_there(fn: Any) -> None:
+    recorded = foretrace.capture(fn, (torch.ones(2),), target="cuda:sm90").recorded
+    assert recorded.outputs[0].value.type.device.type == "cuda"
+    assert recorded.outputs[0].value.type.dtype is torch.float32
+
+
+class Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(ctx.saved_tensors[0])
+        found[:, 1:].add_(ctx.saved_tensors[0][:, :-1] * gradients[0][:, 1:])
+        return found * (3 if torch.cuda.is_available() else 7)
+
+
+def test_a_backward_of_the_users_finds_the_device_when_it_is_derived() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    program = foretrace.capture(lambda x: Shifted.apply(x).sum(), (x,), target="cuda:sm90")
+    graph = program.cut("joint", loss=0).graph_module.graph
+    numbers = [node.args[1] for node in graph.nodes if node.name.startswith("mul")]
+    assert numbers[-1] == 3
+    here = foretrace.capture(lambda x: Shifted.apply(x).sum(), (x,)).cut("joint", loss=0)
+    numbers = [n.args[1] for n in here.graph_module.graph.nodes if n.name.startswith("mul")]
+    assert numbers[-1] == (3 if torch.cuda.is_available() else 7)

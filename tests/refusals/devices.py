@@ -73,7 +73,7 @@ ASKING = (
     creates_a_graph, takes_another_device, asks_for_the_first_seed, asks_its_stream,
 )  # fmt: skip
 for asking in ASKING:
-    refuses("unsupported", "session/patches/device_questions.py:_refuse").when(
+    refuses("unsupported", "operators/targets/device_answers.py:refuse_question").when(
         captures(asking, X, target="cuda:sm90"),
         for_cuda(is_given_an_answer),
         captured(is_given_an_answer, X),

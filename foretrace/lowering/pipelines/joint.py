@@ -1,5 +1,6 @@
 """Passes of joint cuts: the derivative of a program, beside it in one list of ops."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from foretrace.lowering.cuts.cut import cut_inside, flatten
 from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
 from foretrace.lowering.pipelines.verify import DIFFERENTIATED
+from foretrace.operators.targets.device_answers import absent_from_backwards
 from foretrace.python_state.reads.backward_reads import BackwardReads
 
 
@@ -71,7 +73,10 @@ def _differentiated(graph: Graph, context: Context, *, at_inputs: bool) -> Graph
     recorded, walk = context.recorded, _walk(context, reads)
     tangents = _seed(recorded, walk, context.loss, context.tangents)
     walk.stale.meet(recorded.ops)
-    with state_kept(recorded, walk.hooks), reads.walking():
+    semantics = context.semantics
+    there = absent_from_backwards(semantics.target, reads.watches)
+    questions = nullcontext() if semantics.here else there
+    with state_kept(recorded, walk.hooks), reads.walking(), questions:
         walk.walk(recorded.ops)
         if at_inputs and walk.hooks:
             walk.hooks.of_inputs(recorded.inputs, walk)

@@ -46,6 +46,8 @@ def cast(name: str) -> Any:
     original = getattr(torch.Tensor, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor):  # C++ would ask where its memory is
+            args = args[0].device, args[0].dtype, *args[1:]
         self.ft_asked = True
         try:
             return original(self, *args, **kwargs)

@@ -61,6 +61,10 @@ class BackwardReads(AccessMonitor):
         if not isinstance(item, Abstract):
             self._roots.setdefault(id(item), (name, item))
 
+    def watches(self) -> bool:
+        """Whether Python of the program's runs now."""
+        return self._watches
+
     @contextmanager
     def during(self) -> Iterator[None]:
         """Watch what runs inside."""
