@@ -108,8 +108,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "holds a sparse one": (lambda x: x * 2, Masked(X, (X > 0).to_sparse()),
                            "x is a Masked that holds torch.sparse_coo"),
     "holds what requires grad": (
-        lambda x: x * 2, TwoTensor(X.clone().requires_grad_(), X.clone().requires_grad_()),
-        "x is a TwoTensor that holds what requires grad",
+        lambda x: x * 2, TwoTensor(X.clone().requires_grad_() * 2, X.clone().requires_grad_() * 2),
+        "x is a TwoTensor that holds what requires grad and is no leaf",
     ),
     "parameter": (Weighted(nn.Parameter(pair())), X, "weight is a Placed"),
     "parameter of a class": (Weighted(Doubling(X)), X, "weight is a Doubling"),

@@ -93,6 +93,27 @@ refuses("unsupported tensor", "tracer/subclasses/dispatch.py:_new_stand_in").whe
 )
 
 
+def computes_with_what_is_held(w: Any, x: Tensor) -> Tensor:
+    return w.a * x  # here
+
+
+def computes_with_its_memory(w: Any, x: Tensor) -> Tensor:
+    return w.a.detach() * x
+
+
+def computes_with_an_argument(w: Any, x: Tensor) -> Tensor:
+    return w.t().t() * x
+
+
+HELD = "tracer/subclasses/ended_run.py:_goes_on"
+OF_LEAVES = TwoTensor(*LEAVES)
+refuses("unsupported tensor", HELD).when(
+    captures(computes_with_what_is_held, OF_LEAVES, X),
+    taken(computes_with_its_memory, OF_LEAVES, X),
+    taken(computes_with_an_argument, OF_LEAVES, LEAVES[0]),
+)
+
+
 def makes_of_open_sizes(x: Tensor, y: Tensor) -> Any:
     return TwoTensor(x, y) * 2  # here
 
@@ -126,7 +147,7 @@ def goes_on_with_another(w: Any) -> Any:
     return (w * 2) * 3
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_leaves").when(
+refuses("unsupported tensor", "tracer/subclasses/ended_run.py:_check_leaves").when(
     captures(goes_on_with_a_leaf, two(3, 4, grad=True)),
     trains(goes_on_with_another, FOLLOWED, by=by_compile),
     OUTSIDE,
@@ -279,7 +300,7 @@ def writes_a_clone(w: Any) -> Any:
     return made
 
 
-refuses("unsupported tensor", "tracer/subclasses/dispatch.py:check_unwritten").when(
+refuses("unsupported tensor", "tracer/subclasses/ended_run.py:_check_unwritten").when(
     captures(writes_held, TWO), taken(writes_a_clone, TWO), OUTSIDE
 )
 

@@ -57,12 +57,17 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The class of a wrapper, the types of its inner tensors, and its metadata."""
+    """The class of a wrapper, the types of its inner tensors, and its metadata.
+
+    `followed`: which of them require grad, and whether each is a leaf. The class's
+    `__torch_dispatch__` is below autograd, so their types do not have it.
+    """
 
     kind: type
     names: tuple[str, ...]
     inner: tuple[TensorType, ...]
     context: Metadata
+    followed: tuple[tuple[str, bool], ...] = ()
 
     def __str__(self) -> str:
         return self.kind.__name__
@@ -106,8 +111,11 @@ def wrapping_of(
     if not wraps(type(tensor)):
         return None
     names, context = flattened(tensor)
-    inner = tuple(type_of(getattr(tensor, name)).with_grad(False) for name in names)
-    return Wrapping(type(tensor), names, inner, Metadata(context))
+    parts = [getattr(tensor, name) for name in names]
+    inner = tuple(type_of(part).with_grad(False) for part in parts)
+    named = zip(names, parts, strict=True)
+    followed = tuple((name, part.is_leaf) for name, part in named if part.requires_grad)
+    return Wrapping(type(tensor), names, inner, Metadata(context), followed)
 
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
@@ -214,6 +222,8 @@ class Holds:
                 f"the metadata of {self.name} is {now.context.value!r:.60},"
                 f" in the capture {then.context.value!r:.60}"
             )
+        if now.followed != then.followed:
+            return f"other tensors that {self.name} holds require grad than in the capture"
         pairs = zip(then.names, now.inner, then.inner, strict=True)
         name, found, before = next((n, a, b) for n, a, b in pairs if a != b)
         return f"{self.name}.{name} is {_described(found)}, in the capture {_described(before)}"
@@ -244,8 +254,9 @@ class Unwrap:
         self.names = names
 
     def __call__(self, tensor: Any) -> tuple[Any, ...]:
-        """The inner tensors."""
-        return tuple([getattr(tensor, name) for name in self.names])
+        """The inner tensors; of a leaf among them, its memory alone."""
+        parts = [getattr(tensor, name) for name in self.names]
+        return tuple([part.detach() if part.requires_grad else part for part in parts])
 
     def as_module(self) -> torch.nn.Module:
         """The call as a module."""

@@ -98,8 +98,8 @@ def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | No
             found = _of_another_layout(inner)
         if found is not None:
             return f"a {name} that holds {found[0]}", "let it hold dense tensors of torch's own"
-        if inner.requires_grad:
-            return f"a {name} that holds what requires grad", (
+        if inner.requires_grad and not (inner.is_leaf and plain_class(type(inner))):
+            return f"a {name} that holds what requires grad and is no leaf", (
                 f"make it of detached tensors, and call requires_grad_() of the {name}"
             )
     return None

@@ -77,7 +77,7 @@ from foretrace.tracer.recorder.autograd_hooks import note_needed
 from foretrace.tracer.recorder.error_reports import reported
 from foretrace.tracer.recorder.modes_inside import normal_mode
 from foretrace.tracer.recorder.recorder import Recorder
-from foretrace.tracer.subclasses.dispatch import check_leaves, check_unwritten
+from foretrace.tracer.subclasses.ended_run import check_wrapped_leaves, check_writes
 
 
 def record(
@@ -319,6 +319,7 @@ def _outputs(
     values = set(values_in([each.value for each in (*outputs, *states)]))
     check_parted(capture.recorder, values)
     check_unwritten_leaves(capture.recorder, capture.leaves.switched_on(written), values)
+    check_wrapped_leaves(capture.recorder, values)
     requires.notes.effects += map(LeaveState, left)
     outputs += states
     requires.notes.effects += build.marks(outputs)
@@ -341,8 +342,7 @@ def _run(fn: Any, call: Any, recorder: Recorder, checkpoints: Checkpoints) -> An
     with reported(recorder):
         result = fn(*call[0], **call[1])
         recorder.view_rebased()
-    check_unwritten(recorder)
-    check_leaves(recorder)
+    check_writes(recorder)
     if recorder.failures.first is not None:  # the program caught it
         raise recorder.failures.first
     checkpoints.check()

@@ -19,7 +19,7 @@ from foretrace.ir.values.nested import map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
-from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract
+from foretrace.operators.abstract_tensors.abstract_tensor import FLAG, Abstract, follow
 from foretrace.operators.abstract_tensors.subclass_types import (
     Metadata,
     Unwrap,
@@ -100,9 +100,9 @@ def _new_stand_in(tensor: Any, recorder: RecorderBase) -> Abstract | None:
     parts = [getattr(tensor, name) for name in names]
     if not any(map(of_the_run, parts)):
         return None  # it comes from outside
-    if FLAG(tensor):
+    if FLAG(tensor) or (recorder.inside and any(map(FLAG, parts))):
         raise Refusal(
-            f"the program makes a {type(tensor).__name__} that is a leaf of autograd",
+            f"the program makes a {type(tensor).__name__} that is a leaf of autograd, or holds one",
             kind="unsupported tensor",
             do="make it of detached tensors, or make it outside of the captured program",
         )
@@ -157,6 +157,10 @@ def instance(known: Abstract, recorder: RecorderBase) -> Any:
 def _instance(known: Abstract, recorder: RecorderBase) -> Any:
     value = value_of(known, recorder)
     type, wrapped = value.type, [recorder.abstract(part) for part in unwrap(recorder, value)]
+    for name, _ in type.wrapped.followed:
+        part = wrapped[type.wrapped.names.index(name)]
+        follow(part, True)
+        part.ft_leaf = True
     real = tuple(as_program_has(each, recorder) for each in wrapped)
     new = type.wrapped.make(real, type.shape, type.stride)
     if isinstance(known, AbstractParameter):
@@ -278,41 +282,3 @@ def unshared(what: str) -> Refusal:
     return _no_place(
         f"its __torch_dispatch__ {what}", "let it compute with its operands alone, by operators"
     )
-
-
-def check_unwritten(recorder: RecorderBase) -> None:
-    """Refuse a run in which memory was written that a tensor of its own class holds.
-
-    Raises:
-        Refusal: with the line that wrote.
-    """
-    if not recorder.aliasing.in_subclasses:
-        return
-    for op in recorder.scope.log:
-        if op.writes and not recorder.aliasing.in_subclasses.isdisjoint(op.operands[:1]):
-            raise Refusal(
-                "the program writes to memory that a tensor class of its own holds",
-                kind="unsupported tensor",
-                at=op.origin.frame,
-                do=("write to a clone", "or do it outside of the captured program"),
-            )
-
-
-def check_leaves(recorder: RecorderBase) -> None:
-    """Refuse a run that goes on with a leaf of a tensor class of its own, to which it wrote.
-
-    The graph has another value for it, from which no gradient comes back to the leaf.
-
-    Raises:
-        Refusal: with the line that goes on.
-    """
-    leaves = recorder.aliasing.rewritten_leaves
-    for op in recorder.scope.log if leaves else ():
-        if op.followed and not leaves.isdisjoint(op.operands):
-            raise Refusal(
-                "the program writes to a leaf of a tensor class of its own, and goes on with it"
-                " where autograd follows",
-                kind="unsupported tensor",
-                at=op.origin.frame,
-                do=("use the operator that returns a new tensor", "or write to it outside"),
-            )

@@ -153,7 +153,8 @@ def wrapped_again(recorder: RecorderBase, tensor: Any, known: Abstract, old: Val
     parts = tuple(current(alias_of(each), recorder) for each, _ in wrapped)
     names, context = flattened(tensor)
     inner = tuple(part.type.with_grad(False) for part in parts)
-    wrapped_now = Wrapping(type(tensor), names, inner, Metadata(context))
+    followed = old.type.wrapped.followed
+    wrapped_now = Wrapping(type(tensor), names, inner, Metadata(context), followed)
     if wrapped_now.from_start != old.type.wrapped.from_start:
         raise refused(f"a write in place makes another {old.type.wrapped} of it")
     new = Value(recorder.types.intern(old.type.but(wrapped=wrapped_now)), old.hint)
