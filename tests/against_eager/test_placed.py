@@ -285,6 +285,28 @@ def test_a_parameter_known_by_two_ways_is_one_there(fn: Any) -> None:
     assert numbers in ([2], [2.0, 3.0])
 
 
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cuda", torch.bfloat16)])
+def test_what_a_container_holds_is_cast_by_its_label(
+    device: str, dtype: torch.dtype, cleared: bool
+) -> None:
+    """Also where its `.grad` was asked before, by which the run has met it."""
+    held = (nn.Linear(2, 2), torch.optim.SGD(NET.parameters()))
+
+    def step(x: torch.Tensor) -> Any:
+        net, optimizer = held
+        if cleared:
+            net.zero_grad()
+            optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16):
+            return net(x), next(net.parameters()) * 2
+
+    program = foretrace.capture(step, (torch.ones(3, 2),), target="cuda:sm90")
+    nodes = program.cut("aten").graph_module.graph.nodes
+    (call,) = (node for node in nodes if node.name == "addmm")
+    assert [each.meta["val"].dtype for each in (call, *call.all_input_nodes)] == [dtype] * 4
+
+
 def test_under_autocast_it_is_cast_by_its_label() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import foretrace
 from tests.refusals.asks import captures
@@ -95,25 +96,23 @@ refuses("unsupported", "tracer/recorder/error_reports.py:_asks_device").when(
 )
 
 LINEAR = torch.nn.Linear(8, 2)
-IN_A_TUPLE = (LINEAR,)
+PARAMETERS = [*LINEAR.parameters()]
 
 
-def casts(linear: torch.nn.Linear, x: Tensor) -> Tensor:
+def casts_parameters(x: Tensor) -> Tensor:
+    LINEAR.zero_grad()
     with torch.autocast("cuda", torch.bfloat16):
-        out: Tensor = linear(x)  # here
-    return out
+        return F.linear(x, *PARAMETERS)  # here
 
 
-def unpacks_a_module(x: Tensor) -> Tensor:
-    return casts(*IN_A_TUPLE, x)
+def casts_of_a_module(x: Tensor) -> Tensor:
+    LINEAR.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        return F.linear(x, LINEAR.weight, LINEAR.bias)
 
 
-def has_a_module(x: Tensor) -> Tensor:
-    return casts(LINEAR, x)
-
-
-refuses("autocast", "session/run/placement.py:cast_unseen").when(
-    captures(unpacks_a_module, X, target="cuda:sm90"), for_cuda(has_a_module), at=casts
+refuses("autocast", "operators/abstract_tensors/autocast.py:check_asked").when(
+    captures(casts_parameters, X, target="cuda:sm90"), for_cuda(casts_of_a_module)
 )
 
 KEPT = dict[str, Tensor]()

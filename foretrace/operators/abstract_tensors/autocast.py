@@ -18,10 +18,11 @@ from foretrace.ir.program.op import Op, target_name
 from foretrace.ir.program.origin import Choice
 from foretrace.ir.program.walk import leaf_ops
 from foretrace.ir.source.call_site import asking_line
-from foretrace.ir.values.nested import map_tree
+from foretrace.ir.values.nested import leaves, map_tree
 from foretrace.ir.values.tensor_type import TensorType
 from foretrace.ir.values.value import Value
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.abstract_tensors.supported_inputs import plain_class
 
 INSIDE = Choice(
     "autocast", "opened", "autocast casts what is inside it, which a call of it outside would not"
@@ -133,6 +134,30 @@ class Casts:
     def _lower_precisions(self) -> set[torch.dtype]:
         return {torch.get_autocast_dtype(device) for device in self.devices}
 
+    def check_asked(self, recorder: Any, func: Any, operands: Any) -> None:
+        """Refuse an operand that autocast has asked for a device that it is not on to the program.
+
+        It casts an operand, or not, before the recorder sees the call.
+
+        Raises:
+            Refusal: it is one.
+        """
+        real = [operand for operand in leaves(operands) if plain_class(type(operand))]
+        if not real or not (func is torch.ops.aten.to.dtype or self._knows(func)):
+            return
+        for tensor in real:
+            there = torch_api.attribute_of(recorder.answers.lift(tensor), "device").type
+            if there != torch_api.attribute_of(tensor, "device").type:
+                raise recorder.refused(
+                    Refusal(
+                        "autocast is on where the program meets a tensor that"
+                        f" `model.to({there!r})` moves, and that nothing stands for",
+                        kind="autocast",
+                        at=asking_line(),
+                        do="capture the module itself, or pass it as an argument",
+                    )
+                )
+
     # ---- inside composites -----------------------------------------------------------------------
 
     def state(self) -> Any:
@@ -146,8 +171,10 @@ class Casts:
         """Whether autocast acts on the operators inside a composite that it does not know."""
         if isinstance(func, torch_api.HigherOrderOperator):
             return False  # its subgraphs run as the program does
-        known = any(torch_api.autocast_knows(func, device) for device in self.devices)
-        return bool(self.devices) and not known and not self._shielded
+        return bool(self.devices) and not self._knows(func) and not self._shielded
+
+    def _knows(self, func: Any) -> bool:
+        return any(torch_api.autocast_knows(func, device) for device in self.devices)
 
     def off(self) -> AbstractContextManager[None]:
         """Turn autocast off, as eager has it off inside a `__torch_dispatch__`."""

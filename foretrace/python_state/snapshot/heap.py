@@ -152,17 +152,18 @@ class HeapSnapshot(ReachableState):
         content = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in content)]
 
-    def name_modules(self, program: Any) -> dict[int, str]:
-        """Names for the tensors of modules that an object holds (`self.model`), by id.
-
-        Not of the program itself, whose tensors have the names that it gives them.
-        """
+    def reached_modules(self, program: Any) -> dict[str, nn.Module]:
+        """The modules that something else holds than the program itself, or another module."""
         modules = [x for x in self._seen.values() if isinstance(x, nn.Module)]
         inside = {id(x) for each in modules for x in torch_api.submodule_table(each).values()}
         others = inside | self._borrowed | {id(program)}
-        roots = [x for x in modules if id(x) not in others]
+        roots = (each for each in modules if id(each) not in others)
+        return {f"reached_{number}": root for number, root in enumerate(roots)}
+
+    def name_modules(self, program: Any) -> dict[int, str]:
+        """Names for the tensors of modules that an object holds (`self.model`), by id."""
         found = dict[int, str]()
-        for root in roots:
+        for root in self.reached_modules(program).values():
             tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
             if tensors and (name := self.name(root)).isidentifier():
                 found |= {id(tensor): f"{name}.{path}" for path, tensor in tensors.items()}

@@ -53,18 +53,6 @@ class Placement:
         named = kind != "captured" or isinstance(tensor, nn.Parameter)
         return self.device if named or self._moves(tensor) else device
 
-    def cast_unseen(self, tensor: torch.Tensor, kind: str) -> Refusal | None:
-        """The refusal of a tensor met under autocast, which has asked its own device by then."""
-        there = self.of(tensor, kind)
-        if there.type == torch_api.attribute_of(tensor, "device").type:
-            return None
-        return Refusal(
-            f"autocast is on where the program meets a {kind} that `model.to({there.type!r})`"
-            " moves, by a container or a function that nobody looks into before",
-            kind="autocast",
-            do="capture the module itself, or pass it as an argument",
-        )
-
     def answer(self, tensor: torch.Tensor, name: str, *, labelled: bool) -> Any:
         """What a tensor says of its device, and methods that ask it.
 

@@ -129,9 +129,9 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Session) -> Recording:
 def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSnapshot) -> Recording:
     leaves, in_structure = named_arguments(fn, args, kwargs, capture.assumed.own)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
-    capture.name(before.name_modules(fn) | names_of_tensors(fn))
+    owners = _owners(fn, leaves, before, capture)
     requires = _required_of_call(fn, (args, kwargs), leaves, in_structure, capture)
-    with unchanged_state(lines, before), borrowed(_owners(fn, leaves), before) as loan:
+    with unchanged_state(lines, before), borrowed(owners, before) as loan:
         requires.python.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
@@ -168,9 +168,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     )  # fmt: skip
 
 
-def _owners(fn: Any, leaves: list[tuple[str, Any]]) -> dict[str, torch.nn.Module]:
-    """The modules of the program, and those among its arguments."""
-    return owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
+def _owners(fn: Any, leaves: Any, before: HeapSnapshot, capture: Session) -> dict[str, Any]:
+    """Name the program's tensors; its modules and its arguments', all where labels decide casts."""
+    capture.name(before.name_modules(fn) | names_of_tensors(fn))
+    reached = before.reached_modules(fn) if capture.assumed.labelled else {}
+    return owners_of(fn) | {n: x for n, x in leaves if isinstance(x, torch.nn.Module)} | reached
 
 
 def _effects(requires: CallRequirements) -> list[Effect]:
@@ -240,8 +242,7 @@ def _running(
     capture: Session, paths: dict[int, str], before: HeapSnapshot
 ) -> AbstractContextManager[Checkpoints]:
     target, sees = capture.semantics.target, capture.looks_for_switches(before)
-    engine = Engine(capture.recorder, capture.leaves)
-    as_they_are = capture.assumed.as_they_are
+    engine, as_they_are = Engine(capture.recorder, capture.leaves), capture.assumed.as_they_are
     return running(
         capture.recorder, capture.parts, paths, target, engine, switches=sees,
         as_they_are=as_they_are,

@@ -270,22 +270,13 @@ class Session:
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
-        known, itself = self.known.abstract.get(id(tensor)), id(tensor) in self.known.themselves
-        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
-        if known is None or itself:
-            refusal = self._cast_unseen(tensor, "buffer" if itself else kind)
-            if refusal is not None:
-                refusal.located(self.recorder.sources.here(), (), ())
-                raise self.recorder.refused(refusal)
+        known = self.known.abstract.get(id(tensor))
         if known is not None:
             self.known.reached.add(id(tensor))
             return known
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
         name = self.known.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         return self.placeholder(tensor, kind, name)
-
-    def _cast_unseen(self, tensor: torch.Tensor, kind: str) -> Refusal | None:
-        on = self.places.device is not None and bool(self.recorder.casts.devices)
-        return self.places.cast_unseen(tensor, kind) if on else None
 
     def _gradient(self, tensor: torch.Tensor, name: str, like: TensorType | None) -> Abstract:
         """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""

@@ -124,6 +124,7 @@ def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Answer autocast's cast of a leaf by the earlier one in its region."""
     if not recorder.casts.devices:
         return NotImplemented
+    recorder.casts.check_asked(recorder, func, args)
     known = known_as(args[0], recorder)  # a leaf from outside is cast once, too
     if recorder.casts.remembers(known, *args[1:]):
         with recorder.scope.before_bodies():

@@ -55,7 +55,10 @@ class Recorder(RecorderBase):
         read = Reading(self, func, grad := self.grad_mode())
         values, tensors = read.all(args), read.tensors
         named = read.named(kwargs) if kwargs else {}
-        outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
+        outcome = None
+        if self.casts.devices:
+            self.casts.check_asked(self, func, (args, kwargs))
+            outcome = casting_inside(self, func, values, named, tensors)
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if self.switched:
