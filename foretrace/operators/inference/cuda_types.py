@@ -1,6 +1,6 @@
-"""Types of leaves that only CUDA has a kernel for, and torch no meta kernel that takes the call.
+"""Types of leaves that CUDA has a kernel for, and torch no meta kernel that takes the call.
 
-Source: Memory.cpp and cuda/RNN.cu in aten/src/ATen/native, torch 2.13.
+Source: Memory.cpp, LossCTC.cpp, cuda/LossCTC.cu, cuda/RNN.cu in aten/src/ATen/native, torch 2.13.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,6 +41,8 @@ def _lstm_cell(gates: Any, of_hidden: Any, cell: Any, bias: Any = None, *_: Any)
 
 TYPES: Final[Mapping[Any, Callable[..., Tree | None]]] = MappingProxyType(
     {
+        aten._ctc_loss_backward.default: lambda grad, log_probs, *_: log_probs.contiguous(),
+        aten._ctc_loss_backward.Tensor: lambda grad, log_probs, *_: log_probs.contiguous(),
         aten._pin_memory.default: lambda tensor, *_: tensor.contiguous(),
         aten._thnn_fused_gru_cell.default: _gru_cell,
         aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,

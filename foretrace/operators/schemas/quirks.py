@@ -241,7 +241,8 @@ UNTRACED = Quirk(
     " every tensor), takes numbers only, or writes to the memory of a tensor that it makes",
     _none(
         "matmul linalg_eigvals linalg_eigvalsh linalg_svdvals"
-        " tensor_split.tensor_indices_or_sections ctc_loss.IntList one_hot lstm.input unsafe_chunk"
+        " tensor_split.tensor_indices_or_sections ctc_loss.IntList ctc_loss.Tensor one_hot"
+        " lstm.input unsafe_chunk"
         " upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec"
         " upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec"
         " upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec"

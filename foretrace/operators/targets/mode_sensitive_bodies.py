@@ -139,6 +139,19 @@ def _ctc_loss(
     return (losses / counts.clamp_min(1)).mean()
 
 
+def _ctc_loss_by_tensors(*args: Any, **kwargs: Any) -> Any:
+    """Eager reads the numbers of lengths, also on the CPU; a device's kernel takes its own tensors.
+
+    Its mean divides by them, too. On meta nothing has numbers.
+    """
+    named = schema_of(aten.ctc_loss.Tensor).bind(args, kwargs)
+    at = named["log_probs"].device
+    for name in ("input_lengths", "target_lengths"):
+        if at.type not in ("meta", named[name].device.type):
+            named[name] = named[name].to(at)
+    return _traced(aten.ctc_loss.Tensor, **named)
+
+
 def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
     """Ones are scattered into zeros; while traced, the kernel compares with all classes.
 
@@ -260,6 +273,7 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
     aten.ctc_loss.IntList: _ctc_loss,
+    aten.ctc_loss.Tensor: _ctc_loss_by_tensors,
     aten.lstm.input: _lstm,
     aten.one_hot.default: _one_hot,
     aten.unsafe_chunk.default: _unsafe_chunk,
