@@ -110,14 +110,16 @@ class CpuKernels:
     def laid_out(self, func: Any, call: Tree, result: Tree) -> Tree:
         """The types of a result in eager's layout, where operands may have unusual strides.
 
-        torch's Python meta kernels do not follow TensorIterator there.
+        torch's Python meta kernels do not follow TensorIterator there. Pointwise operators do, on
+        any device but meta.
         """
         types = types_in((call, result))
         if not any(type.odd for type in types_in(call)) or schema_of(func).viewed:
             return result
         small = all(self.symbols.hint(type.numel) <= MOST_ODD for type in types)
-        cpu = all(type.device.type == "cpu" for type in types)
-        if not (small and cpu and self.may_run(func, call)):
+        devices = {type.device.type for type in types}
+        same = devices == {"cpu"} or (torch.Tag.pointwise in func.tags and "meta" not in devices)
+        if not (small and same and self.may_run(func, call)):
             return result
         try:
             found = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
