@@ -1,5 +1,6 @@
 """Devices and strides of what operators of a device that is not here give."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,14 +10,17 @@ from torch.nn import functional as F
 import foretrace
 
 
-@pytest.mark.parametrize("kind", [torch.tensor, list])
+@pytest.mark.parametrize(
+    "kind", [torch.tensor, list, lambda lengths: partial(torch.tensor, lengths)]
+)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_lengths_of_ctc_may_stay_on_the_cpu(reduction: str, kind: Any) -> None:
     """Eager reads their numbers; a kernel of the device takes tensors that are there."""
     lengths = {"input_lengths": kind([6, 5]), "target_lengths": kind([2, 3])}
 
     def losses(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.ctc_loss(x.log_softmax(2), targets, **lengths, reduction=reduction)
+        given = {name: each() if callable(each) else each for name, each in lengths.items()}
+        return F.ctc_loss(x.log_softmax(2), targets, **given, reduction=reduction)
 
     inputs = torch.randn(6, 2, 4, requires_grad=True), torch.tensor([[1, 2, 0], [2, 1, 3]])
     there, here = (foretrace.capture(losses, inputs, target=t) for t in ("cuda:sm90", "cpu"))

@@ -226,6 +226,8 @@ class Constants:
                 return partial(self._call, leaf)
             if isinstance(leaf, Value):
                 return inside[leaf] if leaf in inside else self.known[leaf]
+            if isinstance(leaf, torch.device):
+                return torch.device(CPU)  # where constants are computed
             if inside and isinstance(leaf, sympy.Basic):
                 leaf = leaf.xreplace({s: inside[s] for s in leaf.free_symbols if s in inside})
             return self._put(leaf)
