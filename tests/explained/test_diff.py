@@ -303,6 +303,19 @@ def test_a_kernel_that_asks_for_the_device() -> None:
     assert reason.root.text == "captured for cpu on the left, for cuda:sm90 on the right"
 
 
+def test_a_kernel_that_calls_the_same_operators_more_often_there() -> None:
+    """Two lists of the same names say nothing."""
+
+    def fn(x: Tensor) -> Tensor:
+        lengths = torch.tensor([6, 5]), torch.tensor([2, 2])
+        return F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2], [2, 3]]), *lengths)
+
+    x = torch.ones(6, 2, 5, requires_grad=True)
+    cuts = (joint(foretrace.capture(fn, (x,), target=target)) for target in ("cpu", "cuda:sm90"))
+    (reason,) = explained(foretrace.diff(*cuts)).reasons
+    assert str(reason.text) == "captured for cpu on the left, for cuda:sm90 on the right"
+
+
 def test_a_kernel_that_gives_another_type_on_a_device() -> None:
     cuts = [at(target, torch.bfloat16) for target in ("cpu", "cuda:sm90")]
     found = explained(foretrace.diff(*cuts))

@@ -181,8 +181,11 @@ class Reasons:
             return None
         if not self.causes.equal_types(a, b):
             target = self.settings.roots(self.causes.of_types(a, b), target)
-        sides = ((pair.left.children, self.left), (pair.right.children, self.right))
-        calls = [f"{_called(nodes) or 'nothing'} on {side.target.name}" for nodes, side in sides]
+        called = [_called(each.children) or "nothing" for each in (pair.left, pair.right)]
+        if called[0] == called[1]:  # how often, or of what
+            return None
+        sides = zip(called, (self.left, self.right), strict=True)
+        calls = [f"{names} on {side.target.name}" for names, side in sides]
         text = f"{target_name(a.target)}'s composite kernel calls {calls[0]}; {calls[1]}"
         return Reason("kernel", text, registered(a.called[0].name())[COMPOSITE].place, target)
 
