@@ -355,3 +355,25 @@ def test_a_backward_of_the_users_finds_the_device_when_it_is_derived() -> None:
     here = foretrace.capture(lambda x: Shifted.apply(x).sum(), (x,)).cut("joint", loss=0)
     numbers = [n.args[1] for n in here.graph_module.graph.nodes if n.name.startswith("mul")]
     assert numbers[-1] == (3 if torch.cuda.is_available() else 7)
+
+
+OF_CONSTANTS = (
+    lambda known, mask: known.masked_select(mask),
+    lambda known, mask: mask.nonzero(),
+    lambda known, mask: known[mask],
+    lambda known, mask: known.unique(),
+    lambda known, mask: torch.where(mask)[0],
+    lambda known, mask: torch.repeat_interleave(known),
+)
+
+
+@pytest.mark.parametrize("fn", OF_CONSTANTS, ids=range(len(OF_CONSTANTS)))
+def test_what_constants_decide_is_where_they_are(fn: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        known = torch.arange(5, device=x.device)
+        return fn(known, known > 2)
+
+    recorded = foretrace.capture(program, (torch.ones(2),), target="cuda:sm90").recorded
+    (output,) = recorded.outputs
+    assert output.value.type.device.type == "cuda"
+    assert output.value.type.shape == fn(torch.arange(5), torch.arange(5) > 2).shape

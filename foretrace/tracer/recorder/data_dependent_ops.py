@@ -151,8 +151,12 @@ class DataSizedOp:
                 # a copy: the traceback of a raised one keeps frames alive
                 raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
             return self._of_example(call)
-        lift = call.recorder.answers.lift_constant
-        return map_tree(result, lambda t: lift(t) if isinstance(t, torch.Tensor) else t)
+        device = _device_of(call)
+
+        def lifted(item: Any) -> Any:
+            return _constant_on(device, item, call) if isinstance(item, torch.Tensor) else item
+
+        return map_tree(result, lifted)
 
     def _open(self, call: Call) -> bool:
         floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
@@ -268,8 +272,22 @@ def index_at_constants(call: Call) -> Any:
         except Refusal:
             return NotImplemented
         check_mask(call.tensors[0], recorder.abstract(index), len(places))
-        places += [recorder.answers.lift_constant(place) for place in found.unbind(1)]
+        places += [_constant_on(index.type.device, place, call) for place in found.unbind(1)]
     return recorder.again(call.func, (call.tensors[0], places))
+
+
+def _device_of(call: Call) -> torch.device | None:
+    """Where the result of a call is; None: on the CPU."""
+    return call.values[0].type.device if call.values else call.kwargs.get("device")
+
+
+def _constant_on(device: torch.device | None, tensor: torch.Tensor, call: Call) -> Any:
+    """A tensor of known numbers, which are computed on the CPU, where the call has it."""
+    constant = call.recorder.answers.lift_constant(tensor)
+    if device is None or device == constant.device:
+        return constant
+    moved = {"device": device}
+    return call.recorder.again(torch.ops.aten._to_copy.default, (constant,), moved)
 
 
 def takes_doubles(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
