@@ -163,3 +163,103 @@ def test_a_returned_view_of_it_is_refused() -> None:
         result = foretrace.compile(view)(leaf)
     assert result._base is leaf
     assert result.tolist() == torch.full((4, 2), 3.0).tolist()
+
+
+def turned(a: Tensor, b: Tensor) -> Any:
+    a.data = a.data.t()
+    return a * 2 + b
+
+
+def turned_and_written(a: Tensor, b: Tensor) -> Any:
+    with torch.no_grad():
+        a.set_(a.detach().t())
+        a.mul_(b)
+    return a + 1
+
+
+def away_and_turned(a: Tensor, b: Tensor) -> Any:
+    before = a.data
+    a.data = b.data
+    a.data = before.t()
+    return a.detach() * b.detach()
+
+
+def rows(a: Tensor, b: Tensor) -> Any:
+    a.data = a.data[1:]
+    return a * 2, a
+
+
+def flat(a: Tensor, b: Tensor) -> Any:
+    row = a.detach()[0]
+    a.data = a.data.view(-1)
+    row.add_(5)
+    return row, a
+
+
+def exchanged(a: Tensor, b: Tensor) -> Any:
+    a.data, b.data = b.data.view(-1), a.data[0]
+    return a.sum() + b.sum()
+
+
+def grown(a: Tensor, b: Tensor) -> Any:
+    a.data = torch.stack([a.data, b.data])
+    return a.sum(), b * 1
+
+
+def cut_and_copied(a: Tensor, b: Tensor) -> Any:
+    a.set_(torch.ones(5))
+    a.data = b.data[:, :2]
+    a.data = a.data.contiguous()
+    a.mul_(2)
+    return a + 1
+
+
+def made_of_another(a: Tensor, b: Tensor) -> Any:
+    made = torch.empty(3)
+    made.set_(a.detach().view(-1))
+    made.mul_(3)
+    return made + 1, b * 2
+
+
+def sees(function: Callable[..., Any], call: int, *, followed: bool) -> list[Any]:
+    """What a caller sees of a call and of its memory, before and after a write."""
+    memory = torch.arange(18.0).view(2, 3, 3) + call
+    a, b = (part.clone().requires_grad_(followed) for part in memory)
+    found = function(a, b)
+    every = a, b, *(found if isinstance(found, tuple) else (found,))
+    losses = [each.sum() for each in every[2:] if each.requires_grad]
+    if losses:
+        sum(losses).backward()  # type: ignore[union-attr]
+    where = [each.untyped_storage().data_ptr() for each in every]
+    facts: list[Any] = [[one == other for one in where] for other in where]
+    facts += [(each.tolist(), each.stride(), each.storage_offset()) for each in every]
+    facts += [each.grad is not None and each.grad.tolist() for each in (a, b)]
+    with torch.no_grad():
+        a.add_(1)
+        b.add_(2)
+    return [*facts, *(each.tolist() for each in every)]
+
+
+OWN = (turned, turned_and_written, away_and_turned)
+OTHER_SHAPES = (rows, flat, exchanged, grown, cut_and_copied, made_of_another)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("program", "followed"),
+    [(each, True) for each in OWN] + [(each, False) for each in (*OWN, *OTHER_SHAPES)],
+)
+def test_its_own_memory_seen_otherwise_and_memory_of_another_shape(
+    program: Callable[..., Any], backend: str, *, followed: bool
+) -> None:
+    compiled = foretrace.compile(program, backend=BACKENDS[backend], fullgraph=True)
+    for call in range(3):
+        assert sees(compiled, call, followed=followed) == sees(program, call, followed=followed)
+    assert not compiled.recaptures
+
+
+@pytest.mark.parametrize("program", [rows, grown])
+def test_of_another_shape_where_autograd_follows_is_refused(program: Callable[..., Any]) -> None:
+    compiled = foretrace.compile(program, fullgraph=True)
+    with pytest.raises(foretrace.Refusal, match="the memory of"):
+        sees(compiled, 0, followed=True)

@@ -117,14 +117,21 @@ class RunLeaves:
             self.taken[index] = Taken(first, giver, seen, asking_line())
 
     def memories(self) -> list[Change]:
-        """The memory that inputs have, which was that of others; nothing where it is their own."""
+        """The memory that inputs have, which was that of others, or seen otherwise."""
         places = {i: OnData(f"{self.run.inputs[i].role.name}.data", i) for i in self.taken}
         takers = {id(self.run.inputs.placeholders[index]) for index in self.taken}
         return [
             Change(places[index], taken.owner(takers), True, taken.at)
             for index, taken in self.taken.items()
-            if alias_of(self.run.inputs.placeholders[index]).root is not taken.before
+            if not self._as_before(index, taken)
         ]
+
+    def _as_before(self, index: int, taken: Taken) -> bool:
+        """Whether an input has its own memory, and sees it as the caller's does."""
+        recorder, placeholder = self.run.recorder, self.run.inputs.placeholders[index]
+        own, now = self.run.inputs[index].value.type, value_of(placeholder, recorder).type
+        layouts = [(each.shape, each.stride, each.offset) for each in (own, now)]
+        return alias_of(placeholder).root is taken.before and layouts[0] == layouts[1]
 
     def of(self, value: Value) -> Any:
         """The leaf that has a value; None for what is no leaf.

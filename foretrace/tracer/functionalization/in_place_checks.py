@@ -202,7 +202,7 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
         What else sees that memory so.
 
     Raises:
-        Refusal: the other is of another type, or autograd has a history of the tensor.
+        Refusal: the other is of another dtype or device, or autograd follows the tensor there.
     """
     old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
     _check_takes(tensor, before, its.type)
@@ -212,7 +212,7 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
     tensor.ft_alias = new = Alias(tensor, like.parent, like.step)
     if like.parent is not None:
         like.parent.children.append(new)
-    if before.type.stride != its.type.stride:
+    if (before.type.shape, before.type.stride) != (its.type.shape, its.type.stride):
         become_like(tensor, seen)
     old.tensor = lambda: None  # views of it see what they saw
     new.version = old.version
@@ -227,7 +227,8 @@ def take_memory(recorder: RecorderBase, tensor: Abstract, other: Abstract) -> Ab
 def _check_takes(tensor: Abstract, before: Value, its: TensorType) -> None:
     mine = before.type
     special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
-    same = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+    same = (mine.dtype, mine.device) == (its.dtype, its.device)
+    same = same and (mine.shape == its.shape or not mine.requires_grad)  # a history has a shape
     inside = mine.requires_grad and not (tensor.ft_leaf or _from_outside(tensor, before))
     if special or not same or inside:
         raise Refusal(
