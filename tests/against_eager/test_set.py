@@ -165,6 +165,29 @@ def test_a_returned_view_of_it_is_refused() -> None:
     assert result.tolist() == torch.full((4, 2), 3.0).tolist()
 
 
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("taken", [Tensor.detach, lambda a: a.data[0]], ids=["whole", "row"])
+def test_what_is_detached_from_one_with_a_history_shares_its_memory_or_is_refused(
+    taken: Callable[[Tensor], Tensor], *, leaf: bool
+) -> None:
+    def given(a: Tensor, b: Tensor) -> Tensor:
+        a.data = b.data
+        return taken(a)
+
+    def shares(call: Callable[..., Tensor], *, followed: bool) -> bool:
+        a, b = (torch.ones(3, 3, requires_grad=followed) for _ in range(2))
+        a = a if leaf or not followed else a * 1
+        found = call(a, b)
+        return a.untyped_storage().data_ptr() == found.untyped_storage().data_ptr()
+
+    for followed in (False, True):
+        assert shares(given, followed=followed)
+    compiled = foretrace.compile(given, fullgraph=True)
+    assert shares(compiled, followed=False)
+    with pytest.raises(foretrace.Refusal, match="gives other memory"):
+        shares(compiled, followed=True)
+
+
 def turned(a: Tensor, b: Tensor) -> Any:
     a.data = a.data.t()
     return a * 2 + b

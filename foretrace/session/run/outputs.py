@@ -185,14 +185,16 @@ class Outputs:
     def _check_not_moved(self, alias: Alias, value: Value) -> None:
         """Refuse a view of an input that sees other memory by now: that is set after the graph.
 
+        Of one that autograd follows the graph has a copy, so what is detached is refused, too.
+
         Raises:
             Refusal: it is one.
         """
         moved = [self.stand_ins()[index] for index in self.before.values()]
-        at: Alias | None = alias
-        while moved and at is not None and at.is_view:
-            at = at.parent
-            if at is not None and any(at.tensor() is each for each in moved):
+        at, views = alias, True
+        while moved and at.parent is not None:
+            at, views = at.parent, views and at.is_view
+            if any((views or each.requires_grad) and at.tensor() is each for each in moved):
                 raise Refusal(
                     "the program returns a view of an input to which it gives other memory (.data)",
                     kind="aliased outputs",
