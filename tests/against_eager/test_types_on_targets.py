@@ -42,6 +42,7 @@ LAID = (
         x.t().to(torch.float64),
         torch.where(x > 0, x, 0),
     ),
+    lambda x: (x.t() * torch.tensor(2.0), x.t() + torch.tensor(1)),
     lambda x: (x[:, 2:3].t() + 1, x[:, :0].t() * 2, x.expand(4, 8).t()[:, :1] * x[0, :1]),
     lambda x: (x.view(1, 2, 4).transpose(0, 2) > 0, x.t().clamp(0, 1), torch.lerp(x.t(), x.t(), 2)),
 )

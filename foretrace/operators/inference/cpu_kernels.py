@@ -29,6 +29,7 @@ RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError, AssertionError
 """The errors of kernels for calls that they do not take; those in Python assert"""
 NOT_SYMBOLIC: Final = "with symbolic sizes"
 """In the error of C++ that takes numbers only"""
+CPU: Final = torch.device("cpu")
 MOST_BYTES: Final = 2**28
 """The most bytes of operands with which a kernel is run"""
 MOST_ODD: Final = 2**18
@@ -119,10 +120,11 @@ class CpuKernels:
         small = all(self.symbols.hint(type.numel) <= MOST_ODD for type in types)
         devices = {type.device.type for type in types}
         same = devices == {"cpu"} or (torch.Tag.pointwise in func.tags and "meta" not in devices)
-        if not (small and same and self.may_run(func, call)):
+        here: Any = map_tree(call, on_cpu)
+        if not (small and same and self.may_run(func, here)):
             return result
         try:
-            found = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
+            found = probe(lambda each: self.ask(func, *each), here, self.symbols, str(func))
         except RAISED:
             return result
         return _restrided(result, found, self.symbols)
@@ -137,6 +139,13 @@ def recast(tree: Tree) -> Any:
         return INSTEAD.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
     return map_tree(tree, of)
+
+
+def on_cpu(leaf: Any) -> Any:
+    """A leaf of a call, with the CPU in the place of a device."""
+    if isinstance(leaf, TensorType):
+        return leaf.on(CPU)
+    return CPU if isinstance(leaf, torch.device) else leaf
 
 
 def types_in(tree: Tree) -> list[TensorType]:

@@ -23,13 +23,13 @@ from foretrace.operators.inference.cpu_kernels import (
     Make,
     filled,
     has_symbols,
+    on_cpu,
     types_in,
 )
 from foretrace.operators.inference.numeric_probe import GENERIC, SPECIAL, at_floats, at_numbers
 from foretrace.operators.schemas.cache import Lasting, frozen, lasts, symbols_of
 from foretrace.operators.schemas.schema import schema_of
 
-CPU: Final = torch.device("cpu")
 ERRORS: Final = (*RAISED, ArithmeticError)
 FILLS: Final[tuple[Make, ...]] = (partial(filled, 0), partial(filled, 1, number=float("nan")))
 AS_FLOAT: Final = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float16}
@@ -63,7 +63,7 @@ class Raising:
         found: bool | None = self._lasting.get(key)
         if found is None:
             with torch_api.CleanRoom():
-                found = self._asked(func, map_tree(call, _on_cpu))
+                found = self._asked(func, map_tree(call, on_cpu))
             if lasts(key) and not symbols_of(key):
                 self._lasting.keep(key, found)
         return found
@@ -95,12 +95,6 @@ class Raising:
         except ERRORS:
             return True
         return False
-
-
-def _on_cpu(leaf: Any) -> Any:
-    if isinstance(leaf, TensorType):
-        return leaf.on(CPU)
-    return CPU if isinstance(leaf, torch.device) else leaf
 
 
 def _integers(dtype: torch.dtype) -> bool:
