@@ -125,7 +125,9 @@ def taken(make: Callable[[], Case]) -> Callable[[str], tuple[bool, str]]:
     def run(backend: str) -> tuple[bool, str]:
         torch.manual_seed(0)
         model, loss_of, args = make()
-        program = foretrace.capture(lambda *x: loss_of(model, *x), args, target="portable")
+        program = foretrace.capture(
+            lambda *x: loss_of(model, *x), args, target="portable", warm=True
+        )
         verified(program.export("joint", loss=0), model, loss_of, args)
         opened = ADAPTERS[backend].decompositions()
         exported = program.export("joint", loss=0, decompositions=opened)
