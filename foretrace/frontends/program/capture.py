@@ -161,7 +161,7 @@ def _warmed_up(
     kwargs: dict[str, Any],
     target: str | Target | None,
 ) -> Placed:
-    """Call a program, so that what only its first call makes is there; gives what that is.
+    """Call a program for what only its first call makes; return where that is on the target.
 
     The call runs where the inputs are. For another device its recording knows what is there of
     what it leaves; of a call without a graph all stays.
@@ -175,7 +175,7 @@ def _warmed_up(
 
 
 def _left(recorded: Recording) -> Iterator[tuple[torch.Tensor, torch.device]]:
-    """What the places hold now that a recorded call binds; gradients are known.
+    """Yield what the places that a recorded call binds hold now, with the device of each there.
 
     Raises:
         Refusal: here one tensor is what two are on the device.

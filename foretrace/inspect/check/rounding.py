@@ -4,7 +4,8 @@ What cancels has nothing but rounding (the gradient of the bias of attention's k
 as far from the numbers of float64 as a backend is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,13 @@ ROUNDING: Final = 32
 """How many times as far as eager a result may be from float64's: a sum has other orders"""
 INCOMPARABLE: Final = 1e30
 """The error where a number is beside none: another shape, a NaN"""
-WIDE: Final = {
-    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
-    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
-}
+WIDE: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType(
+    {
+        **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+        **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+    }
+)
+"""The dtype in which the numbers of another are exact enough to judge its rounding"""
 
 
 def differs(eager: Any, found: Any, exact: Any = None) -> bool:

@@ -50,7 +50,7 @@ def convolution_backward(
 
 
 def _scattered(dims: int) -> Backward:
-    """Of a pooling by maxima over the last dimensions: each gradient is added where one was."""
+    """Make the backward of a pooling by maxima: it adds each gradient where the maximum was."""
 
     def backward(grad: Tensor, input: Tensor, *window: Any) -> Tensor:
         zeros = torch.zeros_like(input, memory_format=torch.contiguous_format).flatten(-dims)
@@ -62,7 +62,7 @@ def _scattered(dims: int) -> Backward:
 
 
 def _pooled(forward: Callable[..., Tensor], dims: int) -> Backward:
-    """Of a pooling by means over the last dimensions."""
+    """Make the backward of a pooling by means of windows in the last dimensions."""
 
     def backward(grad: Tensor, input: Tensor, kernel: Any, stride: Any, *rest: Any) -> Tensor:
         padding, ceil, include, divisor = rest
@@ -79,7 +79,7 @@ def _pooled(forward: Callable[..., Tensor], dims: int) -> Backward:
 
 
 def _adapted(forward: Callable[..., Tensor], dims: int) -> Backward:
-    """Of a pooling by means to a size."""
+    """Make the backward of a pooling by means to a size of the output."""
 
     def backward(grad: Tensor, input: Tensor) -> Tensor:
         def along(units: Tensor, place: int) -> Tensor:
@@ -91,7 +91,7 @@ def _adapted(forward: Callable[..., Tensor], dims: int) -> Backward:
 
 
 def _resized(forward: Callable[..., Tensor], flags: int) -> Backward:
-    """Of an interpolation with so many flags before its scales."""
+    """Make the backward of an interpolation; `flags`: how many arguments precede its scales."""
 
     def backward(
         grad: Tensor,
@@ -118,9 +118,12 @@ def _one_of(each: Sequence[Any], place: int, dims: int, other: Any) -> list[Any]
 
 
 def _through(grad: Tensor, sizes: Sequence[int], along: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """The gradient of what acts on each of the last dimensions by a matrix.
+    """Multiply a gradient by the matrix with which a forward acts on each of the last dimensions.
 
-    The matrix is what it makes of the unit vectors: `along` takes these and a dimension's place.
+    Args:
+        grad: of the forward's result.
+        sizes: of these dimensions, in the forward's input.
+        along: applies the forward to unit vectors, which lie along the dimension of a place.
     """
     for place, n in enumerate(sizes):
         dim = place - len(sizes)
@@ -166,31 +169,35 @@ def empty_strided(size: list[int], stride: list[int], **options: Any) -> Tensor:
     return found
 
 
-POOLED: Final = {
-    aten.max_pool2d_with_indices_backward: _scattered(2),
-    aten.max_pool3d_with_indices_backward: _scattered(3),
-    aten.adaptive_max_pool2d_backward: _scattered(2),
-    aten.adaptive_max_pool3d_backward: _scattered(3),
-    aten.avg_pool2d_backward: _pooled(aten.avg_pool2d, 2),
-    aten.avg_pool3d_backward: _pooled(aten.avg_pool3d, 3),
-    aten._adaptive_avg_pool2d_backward: _adapted(aten._adaptive_avg_pool2d, 2),
-    aten._adaptive_avg_pool3d_backward: _adapted(aten._adaptive_avg_pool3d, 3),
-}
-RESIZED: Final = {
-    aten.upsample_nearest1d_backward: _resized(aten.upsample_nearest1d, 0),
-    aten.upsample_nearest2d_backward: _resized(aten.upsample_nearest2d, 0),
-    aten.upsample_nearest3d_backward: _resized(aten.upsample_nearest3d, 0),
-    aten._upsample_nearest_exact1d_backward: _resized(aten._upsample_nearest_exact1d, 0),
-    aten._upsample_nearest_exact2d_backward: _resized(aten._upsample_nearest_exact2d, 0),
-    aten._upsample_nearest_exact3d_backward: _resized(aten._upsample_nearest_exact3d, 0),
-    aten.upsample_linear1d_backward: _resized(aten.upsample_linear1d, 1),
-    aten.upsample_bilinear2d_backward: _resized(aten.upsample_bilinear2d, 1),
-    aten.upsample_trilinear3d_backward: _resized(aten.upsample_trilinear3d, 1),
-    aten.upsample_bicubic2d_backward: _resized(aten.upsample_bicubic2d, 1),
-}
+POOLED: Final[Mapping[Any, Backward]] = MappingProxyType(
+    {
+        aten.max_pool2d_with_indices_backward: _scattered(2),
+        aten.max_pool3d_with_indices_backward: _scattered(3),
+        aten.adaptive_max_pool2d_backward: _scattered(2),
+        aten.adaptive_max_pool3d_backward: _scattered(3),
+        aten.avg_pool2d_backward: _pooled(aten.avg_pool2d, 2),
+        aten.avg_pool3d_backward: _pooled(aten.avg_pool3d, 3),
+        aten._adaptive_avg_pool2d_backward: _adapted(aten._adaptive_avg_pool2d, 2),
+        aten._adaptive_avg_pool3d_backward: _adapted(aten._adaptive_avg_pool3d, 3),
+    }
+)
+RESIZED: Final[Mapping[Any, Backward]] = MappingProxyType(
+    {
+        aten.upsample_nearest1d_backward: _resized(aten.upsample_nearest1d, 0),
+        aten.upsample_nearest2d_backward: _resized(aten.upsample_nearest2d, 0),
+        aten.upsample_nearest3d_backward: _resized(aten.upsample_nearest3d, 0),
+        aten._upsample_nearest_exact1d_backward: _resized(aten._upsample_nearest_exact1d, 0),
+        aten._upsample_nearest_exact2d_backward: _resized(aten._upsample_nearest_exact2d, 0),
+        aten._upsample_nearest_exact3d_backward: _resized(aten._upsample_nearest_exact3d, 0),
+        aten.upsample_linear1d_backward: _resized(aten.upsample_linear1d, 1),
+        aten.upsample_bilinear2d_backward: _resized(aten.upsample_bilinear2d, 1),
+        aten.upsample_trilinear3d_backward: _resized(aten.upsample_trilinear3d, 1),
+        aten.upsample_bicubic2d_backward: _resized(aten.upsample_bicubic2d, 1),
+    }
+)
 OWN: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
     {
-        **{op.default: backward for op, backward in (POOLED | RESIZED).items()},
+        **{op.default: backward for op, backward in (*POOLED.items(), *RESIZED.items())},
         aten.convolution_backward.default: convolution_backward,
         aten._embedding_bag_backward.default: embedding_bag_backward,
         aten.squeeze.dims: squeeze_dims,
